@@ -21,7 +21,7 @@ MOST = 2**32 - 1
 
 def names_checked(function: F) -> F:
     """Decorates a function to raise an `ArgumentError` with the nearest names for unknown keywords."""
-    valid = tuple(signature(function).parameters)[1:]  # without `self`
+    valid = tuple(signature(function).parameters)[1:]  # leaves out `self`
 
     @wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
@@ -72,7 +72,7 @@ def refused(argument: str, found: object, valid: str) -> ArgumentError:
 
 
 def described(found: object) -> str:
-    """The value's shortened `repr`, or its type if `repr` fails."""
+    """The value's `repr`, shortened; or its type, if `repr` fails."""
     try:
         return reprlib.repr(found)
     except Exception:  # for example an integer with too many digits
@@ -83,7 +83,7 @@ def text(argument: str, found: object) -> str:
     """Checks that an argument is a string that can be encoded.
 
     Raises:
-        ArgumentError: It is not a string, or has a lone surrogate.
+        ArgumentError: The argument is not a string, or has a lone surrogate.
     """
     if isinstance(found, str):
         try:
@@ -103,7 +103,7 @@ def flag(argument: str, found: object) -> bool:
     """Checks that an argument is a bool.
 
     Raises:
-        ArgumentError: It is not.
+        ArgumentError: The argument is no bool.
     """
     if isinstance(found, bool):
         return found
@@ -114,7 +114,7 @@ def whole(argument: str, found: object, least: int = 0, most: int = MOST) -> int
     """Checks that an argument is an integer (not a bool) within inclusive bounds.
 
     Raises:
-        ArgumentError: It is not.
+        ArgumentError: The argument is no integer, or out of bounds.
     """
     number = _index(found)
     if number is None or not least <= number <= most:
@@ -126,7 +126,7 @@ def pair(argument: str, found: object, least: int = 0, meaning: str = "two whole
     """Checks that an argument is a tuple or list of two integers.
 
     Raises:
-        ArgumentError: It is not, or an integer is out of bounds.
+        ArgumentError: The argument is something else, or an integer is out of bounds.
     """
     if isinstance(found, (tuple, list)) and len(found) == 2:
         first, second = (_index(each) for each in found)
@@ -140,7 +140,7 @@ def pair(argument: str, found: object, least: int = 0, meaning: str = "two whole
 
 
 def several(argument: str, values: Iterable[T] | None, *, optional: bool = False) -> list[T]:
-    """The values of an argument that takes several.
+    """The values of an argument that takes a list.
 
     Args:
         argument: Its name.
@@ -158,7 +158,7 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
 
 
 def texts(argument: str, values: Iterable[str] | None, *, optional: bool = False) -> list[str]:
-    """The values of an argument that takes several strings.
+    """The values of an argument that takes a list of strings.
 
     Raises:
         ArgumentError: The argument is a single string, or a value is not a string.
@@ -171,7 +171,7 @@ def by_name(argument: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
     """Checks that an argument is a mapping with strings as keys; None becomes an empty one.
 
     Raises:
-        ArgumentError: It is not.
+        ArgumentError: The argument is no mapping, or a key is no string.
     """
     if values is None:
         return {}
@@ -184,7 +184,7 @@ def texts_by_name(argument: str, values: Mapping[str, str] | None) -> dict[str, 
     """Checks that an argument maps strings to strings; None becomes an empty mapping.
 
     Raises:
-        ArgumentError: It does not.
+        ArgumentError: The argument is no mapping, or a key or value is no string.
     """
     return {key: text(f"{argument}[{key!r}]", value) for key, value in by_name(argument, values).items()}
 
@@ -193,7 +193,7 @@ def instance(argument: str, found: object, cls: type[T]) -> T:
     """Checks that an argument is an instance of a class.
 
     Raises:
-        ArgumentError: It is not.
+        ArgumentError: The argument is an instance of something else.
     """
     if isinstance(found, cls):
         return found

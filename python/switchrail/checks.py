@@ -33,11 +33,11 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
 
 def shown(found: object) -> str:
     """The value as messages show it."""
-    if isinstance(found, int) and abs(found) >= _BEYOND:  # Python may refuse to format it
+    if isinstance(found, int) and abs(found) >= _BEYOND:  # Python refuses to format very large integers
         return f"one of {found.bit_length()} bits; 64 are possible"
     try:
         return f"{found!r:.200}"
-    except Exception as error:  # from its `__repr__`
+    except Exception as error:  # `error` comes from the value's `__repr__`
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 
 

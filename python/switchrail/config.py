@@ -50,7 +50,7 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
 
     Raises:
         ConfigError: Values are invalid; the error lists each field, its value, the valid values and the
-            nearest names. Or the type's own code raised an exception.
+            nearest names. It is also raised if the type's own code fails.
     """
     from pydantic import ValidationError
 

@@ -83,7 +83,7 @@ class BackendUnfitError(SwitchrailError, ValueError):
 
     @property
     def because(self) -> str:
-        """The reason, for messages."""
+        """The reason for a decision, as text for messages."""
         return self.message.partition("\n")[0].partition(": ")[2]
 
 

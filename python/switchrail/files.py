@@ -15,7 +15,7 @@ def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
     """Checks that a path leads to a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: It doesn't.
+        OSError: The path leads to something else, or to a larger file.
     """
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):

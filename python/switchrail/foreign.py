@@ -15,8 +15,8 @@ LINE = 2_000
 LINES = 20_000
 """The most characters of a text that is shown in several lines."""
 
-# DEL, C1; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators (the same as
-# in the core's `shown`). Also lone surrogates, which no terminal can encode.
+# DEL, C1; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators (the core's
+# `shown` has the same list). Also lone surrogates, which no terminal can encode.
 _OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _CONTROL_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
@@ -40,7 +40,7 @@ def cut(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates escaped, which messages and file names may have."""
+    """The text with lone surrogates escaped, for messages and file names."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -58,7 +58,7 @@ def _shown(text: str, control: re.Pattern[str], limit: int) -> str:
     start = control.sub(_escape, text[:limit])
     if len(text) <= limit and len(start) <= limit:
         return start
-    # The note about the cut fits in the limit too, so a text that was cut once is not cut again.
+    # The note about the cut fits in the limit too, so that cutting again changes nothing.
     room = limit - len(f"… ({len(text):,} more characters)")
     kept, length = 0, 0
     for character in text[:room]:

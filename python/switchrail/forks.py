@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 def lock_across_forks() -> threading.RLock:
-    """A lock for short work. A fork waits until no other thread holds it, else a child could never take it.
+    """A lock for short work.
 
-    A fork takes these locks in the reverse order of their creation. So a lock that is held while another is
-    taken must be created after it. The lock is reentrant, because a signal handler may fork.
+    A fork waits until no other thread holds it, since a child could never take a held lock. A fork takes
+    these locks in the reverse order of their creation. So a lock that is held while another is taken must be
+    created after it. The lock is reentrant, because a signal handler may fork.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):
@@ -27,7 +28,7 @@ def lock_across_forks() -> threading.RLock:
 class SingleFlight:
     """Runs long work, such as foreign code, in one thread at a time; other threads wait for their turn.
 
-    A fork doesn't wait. In a forked child no work is running, even if there was some in the parent.
+    A fork doesn't wait. In a forked child no work is running, even if work was running in the parent.
 
     Args:
         abandon: Called in a forked child if another thread was working: its work will never end there.

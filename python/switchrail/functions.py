@@ -34,7 +34,7 @@ class Function:
     source: str
 
     def runs_on(self, kind: str, capability: Capability | None) -> bool:
-        """Whether it supports such a device."""
+        """Whether the function supports a device."""
         return any(
             kind == its_kind
             and (least is None or (capability is not None and capability >= least))
@@ -43,7 +43,7 @@ class Function:
         )
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether both are for the same operation and a common kind of device."""
+        """Whether two functions are for the same operation and a common kind of device."""
         return (
             isinstance(other, Function)
             and self.operation == other.operation
@@ -73,7 +73,7 @@ class ModelFamily:
     source: str
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether both are for the same model type."""
+        """Whether two families are for the same model type."""
         return isinstance(other, ModelFamily) and self.model_type == other.model_type
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ _engines = 0
 
 
 def freeze() -> None:
-    """Exclude existing objects from later collections, until `thaw` has been called as often."""
+    """Exclude existing objects from later collections, until as many calls of `thaw`."""
     global _engines
     gc.collect()
     with _lock:
@@ -21,12 +21,12 @@ def freeze() -> None:
 
 
 def thaw() -> None:
-    """Undo `freeze` when called for the last engine."""
+    """Undo `freeze`, at the call for the last engine."""
     global _engines
     with _lock:
         _engines -= 1
         gc.unfreeze()
-        if _engines:  # what the engine leaves behind is freed before the others' objects are excluded again
+        if _engines:  # frees the closed engine's objects before the other engines' objects are excluded again
             gc.collect()
             gc.freeze()
 
@@ -38,7 +38,7 @@ def referrers(*objects: Any) -> list[Any]:
     """
     with _lock:
         if _engines:
-            gc.collect()  # or the garbage since `freeze` would be kept
+            gc.collect()  # otherwise garbage created since `freeze` would never be freed
             gc.unfreeze()
         try:
             found = gc.get_referrers(*objects)

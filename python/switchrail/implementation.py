@@ -82,7 +82,7 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """The required changes of a class with the former interface, without `run`; empty for other classes."""
+    """For a class with the former interface, without `run`, the required changes; empty for others."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:
@@ -97,7 +97,7 @@ def _phases_without_run(cls: type[AnyBackend]) -> str:
 
 
 def _with_ways_out(error: BackendImportError, registration: Registration) -> BackendImportError:
-    """The error, extended by the backend's origin and by suggestions."""
+    """The error with the backend's origin and suggestions added."""
     ways = [f"choose another backend with {registration.op}=NAME"]
     if plugin := registration.to_dict()["origin"].get("plugin"):
         ways.append(f"set SWITCHRAIL_PLUGINS to the plugins that may be loaded, without {plugin!r}")
@@ -114,7 +114,7 @@ def _import(name: str, op: str, path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if not f"{module_name}.".startswith(f"{missing}."):  # the module exists but needs a missing one
+        if not f"{module_name}.".startswith(f"{missing}."):  # the module exists but imports a missing one
             missing = None
         problem = f"importing {module_name!r} failed: {error!r}"
         raise _error(name, op, path, problem, missing=missing) from error

@@ -34,7 +34,7 @@ def write_lock(path: str | os.PathLike[str]) -> Lock:
             f"the lock {os.fspath(path)!r} can't be written: {problem}", path=os.fspath(path), problem=problem
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # it does not exist if writing failed
+        with contextlib.suppress(OSError):  # the temporary file does not exist if writing failed
             written.unlink()
     return lock
 

@@ -1,4 +1,4 @@
-"""Checks a plugin's class against the base class of ours that it derives from.
+"""Checks a plugin's class against its base class in Switchrail.
 
 Python treats a misspelt override as a new method, and only notices a wrong signature in a call. These checks
 find both before the class is used.
@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     Attributes:
         text: The reason in words.
-        nearest: The names of the base that a misspelt name is near to, best first.
+        nearest: Names of the base that are similar to a misspelt name, best first.
     """
 
     text: str
@@ -32,16 +32,16 @@ class Problem(NamedTuple):
 def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """The problems of a class's overrides.
 
-    A public method counts as misspelt if our classes have no such name, and it differs by a letter or two
-    from a method of ours that the class does not override. Values (`knid = ...`) are checked likewise.
+    A public method counts as misspelt if Switchrail's classes have no such name, and it differs by a letter
+    or two from a method that the class does not override. Values (`knid = ...`) are checked likewise.
 
     Args:
         cls: The class.
-        base: The class of ours that it must derive from.
+        base: The class of Switchrail that it must derive from.
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
-    # The outermost class defines the signature, so it comes last.
+    # The outermost class defines the signature, so it is applied last.
     known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
     known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
     given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}
@@ -67,7 +67,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
 
 
 def call_problem(function: Any, like: Any) -> str | None:
-    """Why a function can't be called like another one, for messages; None if it can."""
+    """Why a function can't be called with another one's arguments, for messages; None if it can."""
     try:
         own = signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # a C function without a signature

@@ -45,7 +45,7 @@ def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
     """A dtype's name without its module, such as `bfloat16`.
 
     Raises:
-        ArgumentError: It is neither a string nor a dtype of torch.
+        ArgumentError: The argument is neither a string nor a dtype of torch.
     """
     if isinstance(dtype, str) or type(dtype).__module__ == "torch":
         return arguments.text(argument, str(dtype)).removeprefix("torch.")
@@ -106,7 +106,10 @@ _DEFAULTS: Final[BackendOptions] = {
 
 
 class Registrar(ABC):
-    """Registers backends, functions for operations and hooks: a runtime, or an open transaction of one."""
+    """Registers backends, functions for operations and hooks.
+
+    Base of `Runtime` and of its open transactions.
+    """
 
     @abstractmethod
     def _open(self) -> AbstractContextManager[Staging]:
@@ -153,7 +156,7 @@ class Registrar(ABC):
         Raises:
             NameTakenError: The name is taken and `override` is False.
             BackendImportError: The class is not a backend for that op and these phases.
-            ConfigError: `config` is none of these.
+            ConfigError: `config` is something else.
             ArgumentError: An argument has a wrong type or an unknown name.
             RegistrationError: An argument's value is invalid; unknown ops, phases and so on have their own
                 errors.
@@ -214,8 +217,8 @@ class Registrar(ABC):
                 built-in one.
 
         Raises:
-            RegistrationError: A plugin clears a name that only others have registered. If it has a
-                registration of its own there, only that one is cleared.
+            RegistrationError: A plugin clears a name that only others have registered. If the plugin has
+                registered the name too, only its own registration is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
@@ -238,8 +241,8 @@ class Registrar(ABC):
             devices: The supported devices.
 
         Raises:
-            RegistrationError: There is no such operation, or the function's signature does not match; at the
-                commit, the operation already has a function on such a device.
+            RegistrationError: There is no such operation, or the function's signature does not match. At the
+                commit: the operation already has a function on such a device.
             ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """
@@ -303,9 +306,9 @@ class Registrar(ABC):
         plugin's distribution, or the user.
 
         Raises:
-            HookError: The target can't be hooked, or the hook doesn't fit it; at the commit, the hook is
-                there already.
-            OrderError: The constraints of the hooks on the target form a cycle; at the commit.
+            HookError: The target can't be hooked, or the hook doesn't fit it; at the commit, the target
+                already has the hook. OrderError: At the commit, the constraints of the hooks on the target
+                form a cycle.
             TransactionClosedError: The transaction has ended.
         """
         arguments.check_names("hook", order, HOOK_ORDER)

@@ -112,7 +112,7 @@ class Runtime(Registrar):
         """The family that was registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: Its path does not exist.
+            BackendImportError: The family's path does not exist.
         """
         return self._functions.family(model_type)
 
@@ -161,7 +161,7 @@ class Runtime(Registrar):
     @contextmanager
     def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Staging]:
         staging = staging_of(self.hooks)
-        if staging is not None:  # the transaction of the plugin whose code this is
+        if staging is not None:  # the transaction of the plugin whose code is running
             yield staging
             return
         staging = Staging(self._core, self.hooks, self._functions, origin)
@@ -227,7 +227,7 @@ class Runtime(Registrar):
             phase: In this phase; None means in any phase.
 
         Raises:
-            UnknownOpError: The op is unknown. An unknown phase raises an UnknownPhaseError.
+            UnknownOpError: The op is unknown. UnknownPhaseError: The phase is unknown.
         """
         return self._core.is_overridden(op, name, phase)
 

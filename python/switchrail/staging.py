@@ -28,13 +28,13 @@ _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`, or None."""
+    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`; or None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
 
 def carried(work: Callable[[], T]) -> Callable[[], T]:
-    """Wraps `work` for another thread, where it gets this thread's current transactions."""
+    """Wraps `work` for another thread, in which it has this thread's current transactions."""
     stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
 
     def carry() -> T:
@@ -179,7 +179,7 @@ class Staging:
                 self.hooks.commit(hooks, strict=self._strict)
             self._transaction.commit()
         except BaseException:
-            if not self.is_committed:  # it may be: an interrupt can come after the commit
+            if not self.is_committed:  # the changes may be in force: an interrupt can come after the commit
                 self._functions.remove(*self._brought)
                 self.hooks.remove(*hooks)
             raise
@@ -191,10 +191,10 @@ class Staging:
         self._transaction.close()
 
     def undo(self) -> None:
-        """Closes it, and takes all hooks and registrations of its plugin out of the runtime."""
+        """Closes the transaction, and removes all hooks and registrations of its plugin from the runtime."""
         self.close()
         self._functions.remove(*self._brought)
-        # Not `StagedHooks.remove`: this may run in a forked child, in a thread of the plugin.
+        # Not `StagedHooks.remove`, since this may run in a forked child, in a thread of the plugin.
         Hooks.remove(self.hooks, *self._committed)
         if not self.is_committed:
             return
@@ -235,14 +235,14 @@ class StagedHooks(Hooks):
     def prepare(
         self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
-        """Makes and checks a hook. The default of its source is the plugin that is being loaded."""
+        """Makes and checks a hook, by default with the plugin that is being loaded as its source."""
         staging = staging_of(self)
         if staging is not None and options.get("source", "user") == "user":
             options = {**options, **staging.source}
         return super().prepare(target, fn, kind, **options)
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
-        """Puts prepared hooks in force; for a plugin that is being loaded, with its transaction."""
+        """Puts prepared hooks in force, for a plugin that is being loaded together with its transaction."""
         staging = staging_of(self)
         if staging is None:
             super().commit(hooks, strict=strict)
@@ -250,7 +250,7 @@ class StagedHooks(Hooks):
             staging.stage(*hooks)
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force; a plugin that is being loaded can remove its own only."""
+        """Takes hooks out of force. A plugin that is being loaded can remove only its own."""
         staging = staging_of(self)
         if staging is None:
             super().remove(*hooks)
@@ -258,7 +258,7 @@ class StagedHooks(Hooks):
             staging.unstage(*hooks)
 
     def clear(self) -> None:
-        """Takes all hooks out of force; refused to a plugin that is being loaded, unless all are its own."""
+        """Takes all hooks out of force. A plugin that is being loaded may do so only if all are its own."""
         staging = staging_of(self)
         if staging is None:
             super().clear()
@@ -266,12 +266,12 @@ class StagedHooks(Hooks):
             staging.unstage(*staging.staged(), *self.list(), *self.disabled(), *self.waiting())
 
     def disable(self, *hooks: Hook) -> None:
-        """Keeps hooks from running, but in their places; refused to a plugin that is being loaded."""
+        """Keeps hooks from running, but in their places. Refused to a plugin that is being loaded."""
         self._refuse_plugins("disable", hooks)
         super().disable(*hooks)
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again; refused to a plugin that is being loaded."""
+        """Lets disabled hooks run again. Refused to a plugin that is being loaded."""
         self._refuse_plugins("enable", hooks)
         super().enable(*hooks)
 

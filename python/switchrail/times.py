@@ -1,4 +1,4 @@
-"""What `switchrail tune` measured on this machine: a small file, by device and versions."""
+"""The times that `switchrail tune` measured on this machine: a small file, by device and versions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""The largest spread of a reliable time.
+"""The largest spread of a reliable time. A time with a larger spread is measured again.
 
-A time with a larger spread is measured again. If its spread stays too large, the time is increased by it.
+If the spread stays too large, it is added to the time.
 """
 
 Machine = dict[str, Any]

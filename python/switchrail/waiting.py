@@ -20,8 +20,10 @@ THREADS = "switchrail "
 """The prefix of the names of threads that run foreign code with a time limit."""
 
 TOLD_AFTER = 5.0
-"""Seconds until a log line names the code that is being waited for. Each further line comes after twice as
-long."""
+"""Seconds until a log line names the code that is being waited for.
+
+Each further line comes after twice as long.
+"""
 
 
 class HungError(Exception):
@@ -49,7 +51,7 @@ PATIENCE = 60.0
 
 
 def patience(seconds: float | None) -> float | None:
-    """Time limit for code that no plugin provides: that of a plugin, but at least `PATIENCE`."""
+    """Time limit for code that no plugin provides: a plugin's limit, but at least `PATIENCE`."""
     return None if seconds is None else max(seconds, PATIENCE)
 
 
@@ -63,7 +65,7 @@ def within(
         work: The work. After the limit its thread keeps running, because Python can't stop it.
         name: The owner of the code, such as `plugin acme:acme`.
         what: Its purpose, such as `its import`.
-        limit: The limit that an error states, if a part of it was used before; None means `seconds`.
+        limit: The limit that an error states, if a part of it was already used; None means `seconds`.
 
     Raises:
         HungError: The limit was exceeded.

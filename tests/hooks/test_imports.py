@@ -230,8 +230,7 @@ def test_a_cycle_of_waiting_hooks(hooks, package):
 
 
 def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
-    """If an import makes two hooked paths one function, the second hook is refused and the import continues.
-    """
+    """If an import makes two hooked paths one function, the second is refused and the import continues."""
     runtime = Runtime()
     with (package / "rope.py").open("a") as file:
         file.write("alias = get_rope\n")

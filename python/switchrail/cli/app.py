@@ -82,7 +82,7 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         return get_command(single)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Runs click's `main`. Exits with the code of SIGPIPE if the reader of the output has closed it."""
+        """Runs click's `main`. If the output's reader has closed it, exits with the code of SIGPIPE."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -141,7 +141,7 @@ def main() -> None:
     sys.excepthook = _report
     completes = "_SWITCHRAIL_COMPLETE" in os.environ
     move_output(others=not completes)
-    if completes:  # for shell completion: any other output would end up in the user's command line
+    if completes:  # shell completion only: any other output would end up in the user's command line
         LOG.addHandler(logging.NullHandler())
         join_words(os.environ)
     else:

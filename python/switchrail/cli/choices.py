@@ -82,7 +82,7 @@ def installed_backends() -> str:
     """A sentence that names the installed backends by op, or says why they can't be listed."""
     try:
         runtime = loaded_runtime(Choices())
-    except SwitchrailError as error:  # the help is shown anyway
+    except SwitchrailError as error:  # the help is shown without the names
         return f"Installed names can't be listed: {error}"
     names: dict[str, set[str]] = {}
     for backend in runtime.backends():

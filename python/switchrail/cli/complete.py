@@ -90,7 +90,7 @@ def _names(of: Sequence[str]) -> list[str]:
 
     runtime = current_runtime()
     try:
-        with redirect_stdout(sys.__stdout__):  # the shell reads another stream
+        with redirect_stdout(sys.__stdout__):  # the shell reads the completions from `sys.stdout`
             runtime.load(timeout=SECONDS)
         return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})
     except SwitchrailError:  # the command itself will report it

@@ -33,7 +33,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
             seconds = seconds_allowed(None, PATIENCE)
             within(seconds, partial(importlib.import_module, module), f"module {module}", "its import")
         except ModuleNotFoundError as error:
-            if error.name == module:  # `explain` reports a path that leads nowhere
+            if error.name == module:  # `explain` reports a path that does not exist
                 break
             raise HookError(f"{module} can't be imported: {error}", target=target) from error
         except (Exception, SystemExit) as error:

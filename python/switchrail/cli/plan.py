@@ -107,7 +107,7 @@ def _bytes(text: str) -> int:
 
 
 def _footprint(found: Planned, size: int) -> Footprint:
-    """Imports torch, since the sizes are read from the model that transformers makes."""
+    """The memory that the model needs. Imports torch, since transformers' model gives the sizes."""
     import torch
 
     from switchrail.engine.footprint import footprint

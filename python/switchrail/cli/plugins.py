@@ -30,8 +30,8 @@ def plugins(
     with failures_shown():
         runtime = loaded_runtime(Choices())
     try:
-        runtime._platforms.ask_plugins()  # so the records show which one is in use
-    except PlatformPluginError:  # its record shows it
+        runtime._platforms.ask_plugins()  # afterwards the records show which plugin is in use
+    except PlatformPluginError:  # the plugin's record shows the error
         pass
     except PlatformError as error:
         typer.echo(f"switchrail: {error}", err=True)

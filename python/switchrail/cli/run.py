@@ -179,7 +179,7 @@ def _check_prompts(
     tokenizer = load_tokenizer(folder)
     for prompt in prompts:
         tokens = tokenize(tokenizer, prompt)
-        if is_count(longest):  # otherwise the engine reports the invalid value
+        if is_count(longest):  # for another value the engine reports the error
             check_length(len(tokens), params, longest)
 
 
@@ -267,7 +267,7 @@ def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequen
                 current = number + 1
     except BaseException:
         if begun > current:
-            out.out("")  # so the error message begins on its own line
+            out.out("")  # a line end, so that the error message begins on its own line
         raise
     return [outputs[i] for i in range(len(prompts))]
 

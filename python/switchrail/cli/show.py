@@ -30,7 +30,7 @@ class _Plain(Console):
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
     def on_broken_pipe(self) -> None:
-        """Leaves the error to the command's entry point."""
+        """Leaves a broken pipe to the command's entry point."""
         raise
 
 

@@ -20,7 +20,7 @@ from switchrail.ops.catalog import CONTRACTS
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
 Target = tuple[Callable[[Any, Any, Any], Any], int, bool]
-"""A backend's `run`, the index of its user in the step's list, and whether `run` returns a record to keep."""
+"""A backend's `run`, the index of its `_User` in the step, and whether `run` returns a record to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _User:
     name: str
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
-        """The start of a note on one of its exceptions."""
+        """The start of the note that is added to the backend's exceptions."""
         return f"backend {self.name} failed in {doing}{self.op} {parts[self.part].phase}"
 
 
@@ -85,7 +85,7 @@ class _Step:
     Attributes:
         prepared: Its parts and plans.
         planned: The list of `prepared`.
-        left: The layers that have not been called yet. A layer without targets is left to `elsewhere`.
+        left: The layers that have not been called yet. Calls of a layer without targets go to `elsewhere`.
         elsewhere: Takes the calls that the step's plans don't serve.
         verified: For each call to be committed: the user's index, the call and the record.
     """
@@ -105,7 +105,7 @@ class _Step:
             self.keep(index, call, record)
 
     def keep(self, index: int, call: Any, record: object) -> None:
-        """Keeps what a commit of the call needs."""
+        """Keeps the call and its record for `commit`."""
         if record is None:
             op = self.prepared.users[index].op
             raise DispatchError("it returned no record, which its commit needs", op=op)
@@ -135,7 +135,7 @@ class Dispatcher:
             ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
         """
         self.bound = bound
-        self._features: dict[str, set[str]] = {}  # by op: the features that all its backends claim
+        self._features: dict[str, set[str]] = {}  # the features that all backends of an op claim
         for backend in bound.plan.backends:
             claimed = set(backend.capabilities["features"])
             self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
@@ -284,7 +284,7 @@ class Dispatcher:
         except KeyError:
             raise self._refusal(call[0]) from None
         try:
-            if len(targets) == 1:  # `step.run`, without the cost of calling it
+            if len(targets) == 1:  # as `_Step.run`, without the cost of calling it
                 run, index, commits = targets[0]
                 batch, plan = step.planned[index]
                 record = run(call, batch, plan)
@@ -369,7 +369,10 @@ class Dispatcher:
 
 @dataclass(slots=True)
 class _Running:
-    """A block whose calls are part of a step. A generator would take four times as long to enter."""
+    """The context manager of `Dispatcher.running`.
+
+    As a generator function it would take four times as long to enter.
+    """
 
     dispatcher: Dispatcher
     step: _Step

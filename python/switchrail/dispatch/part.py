@@ -27,11 +27,7 @@ class Part:
     states: StateBatch | None = None
 
     def batch(self, op: str) -> SequenceBatch:
-        """The sequences in the form that an op takes.
-
-        Raises:
-            DispatchError: The part has no such batch.
-        """
+        """The sequences in the form that an op takes. Raises: DispatchError: The part has no such batch."""
         kind = "pages" if op in PAGED_OPS else "states"
         batch: SequenceBatch | None = getattr(self, kind)
         if batch is None:
@@ -51,8 +47,8 @@ def check_rows(parts: Sequence[Part]) -> None:
     """Checks that the parts cover the rows of a step in order.
 
     Raises:
-        DispatchError: There is no part; or a part's rows don't match its sequences' lengths or don't follow
-            the previous part's; or its pages and states differ.
+        DispatchError: There is no part, a part's rows don't match its sequences' lengths or don't follow the
+            previous part's, or a part's pages and states have other lengths.
     """
     if not parts:
         raise DispatchError("a step has one part at least")

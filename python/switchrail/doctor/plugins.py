@@ -53,7 +53,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
                 work = partial(importlib.import_module, module)
                 within(patience(runtime._loader.seconds()), work, f"module {module}", "its import")
             except ModuleNotFoundError:
-                break  # the rest of the path names attributes in a module
+                break  # the rest of the path is attributes within a module
             except (Exception, SystemExit) as error:
                 problem = f"importing {module} failed: {error!r}"
                 break

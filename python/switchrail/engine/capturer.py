@@ -55,7 +55,7 @@ class Capturer:
         self._forward = forward
         self._graph_class = graph_class
         self._sequences = sequences
-        self._shares: Graph | None = None  # the last graph, if later ones can share its memory
+        self._shares: Graph | None = None  # the last graph, whose memory later graphs share if possible
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
@@ -66,7 +66,7 @@ class Capturer:
             prepared: The plans of the captured backends.
             before: Captured as well, before the step.
         """
-        self._run(step, prepared, _ignored, before)  # compiles the kernels that it needs
+        self._run(step, prepared, _ignored, before)  # compiles the kernels of the step
         pieces = Pieces(self._graph_class, self._shares)
         try:
             with pieces.capture():
@@ -79,7 +79,7 @@ class Capturer:
         before()
         logits = self._forward(step, prepared, elsewhere)
         form = logits.dtype, logits.shape[-1]
-        if self.logits is None or form != (self.logits.dtype, self.logits.shape[-1]):  # hooks can change it
+        if self.logits is None or form != (self.logits.dtype, self.logits.shape[-1]):  # hooks can change both
             self.logits = logits.new_empty(self._sequences, logits.shape[-1])
         self.logits[: len(logits)].copy_(logits)
 

@@ -22,7 +22,7 @@ from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
 
-# transformers modifies its own classes while it loads, which concurrent loading breaks permanently.
+# While transformers loads, it modifies its own classes; concurrent loading breaks them permanently.
 _loading = lock_across_forks()
 
 _POSITIONS: Final = 2**31 - 1
@@ -146,9 +146,9 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """Why the engine does not run a model that `explain` knows; None if there is no such reason."""
+    """The reason why the engine does not run a model that `explain` knows; None if it does."""
     listed = config.get("architectures")
-    if family is None or family is FAMILIES.get(config["model_type"]):  # a plugin's may have the definition
+    if family is None or family is FAMILIES.get(config["model_type"]):  # may be a plugin's
         for architecture, models in _WITHOUT_DEFINITION.items():
             if isinstance(listed, list) and architecture in listed:
                 return f"transformers has no definition of {architecture} ({models})"
@@ -209,7 +209,7 @@ def load(
     weights = read_weights(path)
     generation = path / GENERATION
     if generation.exists():
-        read_object(generation)  # transformers ignores a broken one
+        read_object(generation)  # transformers ignores a broken file
     if (path / ADAPTER).exists():
         raise CheckpointError(
             f"{path} has {ADAPTER}, and adapters aren't served; valid: weights that they were merged into",
@@ -231,7 +231,7 @@ def load(
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # the loading report names them
+            ignore_mismatched_sizes=True,  # the loading report names these keys
             output_loading_info=True,
         )
     _check_report(path, report)
@@ -296,14 +296,13 @@ def _check_length(path: Path, model_config: Any) -> None:
 
 
 def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None:
-    """Refuse rotary factors that sequences of a step would choose for each other.
+    """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
-    Raises:
-        CheckpointError: The factors depend on the longest sequence of a step.
+    Raises: CheckpointError: They do: sequences of one step would change each other's factors.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}
-    for rotary in (own, *own.values()):  # of the model, or of each kind of layer
+    for rotary in (own, *own.values()):  # parameters of the model, or of each kind of layer
         if not isinstance(rotary, dict) or rotary.get("rope_type") != "longrope":
             continue
         original = rotary.get("original_max_position_embeddings")

@@ -28,8 +28,8 @@ class EngineCore:
     """Runs tasks, one step at a time.
 
     Only one thread at a time may call `step` and `settle`. Any thread may use `add` and `unwanted` at any
-    time, also from within a step. An exception at any point, such as a KeyboardInterrupt, leaves the core
-    consistent: the tasks of an unfinished step end, and the next call completes the cleanup.
+    time, even within a step. An exception such as KeyboardInterrupt leaves the core consistent wherever it is
+    raised. The tasks of the unfinished step end, and the next call completes the cleanup.
 
     Attributes:
         runner: Runs the model; None ends the core.
@@ -69,9 +69,9 @@ class EngineCore:
         self._ahead = 1 if options.overlap and hardware.pin_memory_available() else 0
         self._pause = options.prompt_pause or 0.0
         self._last_read, self._hold_until = 0.0, 0.0
-        self._flights: tuple[Flight, ...] = ()  # the steps whose tokens were not read yet
+        self._flights: tuple[Flight, ...] = ()  # the launched steps whose tokens were not read yet
         self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or has failed
-        self._giving: Task | None = None  # the task that is receiving its token, or failed at that
+        self._giving: Task | None = None  # the task that is receiving its token, or failed while receiving it
         self._error: BaseException | None = None  # the error of the failed step
 
     @property
@@ -128,7 +128,7 @@ class EngineCore:
             self._inside = False
 
     def _settle(self) -> None:
-        """Every part can be repeated, so an exception in between does no harm."""
+        """Cancel tasks and clean up. Each part can be repeated, so an exception in between does no harm."""
         self.sequences.repair()
         if self._giving is not None:
             self._fail(self._giving)
@@ -164,7 +164,7 @@ class EngineCore:
                 ready = True
                 self._go_on()
         except BaseException as error:
-            if not ready and isinstance(error, Exception):  # no step can run: the device is lost, say
+            if not ready and isinstance(error, Exception):  # no step can run, as with a lost device
                 self._launching = self.tasks
             self._error = error
             self.stats.failed_steps += 1
@@ -176,7 +176,7 @@ class EngineCore:
         unread = {task for flight in self._flights for task, _ in flight.ready}
         try:
             schedule = self._scheduler.schedule(unread, self._holds_prompts())
-        except Exception:  # from an admission, for example the device's
+        except Exception:  # raised by an admission, for example by the device
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
@@ -216,14 +216,14 @@ class EngineCore:
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)
 
     def _give(self, task: Task, number: int, token: int) -> None:
-        """Deliver a task's token with index `number`, unless it has ended or has it already."""
+        """Deliver token `number` of a task, unless the task has ended or already has that token."""
         if task.finish_reason is None and len(task.tokens) == number:
             self._giving = task
             try:
                 if token < 0:
                     raise RequestError("the model's logits are not finite")
                 task.accept(token)
-            except Exception as error:  # for example from a tokenizer; it ends only this task
+            except Exception as error:  # raised for example by a tokenizer; ends only this task
                 task.note(None, "error", error)
             if task.finish_reason is not None:
                 self.sequences.release(task)
@@ -266,7 +266,7 @@ class EngineCore:
 
 
 def _is_through(task: Task) -> bool:
-    """Whether all of its prompt has been processed."""
+    """Whether the whole prompt of a task has been processed."""
     return task.length == len(task.ids)
 
 

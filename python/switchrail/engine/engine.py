@@ -147,7 +147,7 @@ class Engine(AbstractContextManager["Engine"]):
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
-                    self.platform.hardware.empty_cache()  # memory of steps that ran before their capture
+                    self.platform.hardware.empty_cache()  # frees memory of eager runs before the captures
                     garbage.freeze()
                     self._thaw = weakref.finalize(self, garbage.thaw)
             except BaseException:
@@ -162,7 +162,7 @@ class Engine(AbstractContextManager["Engine"]):
         )
         self._events: deque[Event] = deque()
         self._ids = itertools.count()
-        self._owner = object()  # marks its requests
+        self._owner = object()  # identifies the engine that made a request
         self._process = os.getpid()
         self._lock = threading.RLock()
 
@@ -307,7 +307,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._enqueue(requests, prompts, params, deque())
             self._run(requests)
         finally:
-            self._core.unwanted += requests  # first, and without a call, so that no exception can prevent it
+            self._core.unwanted += requests  # done first, without a call, so that no exception can prevent it
             self._settle()
         return [request.output for request in requests]
 
@@ -358,7 +358,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._enqueue(requests, [prompt], params, self._events)
             return requests[0]
         except BaseException:
-            self._core.unwanted += requests  # the caller never gets them
+            self._core.unwanted += requests  # the caller never gets these requests
             self._settle()
             raise
 
@@ -366,7 +366,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Run one forward pass, if any request waits or runs.
 
         Returns:
-            The events of requests that were submitted with `submit`, since the last call.
+            The events since the last call, of requests from `submit`.
 
         Raises:
             EngineError: The engine was made before a fork, or runs a step in this thread.
@@ -460,7 +460,7 @@ class Engine(AbstractContextManager["Engine"]):
                 self._core.settle()
 
     # From Python 3.13 on, an exception from a signal handler at the end of a `while` loop skips a `finally`
-    # of the same function. So these loops are in separate functions.
+    # of the same function. So such loops are in separate functions.
     def _run(self, requests: Sequence[Request]) -> None:
         while self._go_on(requests):
             self._advance()
@@ -474,7 +474,10 @@ class Engine(AbstractContextManager["Engine"]):
                 yield events.popleft()
 
     def _advance(self) -> None:
-        """Run the next step. If it raises, it ended others' requests, or `_go_on` raises."""
+        """Run the next step.
+
+        If it fails, its requests have the error, which `_go_on` raises to their callers.
+        """
         with self._lock:
             failed = self._core.stats.failed_steps
             try:

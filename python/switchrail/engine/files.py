@@ -48,7 +48,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: The file is too large, can't be read, or holds something else.
+        CheckpointError: The file is too large, can't be read, or holds no object.
     """
     try:
         check_file(file)

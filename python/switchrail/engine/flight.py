@@ -29,7 +29,7 @@ class Sent:
             self._event.record()
 
     def read(self) -> list[int]:
-        """Wait for the tokens, and so for the step, even if there are none."""
+        """Wait for the tokens, and so for the step, even if it has none."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()
@@ -55,7 +55,7 @@ class Flight:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any of its tasks is still active."""
+        """Whether any task of the step is still active."""
         return any(task.finish_reason is None for task in self.tasks)
 
 

@@ -59,7 +59,7 @@ class Graphs:
 
     @property
     def in_order(self) -> list[Key]:
-        """All keys, largest first, so that the others share its working memory."""
+        """All keys, largest first, so that smaller captures share the working memory of larger ones."""
         return sorted(self.keys, key=_size, reverse=True)
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ _POSITIONS, _SLOTS = range(2)
 
 
 class DecodeInputs:
-    """One row per sequence. Rows after the step's last are padding, without a slot and without tokens.
+    """One row per sequence. Rows after the last sequence are padding, without a slot and without tokens.
 
     The device derives everything else from these numbers and the page table (`derive`), so that a step needs
     only one small transfer.

@@ -22,7 +22,7 @@ from switchrail.pools.state import StatePool
 
 FRACTION: Final = 0.85
 _TRIED_FRACTION: Final = 0.95
-"""The default if the memory of steps is known."""
+"""The usable fraction of memory if the memory of steps is known."""
 
 _TABLE_ENTRY = 4
 """Bytes per entry of the page table."""
@@ -154,20 +154,7 @@ def _count_pages(
     page: int,
     slots: int,
 ) -> int:
-    """The number of pages, with the reserved one: as requested, the maximum that is useful, or what fits.
-
-    Args:
-        options: The engine's options.
-        working: Bytes that steps need; None if unknown.
-        platform: The platform of the pools.
-        max_length: Tokens of the longest sequence.
-        page: Bytes per page.
-        slots: Bytes of all slots.
-
-    Raises:
-        ConfigError: The slots, the page table and two pages don't fit, or the requested pages don't.
-        PlatformError: The platform doesn't report its memory.
-    """
+    """The number of pages, including the reserved page 0: as requested, the useful maximum, or what fits."""
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)
     asked = options.num_pages
@@ -235,7 +222,7 @@ def _unknown(platform: Platform) -> ConfigError:
 
 
 def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
-    """A number of bytes from a method of the platform's `Hardware`; None if unknown."""
+    """A number of bytes from a method of the platform's `Hardware`; None if the platform doesn't know."""
     found = getattr(platform.hardware, method)()
     if found is not None and not (is_number(found) and found >= least):
         raise PlatformError(

@@ -149,7 +149,7 @@ class EngineOptions:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
-        if is_count(rows) and "max_sequences" in left:  # the caller requested no larger number of sequences
+        if is_count(rows) and "max_sequences" in left:  # the request has no larger number of sequences
             left["max_sequences"] = min(left["max_sequences"], rows)
         return cls(**left, **given)
 

@@ -69,7 +69,7 @@ class Pieces:
             graph.replay()
 
     def _begin(self) -> None:
-        shares, self.last = self.last, None  # it lives until its memory is shared
+        shares, self.last = self.last, None  # the previous graph lives until its memory is shared
         graph = self._graph_class(shares)
         self._stack.enter_context(graph.capture())
         self.last = graph

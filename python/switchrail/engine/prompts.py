@@ -25,7 +25,7 @@ def listed(found: Any, expected: str) -> list[Any]:
     try:
         if isinstance(found, Sized) and not isinstance(found, others):
             return list(found)  # type: ignore[call-overload, no-any-return]
-    except TypeError:  # an array without dimensions
+    except TypeError:  # raised by an array without dimensions
         pass
     raise RequestError(f"{expected}, found {shown(found)}", found=found)
 
@@ -55,7 +55,7 @@ def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
     """
     try:
         tokens = tuple(tokenizer(prompt)["input_ids"])
-    except Exception as error:  # for example for a lone surrogate
+    except Exception as error:  # raised for example by a lone surrogate
         raise RequestError(f"the prompt {prompt!r:.80} can't be tokenized: {error}") from error
     if not tokens:
         raise RequestError("the prompt has no tokens; at least one is needed")

@@ -64,7 +64,7 @@ class Request(Task):
     id: int
     prompt: str | None
     prompt_tokens: tuple[int, ...]
-    # for the engine only
+    # used by the engine only
     owner: object
     stream: TextStream
     events: deque[Event]
@@ -72,7 +72,7 @@ class Request(Task):
 
     @property
     def samples(self) -> tuple[Request, ...]:
-        """The requests of the same prompt, one for each of `SamplingParams.n`, including this one."""
+        """This request and those of the other samples of its prompt."""
         return self.siblings or (self,)
 
     @property
@@ -111,7 +111,7 @@ class Request(Task):
             except Exception as failure:
                 reason, error = "error", failure
         event = Event(request=self, token=token, text=text, finish_reason=reason)
-        # as in `Sequences.admit`, no signal's exception can occur between these
+        # as in `Sequences.admit`, no signal handler can raise between these statements
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason

@@ -62,8 +62,9 @@ def plan_routes(
 ) -> RoutePlan:
     """Plan a model on the contents of an engine's pools; see `Runtime.plan`.
 
-    The platform's default backends apply if the user has chosen none. If one can't serve, the error says that
-    the platform chose it. `features` are additional features that the backends of an op must have.
+    The platform's default backends apply if the user has chosen none. If a default backend can't serve, the
+    error says that the platform chose it. `features` are additional features that the backends of an op must
+    have.
 
     Raises:
         PreferenceError: A choice has no effect: the model runs none of its ops, or not in its phase.

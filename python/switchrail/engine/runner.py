@@ -165,7 +165,8 @@ class Runner:
         """Create `graphs`, with nothing captured yet."""
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         capturer = Capturer(
-            # not the runner: a cycle would keep a closed engine's memory until garbage collection
+            # no reference to the runner, since a cycle would keep a closed engine's memory until garbage
+            # collection
             partial(_forward, self.model, self.dispatcher, self.running),
             capture.graph_class,
             sequences=options.max_sequences,

@@ -12,7 +12,7 @@ from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams, numbers_of
 
 _UNIT: Final = 1 << 40
-"""Weight of the likeliest token. Weights are integers, so their sums are exact in any order and batch."""
+"""The weight of the likeliest token. Weights are integers, so their sums are exact in any order and batch."""
 
 _SEEDS: Final = 1 << 53
 
@@ -69,7 +69,7 @@ def _draw(
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
-    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # of the others no token is used
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # tokens of the other rows are not used
     # a subnormal temperature would divide 0 by 0, an infinite one infinity by infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * _UNIT).long()
@@ -103,15 +103,10 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """The least key of each row that less than so much mass is above, digit by digit.
+    """The least key of each row above which the row has less than the given mass, found digit by digit.
 
-    Args:
-        keys: [R, vocabulary] int32.
-        masses: [R, vocabulary] int64.
-        most: [R, 1] int64, from 1 to the mass of a row.
-
-    Returns:
-        [R, 1] int32.
+    Args: keys: [R, vocabulary] int32. masses: [R, vocabulary] int64. most: [R, 1] int64, from 1 to the mass
+    of a row. Returns: [R, 1] int32.
     """
     numbers = keys.long() + (1 << 31)
     found = torch.zeros_like(most)

@@ -19,9 +19,9 @@ class Schedule:
     """The tasks of one step.
 
     Attributes:
-        decode: Tasks that run their last token, ordered by slot: with consecutive slots, a backend can use a
-            slice of its pool.
-        prefill: Tasks that run prompt tokens, each with their number.
+        decode: Tasks that run their last token, ordered by slot, so that a backend can use a slice of its
+            pool.
+        prefill: Tasks that run prompt tokens, each with the number of tokens.
         forks: Pairs of tasks with the same prompt. The first one's prompt ends in this step, and the second
             one continues from there.
     """
@@ -48,12 +48,13 @@ class Scheduler:
     While sequences decode, a prompt that arrives soon after others may be delayed (`hold`): a few steps with
     many prompts take less time than many steps with few.
 
-    Of several samples of one prompt that are admitted before its prefill ends, the first one runs it. The
-    others share its full pages, wait, and are forked. A sample that is admitted later runs the prompt itself.
+    If several samples of one prompt are admitted before its prefill ends, the first one runs the prompt. The
+    others share its full pages, wait, and are forked from it. A sample that is admitted later runs the prompt
+    itself.
 
     Attributes:
-        waiting: The queue of tasks; any one can be removed without a search. Which of the live sequences are
-            in prefill follows from their lengths.
+        waiting: The queue of tasks. Removing a task takes no search. Which of the live sequences are in
+            prefill follows from their lengths.
     """
 
     def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
@@ -68,8 +69,8 @@ class Scheduler:
         """Choose the next step's tokens: those of decoding tasks, then prompt tokens in order of admission.
 
         Args:
-            unread: The tasks with a token that has not been delivered. If that is the last token they can
-                have, they are left out.
+            unread: The tasks with a token that has not been delivered. Tasks for which it is the last
+                possible token are left out.
             hold: Whether prompts stay in the queue while others decode, unless they fill the step or a full
                 step left them there.
         """
@@ -119,19 +120,19 @@ class Scheduler:
             del self.waiting[task]
 
     def _fills(self, rows: int) -> bool:
-        """Whether the prompts in the queue have at least this many tokens."""
-        for task in list(self.waiting):  # a signal handler may submit others meanwhile
+        """Whether the queue's prompts have at least this many tokens."""
+        for task in list(self.waiting):  # meanwhile a signal handler may submit other tasks
             rows -= len(task.ids)
             if rows <= 0:
                 return True
         return False
 
     def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
-        """The task that runs the prompt for this one, usually itself."""
+        """The task that runs the prompt of this task, usually the task itself."""
         return task if task.group is None else leaders.setdefault(task.group, task)
 
     def _place(self, task: Task, rows: int, prefill: list[tuple[Task, int]]) -> int:
-        """Assign rows to a task, up to its limits; return their number."""
+        """Assign rows to a task within its limits; return their number."""
         count = min(len(task.ids) - task.length, self._chunk, rows)
         prefill.append((task, count))
         return count

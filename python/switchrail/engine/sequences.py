@@ -3,9 +3,9 @@
 Independent of models and prompts. Runners of several models (for example a target and a draft model) can
 share one, if their pools have equal numbers of pages and slots.
 
-The live sequences and their attributes are the source of truth; the free lists and holder counts are derived
-from them. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark, and the next
-call derives both again. So no page or slot is ever lost, and nothing has to be undone.
+The live sequences and their attributes are the source of truth, from which the free lists and holder counts
+are derived. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark. The next call
+then derives free lists and counts again. So no page or slot is ever lost, and nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Sequences(Generic[S]):
             self._holders[page] += 1
         table = self.page_table
         table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
-        # CPython 3.10 to 3.14 handles signals only at calls, function entries and jumps, so none raises
-        # between these. Other threads in free-threaded builds wait for the engine's lock.
+        # CPython 3.10 to 3.14 handles signals only at calls, function entries and jumps, so no handler can
+        # raise between these statements. Other threads in free-threaded builds wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length = slot, numbers, 0
         self.live[sequence] = None
         self._whole = True
@@ -148,7 +148,7 @@ class Sequences(Generic[S]):
             return
         self._whole = False
         slot, pages = sequence.slot, sequence.pages
-        # as in `admit`, no signal's exception can occur between these
+        # as in `admit`, no signal handler can raise between these statements
         del self.live[sequence]
         sequence.slot, sequence.pages = 0, []
         for page in pages:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-CONTEXT = 6  # prompt tokens that precede the first output token when it is decoded
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # written by decoders for bytes that don't form a character yet
+CONTEXT = 6  # the prompt's last tokens, decoded together with the first output token
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that don't form a character yet
 
 
 class TextStream:

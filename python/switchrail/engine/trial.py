@@ -83,7 +83,7 @@ def try_out(
         return max(0, int(peak - before - pools))
     except Exception as error:
         problem = repr(error)
-    gc.collect()  # frees the error's frames and their pools
+    gc.collect()  # frees the frames of the error, and their pools
     _log.warning("no trial of the memory that steps take, it failed: %s", problem)
     return None
 

@@ -14,7 +14,7 @@ from switchrail.hooks.site import Site
 from switchrail.hooks.table import Table
 
 ENGINE: Final = "switchrail"
-"""The source of the hooks of engines."""
+"""The `source` of the engines' own hooks."""
 
 
 class HookWatch:
@@ -34,14 +34,14 @@ class HookWatch:
         chains = _chains(version)
         hooked = self._find()
         keys = [tuple(hooks) for hooks in hooked]
-        # as in `Sequences.admit`, no signal's exception can occur between these
+        # as in `Sequences.admit`, no signal handler can raise between these statements
         self._version, self._chains = version, chains
         self._count, self._hooked, self._keys = count, hooked, keys
 
     def has_changed(self) -> bool:
         """Whether hooks have changed since they were recorded."""
         count = RemovableHandle.next_id
-        if count != self._count:  # torch has a new hook, perhaps for another model
+        if count != self._count:  # torch has a new hook, perhaps on another model
             found = self._find()
             if len(found) != len(self._hooked):
                 return True
@@ -54,7 +54,7 @@ class HookWatch:
         return [tuple(hooks) for hooks in self._hooked] != self._keys
 
     def _find(self) -> list[Numbered]:
-        """The hooks of all modules, by numbers that torch never reuses."""
+        """The hooks of all modules, by their numbers, which torch never reuses."""
         own = [hooks for part in self._model.modules() for hooks in hooks_of(part) if hooks]
         return [*hooks_of_all(), *own]
 

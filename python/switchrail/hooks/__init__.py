@@ -1,9 +1,9 @@
 """Hooks: functions put before, after, around or in place of a callable.
 
 A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
-all holders of the function see the hooks as soon as they are added, and until they are removed. Other
-callables, such as C functions, are replaced by a stand-in in all their holders. A class is replaced by
-putting another class's namespace into it. `docs/hooks.md` explains each kind of target.
+everything that refers to the function calls its hooks, from their addition until their removal. Other
+callables, such as C functions, are replaced by a stand-in in all objects that refer to them. A class is
+replaced by giving it another class's namespace. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
 this order, a call runs:

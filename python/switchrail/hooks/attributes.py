@@ -1,4 +1,4 @@
-"""Attributes of classes: how they are found, and how hooks put theirs there."""
+"""Finds attributes of classes, and sets those that carry hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from switchrail.errors import HookError
 from switchrail.hooks.hook import name_of
 
 ABSENT: Final = object()
-"""Stands for an attribute that isn't there."""
+"""Stands for a missing attribute."""
 
 
 def inside(found: Any) -> Any:
-    """The function within a static or class method or a property, cached or not; else the object itself."""
+    """The function in a static or class method or a (cached) property; other objects unchanged."""
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__
     if isinstance(found, property):
@@ -28,27 +28,23 @@ def raw_after(owner: type, cls: type, name: str) -> Any:
     """The attribute, unbound, of the first class after `owner` in the resolution order of `cls` that has it.
 
     Raises:
-        AttributeError: No class after it does.
+        AttributeError: No later class has it.
     """
     order = cls.__mro__
     for base in order[order.index(owner) + 1 :]:
-        found = vars(base).get(name, ABSENT)  # one lookup: another thread may delete it
+        found = vars(base).get(name, ABSENT)  # a single lookup, since another thread may delete the attribute
         if found is not ABSENT:
             return found
     raise AttributeError(f"{cls.__qualname__!r} inherits no {name!r}")
 
 
 def is_immutable(cls: type) -> bool:
-    """Whether a class refuses changes of its attributes, as classes in C do."""
+    """Whether a class refuses changes of its attributes, like classes written in C."""
     return bool(cls.__flags__ & 1 << 8)  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def refuse_immutable(cls: type, target: str) -> None:
-    """Refuses a target on such a class.
-
-    Raises:
-        HookError: The class is one.
-    """
+    """Refuses a target on an immutable class. Raises: HookError: The class is immutable."""
     if is_immutable(cls):
         raise HookError(
             f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
@@ -61,30 +57,29 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have put on a class, also those hidden by one of the class's own."""
-    # A copy: another thread, or a finalizer, may change hooks meanwhile.
+    """The attributes that hooks have set on a class, even if its own attributes now hide them."""
+    # A copy, since another thread or a finalizer may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """A placement: an attribute that a class has while its function has hooks."""
+    """A placement: sets an attribute of a class while the attribute's function has hooks."""
 
     owner: type
     name: str
     value: Any
 
     def put(self) -> None:
-        """Sets the attribute, unless the class has one of that name by now.
+        """Sets the attribute, unless the class now has another of that name.
 
-        Raises:
-            HookError: The class refuses.
+        Raises: HookError: The class refuses.
         """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):
             try:
                 setattr(self.owner, self.name, self.value)
-            except (AttributeError, TypeError) as error:  # which its metaclass raises
+            except (AttributeError, TypeError) as error:  # the metaclass may raise anything
                 _put.pop((self.owner, self.name))
                 name = name_of(self.owner)
                 raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error

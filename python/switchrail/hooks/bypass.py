@@ -1,4 +1,4 @@
-"""Finds calls that bypass hooks: through caches around a function, or compilers that read its source."""
+"""Finds calls that bypass hooks: in caches around a function, and in code compiled from its source."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# The package of a compiler that reads source, and the attribute where its objects keep the function.
+# The package of a compiler that reads source, and the attribute in which its objects keep the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
 def nearby(site: Site) -> tuple[str, ...]:
-    """Notes on calls that bypass a place's hooks, found in its module and class."""
+    """Describes calls that bypass a site's hooks, as far as the site's module and class show them."""
     if not isinstance(site, Function):
         return ()
     function = site.function
     namespaces: list[Any] = [function.__globals__]
     owner: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split(".")[:-1]:
-        owner = getattr(owner, "__dict__", {}).get(part)  # getattr could import modules
+        owner = getattr(owner, "__dict__", {}).get(part)  # `getattr` could import modules
     if isinstance(owner, type):
         namespaces.append(vars(owner))
     return _notes(site, (value for namespace in namespaces for value in [*namespace.values()]))
 
 
 def everywhere(site: Site) -> tuple[str, ...]:
-    """The same notes, found in all objects that the garbage collector knows."""
+    """Describes the same calls, found in all objects that the garbage collector knows."""
     if not isinstance(site, Function):
         return ()
     holders = garbage.referrers(site.function)
     holders += garbage.referrers(*(holder for holder in holders if type(holder) is dict))
     notes = _notes(site, holders)
-    holders.clear()  # it holds frames, which hold it in turn
+    holders.clear()  # the list holds frames, which refer to it in turn
     return notes
 
 

@@ -1,9 +1,8 @@
 """The table of this process's hooks, and its changes.
 
-A function's code belongs to the process, so the table does too, however many runtimes add hooks to it.
-
-A change has three steps. `_wanted` says which hooks are to stand on each place. `_difference` compares this
-with the table, and compiles trampolines for the places that get another chain. `_apply` puts these there.
+A function's code belongs to the process, and so does the table, for any number of runtimes. A change has
+three steps. `_wanted` determines the hooks of each site. `_difference` compares them with the table, and
+compiles trampolines for the sites whose chain changes. `_apply` installs these trampolines.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from switchrail.hooks.table import Chain, Table, Wanted
 
 _log: Final = logging.getLogger(__name__)
 
-# A finalizer can run inside a change, in the same thread, and may remove hooks of its own.
+# A finalizer can run inside a change, in the same thread, and may remove its own hooks.
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
-# Replaced, never changed in place: readers take the reference and no lock.
+# Replaced, never changed in place, so that readers take no lock.
 _table = Table({}, frozenset(), {}, {}, {}, {})
 
 
@@ -37,13 +36,13 @@ def table() -> Table:
 
 
 def is_within_change() -> bool:
-    """Whether this thread is already within a change, for example in a finalizer."""
+    """Whether this thread is within a change, for example in a finalizer."""
     with change_lock:
         return _changing
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
-    """The hooks that run on one place, or on all places, in their running order."""
+    """The hooks that run on one site, or on all sites, in their running order."""
     table = _table
     chains = table.chains
     if site is not None:
@@ -53,7 +52,7 @@ def running(site: Site | None = None) -> tuple[Hook, ...]:
 
 
 def added() -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks in the order of addition, disabled and waiting ones too, with the places they were put on."""
+    """All hooks in the order of addition, including disabled and waiting ones, with their sites."""
     return _table.sites
 
 
@@ -78,19 +77,19 @@ def change(
 ) -> None:
     """Changes the table: makes the whole change, or none of it.
 
-    Every call of a target runs the chain from before the change or the one from after it.
+    Every call of a target runs either the old chain or the new one.
 
     Args:
-        add: New hooks, with their places.
-        remove: Hooks to remove; those that aren't there are ignored.
-        attach: Hooks with a further place for each; hooks that were removed meanwhile are ignored.
+        add: New hooks, with their sites.
+        remove: Hooks to remove; unknown ones are ignored.
+        attach: Hooks with a further site for each; hooks that were removed meanwhile are ignored.
         disable: Hooks that stay, but don't run.
         enable: Hooks that run again.
-        strict: Whether a second `replace` on one place is refused, not only reported.
+        strict: Whether to refuse a second `replace` on one site; otherwise it is reported.
 
     Raises:
-        HookError: A target has the hook already or can't take it; or somebody else has swapped its code
-            since it was hooked.
+        HookError: A target already has the hook or doesn't fit it, or other code has changed a hooked
+            function's code.
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing
@@ -121,14 +120,15 @@ def change(
     report(before, after)
 
 
-# Not part of `change`: from CPython 3.13 on, an interrupt at the end of a loop may pass by a `finally` there.
+# Not part of `change`: from CPython 3.13 on, an interrupt at the end of a loop may skip a `finally` of the
+# same function.
 def _requested(
     before: Mapping[Hook, tuple[Site, ...]],
     add: Mapping[Hook, Sequence[Site]],
     remove: Sequence[Hook],
     attach: Mapping[Hook, Site],
 ) -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks with their places after the change."""
+    """All hooks after the change, with their sites."""
     sites = dict(before)
     for hook, places in add.items():
         if hook in sites:
@@ -152,14 +152,14 @@ def _remove_meanwhile() -> None:
 def _change_to(
     sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False
 ) -> None:
-    """Makes the change that `change` describes, in its three steps."""
+    """Makes the change that `change` describes, in three steps."""
     wanted = _wanted(sites, disabled & sites.keys())
     chains, swaps = _difference(_table, wanted, strict=strict)
     _apply(Table(**vars(wanted), chains=chains), swaps)
 
 
 def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> Wanted:
-    """Step 1: the hooks that are to stand on each place."""
+    """Step 1: the hooks of each site after the change."""
     moved: dict[Site, Site] = {}
     lost: dict[Site, Hook] = {}
     put = _by_site(sites, {})
@@ -188,7 +188,7 @@ def _by_site(
 
 @dataclass(frozen=True)
 class Swap:
-    """A place whose state changes."""
+    """A site whose state changes."""
 
     site: Site
     old: Chain
@@ -196,15 +196,15 @@ class Swap:
 
     @property
     def turn(self) -> int:
-        """Places that gain hooks come first, then classes, which lead calls there, then the others."""
+        """Sites that gain hooks come first, then classes, which move hooks there, then all others."""
         return 1 if self.site.leads else 0 if self.new.running else 2
 
     def do(self) -> None:
-        """Puts the new chain there."""
+        """Installs the new chain."""
         self.site.install(self.new.installed, hooked=bool(self.new.running))
 
     def undo(self) -> None:
-        """Puts the old chain back, where the new one stands."""
+        """Installs the old chain again, unless other code has replaced the new one."""
         if self.site.found() is self.new.installed:
             self.site.install(self.old.installed, hooked=bool(self.old.running))
 
@@ -212,11 +212,11 @@ class Swap:
 def _difference(
     before: Table, wanted: Wanted, *, strict: bool
 ) -> tuple[Mapping[Site, Chain], Sequence[Swap]]:
-    """Step 2: all chains after the change, and the swaps that put them there; refuses unfit hooks."""
+    """Step 2: all chains after the change, and the swaps that install them. Refuses unfit hooks."""
     _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
-    # Classes come first: replacing one changes the own code of methods.
+    # Classes come first, since replacing a class changes the own code of methods.
     for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
         old = before.chains.get(site) or Chain(found, found, ())
@@ -232,7 +232,7 @@ def _difference(
 
 
 def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: bool) -> Chain:
-    """The next chain of a place; `old` itself if nothing changes there."""
+    """The next chain of a site; `old` itself if it does not change."""
     known, hooks = before.hooks.get(site, ()), wanted.hooks.get(site, ())
     enabled = [hook for hook in hooks if hook not in wanted.disabled]
     own = site.own(old.own)
@@ -268,7 +268,7 @@ def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[
 
 
 def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
-    """Refuses waiting hooks whose constraints form a cycle now, not only when their target comes."""
+    """Refuses waiting hooks whose constraints form a cycle, before their target exists."""
     waiting: dict[str, list[Hook]] = {}
     for hook, places in wanted.sites.items():
         if not places and hook not in wanted.disabled:
@@ -287,7 +287,7 @@ def _apply(table: Table, swaps: Sequence[Swap]) -> None:
         for swap in swaps:
             done.append(swap)
             swap.do()
-    except BaseException:  # an audit hook may refuse a swap, a signal may come between two
+    except BaseException:  # an audit hook may refuse a swap, and a signal may come between two swaps
         for swap in reversed(done):
             swap.undo()
         _table = before

@@ -36,7 +36,7 @@ class Step:
     reason: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The step as JSON values."""
         hook = self.hook
         return {
             "kind": hook.kind,
@@ -67,11 +67,11 @@ class Explanation:
     site: Site | None
 
     def bypassed(self) -> tuple[str, ...]:
-        """Notes on calls that pass the hooks by. Finding them looks at every object of the process."""
+        """Describes calls that bypass the hooks. Examines every object of the process."""
         return () if self.site is None else bypass.everywhere(self.site)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, with the notes of `bypassed`."""
+        """The explanation as JSON values, with `bypassed`."""
         return {
             "target": self.target,
             "hooks": [step.to_dict() for step in self.steps],
@@ -83,7 +83,7 @@ def of(target: object) -> Explanation:
     """Explains a target's hooks, and those that wait for it.
 
     Raises:
-        HookError: The target doesn't exist, and no hook waits for it; or it can't be hooked.
+        HookError: The target doesn't exist and no hook waits for it, or the target can't be hooked.
     """
     reasons = waiting.retry()
     found: Site | Awaited | None = None
@@ -93,7 +93,7 @@ def of(target: object) -> Explanation:
     except HookError as error:
         problem = error
     path = target if isinstance(target, str) else ""
-    with change_lock:  # the table fits the places' states
+    with change_lock:  # in the table the chains match the states of their sites
         table = chain.table()
         site = _put_by(table, path) if found is None or isinstance(found, Awaited) else found
         explained = Explanation(path, (), None) if site is None else _explained(table, site)
@@ -114,13 +114,13 @@ def everything() -> tuple[Explanation, ...]:
         if not sites:
             absent.setdefault(hook.target_name, []).append(hook)
     found += [Explanation(target, _waiting(table, hooks, reasons), None) for target, hooks in absent.items()]
-    # A module that was imported again has left old functions of the same names, with the same hooks.
+    # Importing a module again leaves old functions of the same names, with the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
 
 
 def _put_by(table: Table, path: str) -> Site | None:
-    """The latest place of a hook with this path; another thread may have put it there just now."""
+    """The latest site of a hook with this path, perhaps put there by another thread just now."""
     return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
@@ -134,7 +134,7 @@ def _waiting(
 
 
 def _reason(why: Awaited | Exception | None) -> str:
-    if why is None:  # another thread has added it since `retry`
+    if why is None:  # another thread has added the hook since `retry`
         return "its target has not been looked for yet"
     return why.reason if isinstance(why, Awaited) else str(why)
 
@@ -144,10 +144,10 @@ def _explained(table: Table, site: Site) -> Explanation:
     found = table.chains.get(site)
     if found is None:
         return Explanation(site.name, (), site)
-    # Objects of one class have the same name; the paths to them differ.
+    # Objects of one class have the same name, but different paths.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
-    else:  # a method of a replacing class has the name of the method that it stands for
+    else:  # a method of a replacing class has the name of the method that it replaces
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
 

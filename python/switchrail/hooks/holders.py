@@ -1,4 +1,4 @@
-"""Finds the objects that refer to an object, and makes them refer to another."""
+"""Finds the objects that refer to an object, and makes them refer to another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from switchrail import garbage
 
 
 class Hidden:
-    """Base of holders that belong to hooks, and are not updated."""
+    """Base of holders that belong to hooks, which are not updated."""
 
     __slots__ = ()
 
@@ -44,7 +44,8 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
     cls = type(holder)
     if issubclass(cls, dict):
         return _changed_dict(holder, old, new)
-    # Other threads may change a holder meanwhile: a copy is searched, and the item checked before the change.
+    # Other threads may change a holder meanwhile, so a copy is searched, and the item checked before its
+    # change.
     if cls is list or cls is deque:
         for i, item in enumerate(list(holder)):
             if item is old and i < len(holder) and holder[i] is old:
@@ -79,13 +80,13 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
             for owner in garbage.referrers(holder)
             if isinstance(owner, type) and vars(owner).get(names[0]) is old
         ]
-        if not owners and "__name__" not in holder:  # of a class in C, whose method cache would stay stale
+        if not owners and "__name__" not in holder:  # a class in C: its method cache would stay stale
             return False
     for name in names:
         if owners:
             try:
                 setattr(owners[0], name, new)
-            except (AttributeError, TypeError):  # a class in C, a metaclass that refuses it
+            except (AttributeError, TypeError):  # a class in C, or a metaclass that refuses the change
                 return False
         elif dict.get(holder, name) is old:
             dict.__setitem__(holder, name, new)
@@ -93,7 +94,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
 
 
 def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Replaces a tuple in functions that have it as their defaults, and in partials as their arguments."""
+    """Replaces a tuple that functions have as their defaults and partials as their arguments."""
     put = tuple(new if item is old else item for item in holder)
     done = False
     for owner in garbage.referrers(holder):
@@ -124,6 +125,6 @@ def _changed_instance(holder: Any, old: Any, new: Any) -> bool:
                     if member.__get__(holder) is old:
                         member.__set__(holder, new)
                         done = True
-                except (AttributeError, TypeError):  # an empty slot, or one that is read-only
+                except (AttributeError, TypeError):  # an empty or read-only slot
                     continue
     return done

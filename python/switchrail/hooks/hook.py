@@ -1,4 +1,4 @@
-"""One hook, and the order of several."""
+"""One hook, and the order of a target's hooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HookOrder(TypedDict, total=False):
 
 
 class HookSource(TypedDict, total=False):
-    """The options that say where a hook comes from; `Hooks.add` explains them."""
+    """The options that say which distribution or plugin a hook comes from; `Hooks.add` explains them."""
 
     source: str
     plugin: str | None
@@ -63,7 +63,7 @@ RETURN_NONE: Final = _Sentinel.RETURN_NONE
 
 
 def name_of(callable_: Callable[..., Any]) -> str:
-    """The module and qualified name of a callable; for an object without a name, those of its class."""
+    """The module and qualified name of a callable; for an object without a name, of its class."""
     named: Any = callable_ if hasattr(callable_, "__qualname__") else type(callable_)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 
@@ -96,19 +96,20 @@ class Hook:
         kind: `before`, `after`, `around` or `replace`.
         source: The distribution that it comes from, or another name for its author.
         priority: Hooks of higher priority are nearer to the caller.
-        before: Sources, or names of hooks, that run after this one: it is nearer to the caller.
-        after: Sources, or names of hooks, that are nearer to the caller.
+        before: Sources, or names of hooks, that run after this one.
+        after: Sources, or names of hooks, that run before this one.
         owner: The `Hooks` that it belongs to.
-        site: Its place; None if the place did not exist when the hook was made.
-        path: The dotted path to its target, for modules that are imported later or again; None: no path
-            leads there.
-        plugin: The plugin of the distribution that added it, or None.
+        site: Its site; None if the target did not exist when the hook was made.
+        path: The dotted path to its target, for modules that are imported later or again; None if there is no
+            path.
+        plugin: The distribution's plugin that added it, or None.
         version: The distribution's version, or None.
-        strict: Whether a target that is missing, or that the hook doesn't fit, is an error.
+        strict: Whether a missing or unfit target is an error.
         name: The callable's module and qualified name.
         nature: The callable's sort; see `nature_of`.
-        signature: The callable's parameters; None if they are unknown. These three are read once, when the
-            hook is made: reading them may run the callable's own code, and a change holds a lock.
+        signature: The callable's parameters; None if they are unknown. Name, nature and signature are read
+            once, when the hook is made: reading them may run the callable's own code, and a change holds a
+            lock.
     """
 
     target_name: str
@@ -132,8 +133,8 @@ class Hook:
         """Refuses hooks that can't work.
 
         Raises:
-            HookError: An unknown kind, a priority out of range, a name that is no str, no callable, or a
-                class that replaces nothing.
+            HookError: The kind is unknown, the priority out of range, a name no string, the hook not
+                callable, or a class used with another kind than `replace`.
         """
         object.__setattr__(self, "name", name_of(self.fn))
         if self.kind not in KINDS:
@@ -161,9 +162,9 @@ class Hook:
         object.__setattr__(self, "signature", self._read_signature())
 
     def repeats(self, other: Hook) -> bool:
-        """Whether both have the same owner, kind and callable."""
+        """Whether two hooks have the same owner, kind and callable."""
         a, b = self.fn, other.fn
-        if isinstance(a, MethodType) and isinstance(b, MethodType):  # each access makes a new one
+        if isinstance(a, MethodType) and isinstance(b, MethodType):  # each access makes a new bound method
             is_same = a.__self__ is b.__self__ and a.__func__ is b.__func__
         else:
             is_same = a is b
@@ -178,7 +179,7 @@ class Hook:
             return inspect.signature(self.fn)
         except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
-        except Exception as error:  # from a `__signature__` of its own
+        except Exception as error:  # the object's own `__signature__` raised it
             raise self.refusal(f"asking what it takes raised {error!r}") from error
 
     @property

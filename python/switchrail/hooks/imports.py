@@ -1,7 +1,7 @@
 """Puts hooks on modules when they are imported, or imported again.
 
-A finder in front of the others lets them find each watched module, and wraps its loader: hooks are put on the
-module once it has been executed, before any import of it returns.
+A finder in front of the others lets them find each watched module, and wraps its loader. So the module gets
+its hooks once it has been executed, before any import of it returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switchrail.hooks.target import modules_of
 
 
 def watch(path: str | None) -> None:
-    """Has hooks put on the modules of a dotted path whenever one is imported."""
+    """Registers a dotted path, so that hooks are put on its modules whenever one is imported."""
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:
@@ -27,7 +27,7 @@ def watch(path: str | None) -> None:
 
 
 def _come_first() -> None:
-    """Puts the finder before the others, without taking it away: another thread may be importing."""
+    """Moves the finder to the front without removing it, since another thread may be importing."""
     sys.meta_path.insert(0, _finder)
     for i in range(len(sys.meta_path) - 1, 0, -1):
         if sys.meta_path[i] is _finder:
@@ -83,7 +83,7 @@ _finder: Final = _Finder()
 
 
 class _Asking(threading.local):
-    """The modules that this thread is asking the other finders for."""
+    """The modules for which this thread is asking the other finders."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

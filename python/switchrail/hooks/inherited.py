@@ -1,4 +1,4 @@
-"""Hooks on inherited attributes: the subclass gets a function of its own, which calls the inherited one."""
+"""Hooks on inherited attributes: the subclass gets its own function, which calls the inherited one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def site_of(owner: type, name: str, target: str) -> Site | None:
 
 
 def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
-    """A function that calls the inherited one, looked up in each call as `super()` does; its descriptor."""
+    """A function that calls the inherited one, looked up at each call like `super()`, in its descriptor."""
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType
@@ -72,13 +72,13 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
         call = parameters.call(f"__super(__owner, __owner).{name}")
     else:
         named = (*parameters.positional_only, *parameters.positional)
-        if not named:  # the instance is in *args
+        if not named:  # `*args` begins with the instance
             parameters = Parameters.of(_any.__code__)
             named = parameters.positional_only
         first = named[0]
         if isinstance(raw, property):
             call = f"__super(__owner, {first}).{name}"
-        elif isinstance(raw, cached_property):  # the inherited one would cache the unhooked result
+        elif isinstance(raw, cached_property):  # otherwise the unhooked result would be cached
             call = f"__raw_after(__owner, __type({first}), {name!r}).func({first})"
         else:
             call = parameters.without_first().call(f"__super(__owner, {first}).{name}")
@@ -96,7 +96,7 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
     function.__kwdefaults__ = model.__kwdefaults__
     function.__module__, function.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
     function.__doc__ = inner.__doc__
-    if sys.version_info >= (3, 14) and has_code:  # where names in them may not be there yet
+    if sys.version_info >= (3, 14) and has_code:  # names in annotations may not exist yet
         function.__annotate__ = inner.__annotate__
     elif has_code:
         function.__annotations__ = dict(inner.__annotations__)
@@ -115,8 +115,8 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
 
 
 def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """The parameters of a method whose own are unknown."""
+    """The parameters for a method whose own are unknown."""
 
 
 def _any_static(*args: Any, **kwargs: Any) -> None:
-    """The parameters of a static method whose own are unknown."""
+    """The parameters for a static method whose own are unknown."""

@@ -1,4 +1,4 @@
-"""The lock under which hooks change, and data are read that a change writes in several steps."""
+"""The lock for changes of hooks, and for reading data that a change writes in several steps."""
 
 from __future__ import annotations
 
@@ -9,4 +9,7 @@ from switchrail.forks import lock_across_forks
 change_lock: Final = lock_across_forks()
 
 warnings: Final[list[str]] = []
-"""Warnings of the change in progress. They are logged without the lock, for a log handler may wait."""
+"""Warnings of the change in progress.
+
+They are logged after releasing the lock, since a log handler may wait.
+"""

@@ -1,4 +1,4 @@
-"""The parameters of a function's code: written as source text, and compared with a hook's."""
+"""The parameters of a function's code: as source text, and compared with a hook's."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class Parameters:
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
-        """Reads them from the code itself: `__signature__` and `__wrapped__` may differ from it.
+        """Reads them from the code itself, since `__signature__` and `__wrapped__` may differ from it.
 
-        Raises:
-            ValueError: A parameter's name can't be written in source text.
+        Raises: ValueError: A parameter's name can't be written in source text.
         """
         names = list(code.co_varnames)
         for name in names:
@@ -60,10 +59,10 @@ class Parameters:
 
     @classmethod
     def told_by(cls, callable_: Callable[..., Any]) -> Parameters | None:
-        """Reads them from the signature of an object without code; None if it has none."""
+        """Reads them from the signature of an object without code; None if the object has no signature."""
         try:
             signature = inspect.signature(callable_)
-        except Exception:  # it has none, or a `__signature__` of its own raises
+        except Exception:  # the object has no signature, or its `__signature__` raises
             return None
 
         def names(kind: Any) -> tuple[str, ...]:
@@ -78,7 +77,7 @@ class Parameters:
         )
 
     def without_first(self) -> Parameters:
-        """These without the first positional one, which must exist."""
+        """The parameters without the first positional one, which must exist."""
         if self.positional_only:
             return replace(self, positional_only=self.positional_only[1:])
         return replace(self, positional=self.positional[1:])
@@ -114,7 +113,7 @@ class Parameters:
         return f"{function}({', '.join(parts)})"
 
     def problem_of(self, signature: inspect.Signature, *first: str) -> str | None:
-        """The reason why a function can't be called with `first` and these parameters; None if it can."""
+        """Why a function can't be called with `first` and these parameters; None if it can."""
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
             return f"it has no parameter for *{self.var_positional}"

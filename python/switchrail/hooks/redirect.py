@@ -1,4 +1,4 @@
-"""Renames `super` in the code of functions, so they call another function instead."""
+"""Renames `super` in the code of functions, so that they call another function instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
 
 
 def redirected(function: FunctionType, code: CodeType) -> CodeType:
-    """The code with `super` renamed, if the function was redirected; unchanged if there is none in it."""
+    """The code with `super` renamed if the function was redirected."""
     if function not in _redirected:
         return code
     renamed = _renamed(code)
@@ -32,7 +32,7 @@ def redirected(function: FunctionType, code: CodeType) -> CodeType:
 
 
 def closing_over(cls: type) -> list[FunctionType]:
-    """The functions of a class's body that refer to `__class__`, as a bare `super()` does, wrapped or not."""
+    """The functions in a class's body that refer to `__class__`, as a bare `super()` does."""
     cells = [cell for cell in garbage.referrers(cls) if type(cell) is CellType]
     if not cells:
         return []
@@ -45,7 +45,7 @@ def closing_over(cls: type) -> list[FunctionType]:
 
 
 def has_attribute_super(code: CodeType) -> bool:
-    """Whether code uses an attribute called `super`, which would be renamed as well."""
+    """Whether code uses an attribute called `super`, which renaming would change too."""
     return any(
         instruction.argval == "super" and instruction.opname.split("_")[-1] in ("ATTR", "METHOD")
         for instruction in dis.get_instructions(code)

@@ -29,8 +29,8 @@ class Hooks:
     hooked functions take none. Hooks stay when this object is dropped; `clear` removes them.
 
     Attributes:
-        strict: Whether a target that does not exist, and a second `replace` on one target, are errors; if
-            not, they are logged as warnings.
+        strict: Whether a missing target, and a second `replace` on one target, are errors; otherwise they are
+            logged as warnings.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -40,12 +40,12 @@ class Hooks:
     def prepare(
         self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
-        """Makes and checks a hook that is not in force yet, for `commit`; see `add`."""
+        """Makes and checks a hook that `commit` can put in force; see `add`."""
         check_names("prepare", options, HOOK_OPTIONS)
         given: HookOptions = {**HOOK_OPTIONS, **options}
         strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
-            imports.watch(target)  # first: another thread may begin the import now
+            imports.watch(target)  # first of all, since another thread may begin the import now
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
@@ -86,8 +86,8 @@ class Hooks:
             strict: Whether a second `replace` on one target is an error; None: the value of `Hooks.strict`.
 
         Raises:
-            HookError: A target has the hook already, or somebody else has swapped its code since it was
-                hooked; or a hook was prepared by another `Hooks`.
+            HookError: A target already has the hook, other code has changed a hooked function's code, or a
+                hook was prepared by another `Hooks`.
             OrderError: The constraints of the hooks on one target form a cycle.
         """
         for hook in hooks:
@@ -136,19 +136,18 @@ class Hooks:
             plugin: The plugin of that distribution; explanations show it.
             version: The distribution's version; explanations show it.
             priority: Hooks of higher priority are nearer to the caller.
-            before: Sources, or names of hooks, that this hook runs before: it is nearer to the caller.
-                Unknown names have no effect.
-            after: Sources, or names of hooks, that are nearer to the caller than this hook.
+            before: Sources, or names of hooks, that this hook runs before. Unknown names have no effect.
+            after: Sources, or names of hooks, that this hook runs after.
             strict: Overrides `Hooks.strict` for this hook.
 
         Returns:
             The hook, for `remove`, `disable` and `enable`.
 
         Raises:
-            HookError: The target can't be hooked, or in strict mode doesn't exist; the hook doesn't fit
-                it, or is there already; somebody else has swapped the target's code since it was hooked.
+            HookError: The target can't be hooked, already has the hook, doesn't fit it, or in strict mode
+                doesn't exist; or other code has changed the hooked target's code.
             OrderError: The constraints of the hooks on the target form a cycle.
-            ArgumentError: `before` or `after` is one name, not several.
+            ArgumentError: `before` or `after` is a string, not a list.
         """
         check_names("add", options, HOOK_OPTIONS)
         if fn is None:
@@ -160,7 +159,7 @@ class Hooks:
     def remove(self, *hooks: Hook) -> None:
         """Takes hooks out of force. When a function loses its last hook, it gets its own code back.
 
-        If other code has swapped the function's code since, the swapped code stays, and a warning is logged.
+        If other code has changed the function's code since, the changed code stays, and a warning is logged.
         Hooks that are not in force are ignored.
         """
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
@@ -170,7 +169,7 @@ class Hooks:
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again. Waiting hooks are put on their targets if these exist by now."""
+        """Lets disabled hooks run again. Hooks that wait are put on targets that exist by now."""
         chain.change(enable=[hook for hook in hooks if hook.owner is self])
         waiting.retry()
 
@@ -193,7 +192,7 @@ class Hooks:
         """All hooks of a target in this process, also those of other `Hooks`, in the order of a call.
 
         Raises:
-            HookError: The target doesn't exist, and no hook waits for it; or it can't be hooked.
+            HookError: The target doesn't exist and no hook waits for it, or the target can't be hooked.
         """
         return explain.of(target)
 
@@ -220,7 +219,7 @@ class Hooks:
         return tuple(hook for hook in chain.added() if hook.owner is self and not chain.is_enabled(hook))
 
     def retry(self) -> tuple[Hook, ...]:
-        """Puts waiting hooks on targets that are there by now; returns this object's hooks that still wait.
+        """Puts waiting hooks on targets that exist by now; returns this object's hooks that still wait.
 
         An imported module gets its hooks before the import returns. A retry is needed for modules that are
         loaded by their file's location (as transformers loads a model's own code), put into `sys.modules` by
@@ -231,7 +230,7 @@ class Hooks:
         return self.waiting()
 
     def waiting(self) -> tuple[Hook, ...]:
-        """This object's hooks whose target isn't there yet, in the order of addition."""
+        """This object's hooks whose target doesn't exist yet, in the order of addition."""
         return tuple(hook for hook, sites in chain.added().items() if hook.owner is self and not sites)
 
 
@@ -240,7 +239,7 @@ def decorator(
 ) -> Callable[[F], F]:
     """A decorator that passes functions to `add`, and returns them unchanged."""
 
-    # A closure inside `add` would keep the target in a cell, and the search for holders would find that cell.
+    # Not a closure in `add`: its cell would keep the target, and the search for holders would find that cell.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn
@@ -251,12 +250,12 @@ def decorator(
 def _leads_to(path: str, site: Site | None) -> bool:
     try:
         return resolve(path) == site
-    except HookError:  # for example a function defined in another function
+    except HookError:  # the path of, for example, a function defined in another function
         return False
 
 
 def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
     try:
         return ordered(hooks)
-    except OrderError:  # while hooks wait, a cycle is no error yet
+    except OrderError:  # a cycle of hooks is no error while they wait
         return sorted(hooks, key=lambda hook: (hook.name, hook.source))

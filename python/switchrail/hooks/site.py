@@ -1,4 +1,7 @@
-"""Places where a chain can stand. The common one is a Python function, whose code carries the chain."""
+"""Sites: the places that can have a chain of hooks.
+
+The common site is a Python function, whose code is swapped for the chain.
+"""
 
 from __future__ import annotations
 
@@ -19,85 +22,85 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {"after": ("result",), "around": ("o
 
 
 class Placement(Protocol):
-    """Leads calls of something else to a function, while the function has hooks."""
+    """Makes calls of another object or attribute reach a function, while the function has hooks."""
 
     def put(self) -> None:
-        """Makes calls reach the function; can be repeated."""
+        """Makes calls reach the function. Can be repeated."""
 
     def take(self) -> None:
-        """Undoes `put`, except where somebody else has changed it since."""
+        """Undoes `put`, except where other code has changed the result."""
 
 
 class Site(ABC):
-    """A place where a chain can stand. Equal sites are the same place.
+    """A place that can have a chain of hooks. Equal sites are the same place.
 
-    The state of a place is an object: a function's code, or the class that replaces a class.
+    The state of a site is an object: a function's code, or the class that replaces a class.
     """
 
     leads: ClassVar[bool] = False
-    """Whether hooks here move calls and hooks of other places, as on a replaced class; see `moves`."""
+    """Whether hooks here move hooks of other sites, as on a replaced class; see `moves`."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name in messages."""
+        """The name in messages."""
 
     @abstractmethod
     def found(self) -> object:
         """The present state."""
 
     def own(self, first: Any) -> Any:
-        """The state without hooks; `first` was the state before the first one."""
+        """The state without hooks, given the state before the first hook."""
         return first
 
     @abstractmethod
     def made(self, own: Any, hooks: Sequence[Hook]) -> object:
-        """The state with hooks, one or more in their running order; `own` is the state without."""
+        """The state with hooks, one or more in their running order, given the state without."""
 
     @abstractmethod
     def install(self, state: Any, *, hooked: bool) -> None:
-        """Changes the state; `hooked` says whether the new one has hooks."""
+        """Sets the state; `hooked` says whether the new state has hooks."""
 
     @abstractmethod
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """The reason why a hook can't stand here; None if it can. `wanted` has the hooks of all places."""
+        """Why a hook can't be put here; None if it can. `wanted` has the hooks of all sites."""
 
     def check(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> None:
-        """Raises a HookError if a hook can't stand here; see `problem_of`."""
+        """Raises a HookError if a hook can't be put here; see `problem_of`."""
         problem = self.problem_of(hook, wanted)
         if problem is not None:
             raise hook.refusal(problem)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
-        """Pairs of places: hooks put on the first one stand on the second, or nowhere if it is None.
+        """Pairs of sites: hooks on the first run on the second, or nowhere if the second is None.
 
         Args:
             hook: The first hook that runs here, and causes the moves.
-            sites: All places that hooks were put on.
+            sites: All sites with hooks.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Function(Site):
-    """A Python function; its state is its code."""
+    """A Python function as a site. Its state is its code."""
 
     function: FunctionType
     placement: Placement | None = field(default=None, compare=False)
     takes: Parameters | None = field(default=None, compare=False)
-    """The parameters that hooks have to accept; None: the function's own."""
+    """The parameters that hooks have to accept; None means the function's own."""
 
     @property
     def name(self) -> str:
-        """Its module and qualified name."""
+        """The function's module and qualified name."""
         return name_of(self.function)
 
     def found(self) -> CodeType:
-        """Its code."""
+        """The function's code."""
         return self.function.__code__
 
     def own(self, first: CodeType) -> CodeType:
-        """Its own code, with `super` renamed in a method of a replacing class."""
+        """The function's code; in a method of a replacing class `super` is renamed."""
         return redirected(self.function, first)
 
     def made(self, own: CodeType, hooks: Sequence[Hook]) -> CodeType:
@@ -105,7 +108,7 @@ class Function(Site):
         return build(self.function, own, hooks)
 
     def install(self, state: CodeType, *, hooked: bool) -> None:
-        """Swaps the code by one assignment, then leads calls to it or no longer."""
+        """Swaps the code by one assignment, then lets its placements direct calls to it, or no longer."""
         self.function.__code__ = state
         if self.placement is not None:
             (self.placement.put if hooked else self.placement.take)()
@@ -113,7 +116,7 @@ class Function(Site):
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
         """Compares the hook's parameters and sort of function with the target's."""
         valid = {"plain"}
-        if hook.kind != "before":  # which runs within the call and decides on its arguments
+        if hook.kind != "before":  # `replace` runs within the call and decides on its arguments
             valid.add(nature_of(self.function))
         if hook.nature not in valid:
             return (
@@ -131,21 +134,21 @@ class Function(Site):
         return problem and f"it can't be called as {parameters.call('fn', *first)}: {problem}"
 
 
-# Sites by (id of a class, name of an inherited attribute) or (id of an object, ""): hooks there share one.
-# A site keeps its class or object alive. Written under the lock.
+# Sites by (id of a class, name of an inherited attribute) or (id of an object, ""), so that equal targets
+# share one. A site keeps its class or object alive. Written under the lock.
 _shared: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
 
 def known(key: tuple[int, str]) -> Function | None:
-    """The site of a key, if there is one."""
+    """The existing site of a key, if any."""
     return _shared.get(key)
 
 
 def shared(key: tuple[int, str], made: Function) -> Function:
-    """The one site of a key: `made`, unless another thread was first.
+    """The only site of a key: `made`, unless another thread was first.
 
-    The caller makes it without the lock, because this reads an object's signature. A closure could not make
-    it, because its cells would look like holders of the object.
+    The caller makes the site without the lock, because this reads an object's signature. A closure could not
+    make it, because its cells would look like holders of the object.
     """
     with change_lock:
         return _shared.setdefault(key, made)

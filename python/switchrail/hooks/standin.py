@@ -1,7 +1,7 @@
 """Hooks on callables without Python code, such as C functions: a stand-in replaces the object.
 
-Such an object has no code to swap. So a stand-in, which looks like the object and calls it through a function
-that can be hooked, takes its place wherever it is held.
+Such an object has no code to swap. A stand-in looks like the object and calls it through a function that can
+be hooked. It replaces the object in all objects that refer to it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class StandIn(Hidden):
         return hash(self._switchrail_original)
 
 
-# Special methods are looked up on classes: a stand-in's class has those of the object's class, except these.
+# Special methods are looked up on classes, so a stand-in's class has those of the object's class, except
+# these.
 _KEPT: Final = frozenset(vars(StandIn)) | {
     "__class_getitem__",
     "__del__",
@@ -106,7 +107,7 @@ def _bound(self: StandIn, instance: Any, owner: Any = None) -> Any:
 
 
 def _class_for(cls: type) -> type[StandIn]:
-    # A class statement, or `type`, would set these two.
+    # A class statement, or `type`, would set these two attributes.
     namespace: dict[str, Any] = {name: vars(StandIn)[name] for name in ("__module__", "__doc__")}
     namespace["__slots__"] = ()
     for name in dir(cls):
@@ -120,11 +121,9 @@ def _class_for(cls: type) -> type[StandIn]:
 
 
 class Replaced(Hidden):
-    """A placement: puts a stand-in wherever an object is held, and the object back.
+    """A placement: puts a stand-in wherever an object is held; later puts the object back.
 
-    Attributes:
-        original: The object.
-        unreached: The holders that could not be updated, described.
+    Attributes: original: The object. unreached: Descriptions of the holders that could not be updated.
     """
 
     __slots__ = ("_name", "_owner", "_placed", "_stand_in", "original", "unreached")
@@ -141,14 +140,13 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates each holder that can be found; those that refuse are noted in `unreached`.
+        """Updates each holder that can be found, and lists those that refuse in `unreached`.
 
-        Raises:
-            HookError: No holder was updated, or not the one that the dotted path names.
+        Raises: HookError: No holder was updated, or not the one that the dotted path names.
         """
         if self._placed:
             return
-        self._placed = True  # before it is complete, so that `take` undoes a part as well
+        self._placed = True  # before `put` is complete, so that `take` also undoes a part of it
         count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
@@ -168,7 +166,7 @@ class Replaced(Hidden):
         self.unreached = tuple(unreached)
 
     def take(self) -> None:
-        """Puts the object back, also into holders that have been given the stand-in since."""
+        """Puts the object back, also into holders that have got the stand-in since."""
         if not self._placed:
             return
         self._placed = False
@@ -178,7 +176,7 @@ class Replaced(Hidden):
 
 
 def original_of(found: Any) -> Any:
-    """The object that a stand-in replaces; any other object itself."""
+    """The object that a stand-in replaces; other objects unchanged."""
     if issubclass(type(found), StandIn):
         return object.__getattribute__(found, "_switchrail_original")
     return found
@@ -231,7 +229,7 @@ def not_callable(found: Any, target: str) -> HookError:
 
 
 def stand_in_for(original: Any) -> tuple[FunctionType, StandIn]:
-    """Makes the function that carries an object's hooks, and the stand-in that calls through it."""
+    """Makes the function that carries an object's hooks, and the stand-in that calls this function."""
     function = _function_for(original)
     return function, _class_for(type(original))(function, original)
 

@@ -1,4 +1,4 @@
-"""All hooks of a process as one immutable value."""
+"""All hooks of a process as an immutable value."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from switchrail.hooks.site import Site
 
 @dataclass(frozen=True)
 class Wanted:
-    """The hooks of a process and their places."""
+    """The hooks of a process and their sites."""
 
     sites: Mapping[Hook, tuple[Site, ...]]
-    """The places that each hook was put on, in the order of addition; none if it waits for its target."""
+    """The sites of each hook in the order of addition; none if it waits for its target."""
     disabled: frozenset[Hook]
     moved: Mapping[Site, Site]
-    """From methods of replaced classes to the methods in their place, which carry their hooks."""
+    """From methods of replaced classes to the methods that replace them and get their hooks."""
     lost: Mapping[Site, Hook]
-    """From methods of replaced classes without one in their place to the hook that replaces the class."""
+    """From methods of replaced classes that no method replaces to the hook that replaces the class."""
     hooks: Mapping[Site, tuple[Hook, ...]]
-    """The hooks that stand on each place, after moves, in the order of addition."""
+    """The hooks that each site has after moves, in the order of addition."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The hooks that run on one place."""
+    """The hooks that run on one site."""
 
     own: Any
-    """The place's state without hooks."""
+    """The site's state without hooks."""
     installed: Any
-    """The state that carries the hooks. If the place has another, somebody else has changed it."""
+    """The state with the hooks. If the site has another state, other code has changed it."""
     running: tuple[Hook, ...]
     """The enabled hooks in their running order."""
 
 
 @dataclass(frozen=True)
 class Table(Wanted):
-    """The same with the chains that carry them."""
+    """Hooks and their sites, with the chains that run them."""
 
     chains: Mapping[Site, Chain]

@@ -1,9 +1,9 @@
 """Finds the site of a hook's target, which is a dotted path or an object.
 
 A target's site does not depend on the hooks in force, so it can be looked up while other threads change
-hooks. To this end, attributes that hooks have put on a class are ignored, a stand-in counts as its object,
-and a place has one site object as long as there are references to it. Attributes of modules and objects are
-read without the lock.
+hooks. For this, attributes that hooks have set on a class are ignored, a stand-in counts as its object, and a
+site is one object as long as there are references to it. Attributes of modules and objects are read without
+the lock.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from switchrail.nearest import nearest
 
 
 class MissingTargetError(HookError):
-    """A dotted path leads nowhere. Fields: `target`, `nearest`, `module`.
+    """A dotted path leads to nothing. Fields: `target`, `nearest`, `module`.
 
     Attributes:
-        module: The module that has to be imported first; None if it is there and lacks the name.
+        module: The module that has to be imported first; None if it is imported and lacks the name.
     """
 
     module: str | None = None
@@ -47,11 +47,11 @@ class Awaited:
 
     @property
     def reason(self) -> str:
-        """Why the target is not there, for messages."""
+        """Why the target does not exist, for messages."""
         return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
-# A part of a module's name: one that is loaded by its file's location may be called anything, such as a hash.
+# A part of a module's name. A module that is loaded by its file's location may have any name, such as a hash.
 _MODULE: Final = re.compile(r"[\w-]+")
 
 
@@ -63,7 +63,7 @@ def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
         done: A module that counts as imported: it has been executed, although its import has not ended.
 
     Raises:
-        MissingTargetError: The path leads nowhere.
+        MissingTargetError: The path leads to nothing.
         HookError: The target can't be hooked, or the text is no path.
     """
     if isinstance(target, str):
@@ -92,7 +92,8 @@ def _at(target: str, done: str | None) -> Site | Awaited:
             f"the target {target!r} is no dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    # The longest: a module that was loaded by its file's location may have no package around it.
+    # The longest name first, since a module that was loaded by its file's location may have no parent
+    # package.
     name = next((name for name in reversed(modules_of(target)) if sys.modules.get(name) is not None), None)
     if name is None:
         if not _can_be_imported(parts[0]):
@@ -101,8 +102,8 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     found: Any = sys.modules[name]
     for i in range(name.count(".") + 1, len(parts) - 1):
         part, path = parts[i], ".".join(parts[: i + 1])
-        # A package may have a function of the same name as a module of its own. Only a path's last part means
-        # the function.
+        # A package may have a function and a module of the same name. The last part of a path is the
+        # function.
         if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
             return Awaited(path)
         if (awaited := _awaited(found, part, done)) is not None:
@@ -123,7 +124,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
 
 
 def _attribute_of(owner: type, name: str, target: str) -> Site:
-    """The site of a class's attribute; an inherited one gets a site of its own on this class."""
+    """The site of a class's attribute. For an inherited attribute it is a new function on this class."""
     own = own_namespace(owner)
     if name in own:
         return _site(own[name], repr(target), (owner, name))
@@ -134,7 +135,7 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
 
 
 def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
-    # Not `inspect.isfunction`: it accepts subclasses and Cython's functions, whose code can't be swapped.
+    # Not `inspect.isfunction`, which accepts subclasses and Cython's functions, whose code can't be swapped.
     if type(found) is FunctionType:
         made_for = inherited.made_for(found)
         return Function(found) if made_for is None else _attribute_of(*made_for, target)
@@ -149,7 +150,7 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
 def _can_be_imported(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a broken finder, a module without a spec
+    except (ImportError, ValueError):  # the finder is broken, or the module has no spec
         return False
 
 

@@ -20,11 +20,11 @@ _versions: Final = itertools.count()
 
 
 def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> CodeType:
-    """Makes a trampoline for a function, and puts its callables into the function's globals.
+    """Makes a trampoline for a function, and puts the hooks' callables into the function's globals.
 
-    They are globals, because torch.compile refuses callables among a code's constants. Each trampoline has
-    names of its own there, deleted with the trampoline's code. So a call that still runs on an older chain
-    finds its callables, and so does a copy of the code.
+    As constants of the code, torch.compile would refuse them. Each trampoline has its own names there, which
+    are deleted with its code. So a call that still runs an older chain finds its callables, and so does a
+    copy of the code.
 
     Args:
         function: The hooked function; its code is not changed here.
@@ -44,7 +44,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         names[name] = value
         return name
 
-    # Before hooks may change the arguments.
+    # `before` hooks may change the arguments.
     body: list[str] = []
     changed = "__switchrail_changed"
     befores = [hook for hook in hooks if hook.kind == "before"]
@@ -55,10 +55,10 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
-    # The call is of the outermost around hook; the next one, and so on to the original, is its argument.
+    # Calls the outermost `around` hook, whose argument is the next one, and so on to the original.
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
-    if parameters.callee:  # the original differs from call to call, so each call makes the nesting
+    if parameters.callee:  # each call has its own original, so each call makes the nested functions
         inner = named("replace", replaces[0]) if replaces else CALLEE
         for i, around in reversed([*enumerate(arounds)][1:]):
             inner = f"{named('partial', partial)}({named(f'around_{i}', around)}, {inner})"
@@ -69,7 +69,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         inner = named("original", original)
     call = parameters.call(named("around", arounds[0]), inner) if arounds else parameters.call(inner)
 
-    # After hooks may change the result.
+    # `after` hooks may change the result.
     afters = [hook for hook in reversed(hooks) if hook.kind == "after"]
     if afters:
         none = named("none", RETURN_NONE)
@@ -79,7 +79,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         ending.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), _RESULT)}")
         ending.append(f"if {changed} is not None: {_RESULT} = None if {changed} is {none} else {changed}")
     if afters and flags & inspect.CO_COROUTINE and not _DELEGATES:
-        # After hooks get a coroutine's value, so a coroutine that awaits it is returned in its place.
+        # `after` hooks get a coroutine's value, so the trampoline returns a coroutine that awaits the
+        # original's.
         waiting = [f"{_RESULT} = await {_RESULT}", *ending, f"return {_RESULT}"]
         seen = replace(parameters, callee=False)
         waits = _compiled(code, seen, waiting, first=_RESULT, coroutine=True)
@@ -94,14 +95,14 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
 
 def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
-    """Code of the same sort of function as `code`, with the given parameters, that makes a call."""
+    """Code that makes a call, with the given parameters; of the same sort of function as `code`."""
     return _suspending(code, parameters, _returning(code.co_flags & SUSPENDING, call, []), free=())
 
 
 _RESULT: Final = "__switchrail_result"
 
-# Before 3.11 the interpreter makes a coroutine or generator for each code with that flag. Since then code can
-# have the flag and return the object that the original made.
+# Before 3.11 the interpreter makes a coroutine or generator for each code with that flag. From 3.11 on, code
+# can have the flag and return the original's coroutine or generator.
 _DELEGATES: Final = sys.version_info < (3, 11)
 
 
@@ -161,7 +162,7 @@ def _compiled(
     free: tuple[str, ...] | None = None,
     coroutine: bool = False,
 ) -> CodeType:
-    """Compiles a body as a function with the given parameters, and `first` before them.
+    """Compiles a body as a function with the parameter `first` before the given ones.
 
     It has the free variables of `code`, unless `free` names others. All instructions are on the line of the
     original's `def`: coverage would count other lines as never run.
@@ -173,8 +174,8 @@ def _compiled(
     lines.append(f"    {'async ' if coroutine else ''}def trampoline({definition}):")
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
-    # From text, not a syntax tree: CPython before 3.13 counts the depth of trees for all threads together, so
-    # that of two threads that make one at the same time, one may get a SystemError.
+    # From text, not from a syntax tree. CPython before 3.13 counts the depth of trees for all threads
+    # together. So if two threads build trees at the same time, one may get a SystemError.
     compiled = compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True)
     for _ in ("enclosing", "trampoline"):
         compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))
@@ -190,16 +191,16 @@ def _compiled(
 
 
 def _one_line(size: int) -> bytes:
-    """A table of line numbers that puts `size` bytes of code on the first line."""
-    if sys.version_info < (3, 11):  # pairs (bytes of code, even and at most 254; difference of lines)
+    """A table of line numbers that assigns `size` bytes of code to the first line."""
+    if sys.version_info < (3, 11):  # pairs: bytes of code (even, at most 254), difference of lines
         return bytes(byte for start in range(0, size, 254) for byte in (min(254, size - start), 0))
-    # Entries, each for one to eight code units of two bytes: form 13 (no columns), the difference of lines.
+    # Entries for one to eight code units of two bytes each: form 13 (no columns), the difference of lines.
     units = size // 2
     return bytes(byte for at in range(0, units, 8) for byte in (0x80 | 13 << 3 | min(8, units - at) - 1, 0))
 
 
 def _like(function: FunctionType, code: CodeType) -> FunctionType:
-    """A new function with this code and another's name, defaults and cells."""
+    """A new function with this code and another function's name, defaults and cells."""
     new = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

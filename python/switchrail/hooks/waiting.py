@@ -1,7 +1,7 @@
 """Hooks whose target doesn't exist yet. They are retried whenever hooks are added, enabled or listed.
 
-`imports` notices most modules when they are imported. It does not notice modules that are loaded by their
-file's location or put into `sys.modules` by hand, or attributes that a module gets later.
+`imports` notices most modules when they are imported. It misses modules that are loaded by their file's
+location or put into `sys.modules` by hand, and attributes that a module gets later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from switchrail.hooks.target import Awaited, MissingTargetError, modules_of, res
 
 _log: Final = logging.getLogger(__name__)
 
-# The reason why each hook waited when it was last tried.
+# Why each hook waited when it was last tried.
 _last: Final[weakref.WeakKeyDictionary[Hook, Awaited | HookError | OrderError]] = weakref.WeakKeyDictionary()
 
 
 def retry() -> dict[Hook, Awaited | HookError | OrderError]:
-    """Puts waiting hooks on targets that are there by now; returns the reasons why the others still wait.
+    """Puts waiting hooks on targets that exist by now; returns why the others still wait.
 
     Does nothing if a finalizer calls it within a change.
     """
@@ -38,14 +38,13 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on the target of its dotted path, if that is there by now; else logs the reason, once.
+    """Puts a hook on the target of its dotted path, if it exists by now; otherwise logs the reason, once.
 
     Args:
         hook: A hook that waits, or whose module was imported again.
-        done: As of `resolve`.
+        done: See `resolve`.
 
-    Returns:
-        The reason why it still waits; None if it doesn't.
+    Returns: Why the hook still waits; None if it doesn't.
     """
     why: Awaited | HookError | OrderError
     try:
@@ -60,7 +59,7 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
             return None
     except (HookError, OrderError) as error:
         why = error
-    except Exception as error:  # from the code of a module or metaclass
+    except Exception as error:  # raised by the code of a module or metaclass
         why = HookError(f"{hook!r}: {error!r}", target=hook.target_name)
         why.__cause__ = error
     known, _last[hook] = _last.get(hook), why
@@ -75,8 +74,8 @@ def executed(module: str) -> None:
     """Puts hooks on a module that has been executed.
 
     Raises:
-        HookError: A strict hook doesn't find its target there, or doesn't fit it.
-        OrderError: The constraints of a strict hook form a cycle with others.
+        HookError: The target of a strict hook is missing or does not fit. OrderError: The constraints of a
+            strict hook and others form a cycle.
     """
     for hook in chain.added():
         if (hook.path or "").startswith(f"{module}."):
@@ -86,7 +85,10 @@ def executed(module: str) -> None:
 
 
 class _Started(ModuleSpec):
-    """The spec of a module whose import was going on when a hook was tried there: tries again at its end."""
+    """The spec of a module that was being imported when a hook was tried on it.
+
+    At the import's end the hook is tried again.
+    """
 
     @property
     def _initializing(self) -> bool:
@@ -97,12 +99,12 @@ class _Started(ModuleSpec):
         self.__dict__["_initializing"] = value
         if not value:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            if self.name in sys.modules:  # else the import has failed
+            if self.name in sys.modules:  # otherwise the import has failed
                 executed(self.name)
 
 
 def _has_ended(module: str) -> bool:
-    """Whether a module's import, which was going on, has ended; if not, hooks are tried again at its end."""
+    """Whether the import of a module has ended; if not, hooks are tried again at its end."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if type(spec) is ModuleSpec:
         spec.__class__ = _Started
@@ -112,7 +114,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """The last reason why a hook waits, if no module of its path was imported since: cheaper than a try."""
+    """The last reason why a hook waits, if no module of its path was imported since; cheaper than trying."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

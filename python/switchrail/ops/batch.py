@@ -44,8 +44,8 @@ class StateBatch(SequenceBatch):
     """A batch for an op that keeps one state per sequence in a pool of slots.
 
     The engine reserves slot 0 and assigns it to no sequence. A sequence with slot -1 for both reading and
-    writing is padding: its rows of `out` are zeros, and no state is read or written. An empty sequence keeps
-    its state: nothing is read or written for it.
+    writing is padding: its rows of `out` are zeros, and no state is read or written. The state of an empty
+    sequence is neither read nor written.
 
     Attributes:
         read_slots: [N] int64, the slots of the initial states.
@@ -68,8 +68,8 @@ class CheckpointBatch(StateBatch):
         checkpoint_every: The number of rows between stored states, counted from each sequence's first row of
             the batch; 1 or more.
         checkpoint_slots: [N, X] int64, the slots for the states after `checkpoint_every` rows, twice that
-            many, and so on; -1 stores none. Entries past a sequence's end are ignored. Every slot is used for
-            one state of one sequence only. All are -1 for padding.
+            many, and so on; -1 stores none. Entries past a sequence's end are ignored. No two states share a
+            slot. For padding all slots are -1.
     """
 
     checkpoint_every: int

@@ -12,7 +12,10 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices
 
 GROUP_TOKENS = 1024
-"""Approximate number of tokens processed at once. Each needs memory for over a chunk's length per head."""
+"""Approximate number of tokens processed at once.
+
+For each token and head, memory for more than a chunk's length is needed.
+"""
 
 
 After = Callable[[int, torch.Tensor], None]

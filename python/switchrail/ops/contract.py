@@ -159,7 +159,7 @@ class Contract:
 
     @cached_property
     def brought(self) -> tuple[str, ...]:
-        """The names of the tensors of a call."""
+        """The names of the tensors that each call passes."""
         names: tuple[str, ...] = self.call._fields[1:]  # type: ignore[attr-defined]
         return names
 
@@ -270,11 +270,11 @@ class Contract:
                 if rows > 1 and shape and shape[0] == rows:
                     shape = (None, *shape[1:])
                 values.append((tensor.dtype, tensor.device, shape, tensor.stride()))
-        except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
+        except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
             self._check_call(call, batch, features)
             return
-        # The key holds everything that the check reads. A row count above 1 may differ between steps, so None
-        # stands for it in the shapes that have it.
+        # The key holds everything that the check reads. A row count above 1 may differ between steps, so it
+        # is replaced by None in the shapes.
         key = (0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
             return

@@ -51,12 +51,12 @@ class OpDefinition:
 
     @property
     def paged(self) -> bool:
-        """Whether it reads a paged cache; otherwise it has a state."""
+        """Whether the op reads a paged cache; otherwise it has a state."""
         return self.op in PAGED_OPS
 
     @property
     def stem(self) -> str:
-        """Its name within class names, such as `GatedDelta`."""
+        """The op's name within class names, such as `GatedDelta`."""
         return "".join(part.capitalize() for part in self.op.split("_"))
 
     @cached_property
@@ -94,7 +94,7 @@ class OpDefinition:
 
     @property
     def timed(self) -> tuple[Timed, ...]:
-        """The batches that benchmarks time."""
+        """The batches that the benchmarks time."""
         timed: tuple[Timed, ...] = getattr(self._module("inputs"), "TIMED", ())
         return timed
 
@@ -114,7 +114,7 @@ class OpDefinition:
         return 0.0 if flops is None else flops(case, axes)
 
     def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The generator's arguments for sizes of axes. One missing part of a sum is computed."""
+        """The generator's arguments for sizes of axes. If one part of a sum is missing, it is computed."""
         sizes = dict(sizes)
         for whole, *parts in self.contract.sums:
             missing = [part for part in parts if part not in sizes]

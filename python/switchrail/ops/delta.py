@@ -1,4 +1,4 @@
-"""Shared parts of the plain-torch backends of the delta rule, for any kind of gates."""
+"""Shared parts of the plain-torch backends of the delta rule, for all kinds of gates."""
 
 from __future__ import annotations
 

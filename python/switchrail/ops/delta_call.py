@@ -1,4 +1,4 @@
-"""Calls and contracts of the delta rule, for any kind of gates."""
+"""Calls and contracts of the delta rule, for all kinds of gates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def delta_contract(
         call: The class of its calls.
         layer: The class of its layers.
         decays: The axes of a token's decays.
-        each: The unit that has a decay of its own, for the description of the gate.
+        each: The unit with its own decay, such as a head, for the description of the gate.
     """
     return Contract(
         op=op,

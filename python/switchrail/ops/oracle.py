@@ -62,7 +62,7 @@ def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = No
 
 
 class ReferenceRecurrent(Backend[CallT, StateBatch]):
-    """Writing a reference's states to the pool."""
+    """Writes a reference's states to the pool."""
 
     @staticmethod
     def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:

@@ -20,12 +20,11 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class SingleRows:
-    """Sequences of about the same length with one row each.
+    """Sequences of similar length with one row each.
 
-    Attributes:
-        rows: [B] int64, their packed rows.
-        tokens: [B * L] int64, the cache place of each visible position; places past the end repeat the first.
-        mask: [B, 1, 1, L] bool, the positions before the end; None if all are.
+    Attributes: rows: [B] int64, their packed rows. tokens: [B * L] int64, the cache place of each visible
+    position; places past the end repeat the first. mask: [B, 1, 1, L] bool, the positions before the end;
+    None if all are.
     """
 
     rows: torch.Tensor
@@ -136,7 +135,7 @@ class PagedPlan:
             page: Page size in tokens.
             window: The maximum number of positions a row attends to, its own included; None for no limit.
             causal: Whether the caller supports causal attention without a mask.
-            longer: Whether it also does if there are cached tokens before the rows.
+            longer: Whether the caller supports this with cached tokens before the rows.
         """
         if isinstance(self._batch, PagedTreeBatch):
             if window is not None:
@@ -231,7 +230,7 @@ def check_lengths(contract: Contract, batch: PagedBatch) -> None:
     """Check that each sequence has at least its own rows in the cache, or nothing.
 
     Raises:
-        ContractError: A sequence has fewer.
+        ContractError: A sequence has fewer cached tokens than rows.
     """
     for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
         if 0 < kv < length:
@@ -251,7 +250,7 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
         page: Page size in tokens.
 
     Raises:
-        ContractError: The table has fewer.
+        ContractError: The table has too few pages.
     """
     longest = max(batch.kv_seqlens, default=0)
     if longest > page * batch.page_table.shape[1]:

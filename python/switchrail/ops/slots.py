@@ -18,8 +18,8 @@ def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU the slots are read once, here, so that each layer can skip unneeded work. On another device
-    reading them would synchronize, so masks are always applied.
+    On the CPU the slots are read once, so that each layer can skip unneeded work. On other devices masks are
+    always applied, since reading the slots would synchronize.
 
     Args:
         contract: The op's contract, for its errors.
@@ -81,7 +81,7 @@ class Slots:
     def keep(self, pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
         """Write checkpoints [R, ...] to slots [R] of the pool; skips slots of -1."""
         there = slots.clamp_min(0)
-        # Skipped rows rewrite slot 0, which no sequence owns, with its old value.
+        # Skipped rows rewrite slot 0, which is never assigned, with its old value.
         unwanted = _broadcast(slots < 0, states)
         pool.index_copy_(0, there, torch.where(unwanted, pool.index_select(0, there), states.to(pool.dtype)))
 
@@ -94,7 +94,7 @@ class Slots:
             return
         states = states.to(pool.dtype)
         if self.padding is not None:
-            # Padding rewrites slot 0, which no sequence owns, with its old value.
+            # Padding rewrites slot 0, which is never assigned, with its old value.
             states = torch.where(_broadcast(self.padding, states), pool.index_select(0, self._write), states)
         pool.index_copy_(0, self._write, states)
 

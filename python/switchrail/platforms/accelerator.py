@@ -38,7 +38,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """The devices `<torch_type>:0`, `<torch_type>:1` and so on.
+        """The present devices, as `<torch_type>:0` and so on.
 
         Raises:
             PlatformError: The family's package is installed but can't be imported.
@@ -49,7 +49,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def _is_present(cls) -> bool:
-        """Whether torch has the family and finds a device of it."""
+        """Whether torch has the family, and finds a device of it."""
         if not is_importable("torch") or (cls.package is not None and not is_importable(cls.package)):
             return False
         module = cls._module()
@@ -125,7 +125,7 @@ class Accelerator(Hardware):
         torch.manual_seed(seed)
 
     def pin_memory_available(self) -> bool:
-        """True: it can copy from pinned memory."""
+        """True: the device can copy from pinned memory."""
         return True
 
     def supported_dtypes(self) -> tuple[str, ...]:

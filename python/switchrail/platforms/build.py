@@ -17,7 +17,7 @@ def built_for(family: str) -> str | None:
     Returns:
         The version, such as `13.2`; None if torch was built without it, or is not installed.
     """
-    if sys.modules.get("torch") is not None:  # None blocks the import
+    if sys.modules.get("torch") is not None:  # `sys.modules` has None to block the import
         import torch
 
         return getattr(torch.version, family, None)

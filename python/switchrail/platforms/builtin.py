@@ -44,8 +44,8 @@ def detect(device: str | torch.device | None = None) -> Platform:
             first kind with a device on this machine.
 
     Raises:
-        PlatformError: There is no such device; the error lists the devices on this machine. Or a package that
-            adds a family to torch is installed but can't be imported.
+        PlatformError: There is no such device; the error lists the devices on this machine. Also raised if a
+            package that adds a family to torch is installed but can't be imported.
     """
     if device is None:
         return next(cls() for cls in map(platform_class, KINDS) if cls.hardware_class.devices())
@@ -89,7 +89,7 @@ def _available() -> tuple[str, ...]:
     for kind in reversed(KINDS):
         try:
             found += platform_class(kind).hardware_class.devices()
-        except PlatformError:  # its package is broken; another error reports that
+        except PlatformError:  # the package of the family is broken, which another error reports
             continue
     return tuple(found)
 

@@ -28,7 +28,7 @@ class Limited(Protocol):
     """Runs work with a time limit."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Runs `work`. Messages call its owner `name` and its purpose `what`."""
+        """Runs `work` of the owner `name`; `what` describes the work in messages."""
 
 
 class Candidate:
@@ -54,8 +54,7 @@ class Candidate:
     def ask(self) -> str | None:
         """The class path that its function returns, or None if it declines.
 
-        Raises:
-            PlatformPluginError: It fails, or may not be asked.
+        Raises: PlatformPluginError: The plugin fails, or may not be asked.
         """
         if self.record.state != "discovered":
             raise self._failure(f"{self.record.state}: {self.record.reason}")
@@ -73,7 +72,7 @@ class Candidate:
 
         Raises:
             PlatformError: There is no device of that number.
-            PlatformPluginError: It fails.
+            PlatformPluginError: The plugin fails.
         """
         cls = self._blamed(lambda: self._timed(lambda: import_class(path), "the import of its class"))
         device = self._device(cls, index) if index else None

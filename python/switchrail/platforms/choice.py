@@ -30,10 +30,10 @@ T = TypeVar("T")
 class PlatformChoice:
     """The platform of one runtime, chosen once, by the first thread that needs it.
 
-    A platform that was set by name serves: with `use`, or else with `SWITCHRAIL_PLATFORM`. Otherwise the
-    installed platform plugins are asked, and the one that does not decline serves; it is an error if several
-    don't. If all decline, the first built-in kind with a device serves. A failed choice is not kept: the next
-    call tries again. Each device has one platform per class, regardless of how it is named.
+    A platform that was set with `use` serves, or else the one named by `SWITCHRAIL_PLATFORM`. Otherwise the
+    installed platform plugins are asked, and the one that accepts serves; several are an error. If all
+    decline, the first built-in kind with a device serves. After a failed choice the next call tries again.
+    Each device has one platform per class, regardless of how it is named.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class PlatformChoice:
         return self._flight.run(lambda: self._choosing.run(work))
 
     def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Runs a plugin's work with a time limit, in a thread that may not choose a platform either."""
+        """Runs a plugin's work with a time limit, in a thread that may not choose a platform itself."""
         return within(self._seconds(), carried(lambda: self._choosing.run(work)), name, what)
 
 
@@ -177,7 +177,7 @@ def _may_be_asked(plugin: Plugin) -> bool:
 
 
 def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
-    """The platform of the plugin that is named or active; None if a built-in kind serves."""
+    """The platform of the named or accepting plugin; None if a built-in kind serves."""
     if name in KINDS:
         return None
     if name:

@@ -115,7 +115,7 @@ class CudaServing(_GpuServing):
         return sizes if memory is None or memory < _LARGE else {**sizes, "max_sequences": 256}
 
     def compiles(self, kind: str, *, fused: bool) -> bool:
-        """Layers without functions of the platform: those with them are faster, captured, as they are."""
+        """Only layers that no function of the platform serves; the others are faster when only captured."""
         return not fused
 
 

@@ -13,7 +13,7 @@ from switchrail.platforms.graph import Graph
 
 _failed: Final[list[Any]] = []
 
-# between two calls that run eagerly there may be nothing to launch
+# a piece between two eager calls may have nothing to launch
 warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
@@ -27,7 +27,7 @@ class CudaGraph(Graph):
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
         self._graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace per stream, so graphs that share memory must share the stream too
+        # cuBLAS keeps a workspace per stream, so graphs that share memory must also share the stream
         together = shares if isinstance(shares, CudaGraph) else None
         self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()
@@ -48,8 +48,8 @@ class CudaGraph(Graph):
             self._graph.capture_end()
         except Exception:
             # torch leaves its allocators in capture mode. The device's allocator can be reset here. The
-            # host's allocator keeps using this graph, so the graph is kept alive, and its pool isn't used
-            # again.
+            # host's allocator keeps using this graph, so the graph is kept alive, and no other graph uses its
+            # pool.
             _failed.append(self._graph)
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
@@ -59,7 +59,7 @@ class CudaGraph(Graph):
         self._graph.replay()
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One that doesn't own its memory, which stays the graphs' own."""
+        """A tensor that doesn't own its memory, so that the memory stays the graphs' own."""
         storage = tensor.untyped_storage()
         same = torch._C._construct_storage_from_data_pointer(
             storage.data_ptr(), tensor.device, storage.nbytes()

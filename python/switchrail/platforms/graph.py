@@ -40,10 +40,10 @@ class Graph:
         raise NotImplementedError
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the block, for use between this graph's replay and that of one that shares its memory.
+        """A tensor of the block, for use between the replays of this graph and of one that shares its memory.
 
-        It may be one that doesn't keep the memory from being used for other tensors of later blocks, where
-        the memory lives as long as the graph.
+        An implementation may return a tensor that lets later blocks use the memory, if the memory lives as
+        long as the graph.
         """
         return tensor
 

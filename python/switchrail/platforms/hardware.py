@@ -85,8 +85,9 @@ class Hardware:
         """Makes a stream for one engine, which keeps its steps in order in any threads.
 
         Returns:
-            A function that returns a context manager. It launches work on that stream, after the work on the
-            thread's current stream, which then waits for it. It does nothing on devices without streams.
+            A function that returns a context manager. The context manager launches work on that stream, after
+            the work on the thread's current stream, which then waits for the new work. It does nothing on
+            devices without streams.
         """
         return nullcontext
 

@@ -20,7 +20,7 @@ from switchrail.waiting import HungError, within
 
 T = TypeVar("T")
 
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # missing in Python 3.10
 
 
 class Attempt:
@@ -67,7 +67,7 @@ class Attempt:
         result = self._function(Registry(self.staging))
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
             if inspect.iscoroutine(result):
-                result.close()  # otherwise Python warns that it was never awaited
+                result.close()  # otherwise Python warns that the coroutine was never awaited
             kind = type(result).__qualname__
             problem = f"it returned a {kind}, whose body has not run; valid: a plain function"
             raise error_of(self.plugin, problem)

@@ -1,4 +1,4 @@
-"""Records which threads are choosing the platform: these can't wait for plugins to load."""
+"""Records which threads are choosing the platform, since these can't wait for plugins to load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Choosing(threading.local):
     """Whether this thread is choosing the platform of one runtime.
 
     A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked must not
-    wait for the loader: the two could deadlock.
+    wait for the loader, or both could deadlock.
     """
 
     _here: bool = False

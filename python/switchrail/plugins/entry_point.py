@@ -25,7 +25,7 @@ def import_target(plugin: Plugin) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, but it imports one that doesn't
+            raise  # the module exists but imports a missing one
         problem = f"there is no module {error.name!r}; valid: a module that {plugin.distribution} installs"
         raise error_of(plugin, problem) from error
     for part in attribute.split("."):
@@ -65,7 +65,7 @@ def check_function(plugin: Plugin, found: object, argument: str) -> Callable[...
         raise error_of(plugin, f"it is {suspending}, whose body would not run when it is called; {valid}")
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # a C function without a signature
+    except (TypeError, ValueError):  # raised for a C function without a signature
         return found
     try:
         signature.bind(None)

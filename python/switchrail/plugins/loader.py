@@ -324,7 +324,7 @@ class Loader:
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     def _alone(self, work: Callable[[], T]) -> T:
-        """Runs work while no other thread does. If it fails, the loader's state is unchanged."""
+        """Runs work in one thread at a time. If the work fails, the loader's state is unchanged."""
         self._choosing.refuse("looked for plugins or loaded plugins")
         if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(

@@ -96,7 +96,7 @@ def _backend(backend: BackendState) -> Mapping[str, Any]:
     origin, spec = document["origin"], document["spec"]
     owner = {
         key: value for key, value in origin.items() if key != "version"
-    }  # a plugin has its own entry with the version
+    }  # a plugin's own entry has the version
     return {
         "origin": " ".join(owner.values()),
         "path": spec["path"],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """The report of one rank: its state, or why it has none. Reports with equal digests are equal."""
+    """The report of one rank: its state, or why it has none. Equal digests mean equal reports."""
 
     state: State | None
     digest: str
@@ -53,8 +53,8 @@ def check_ranks(
         The fingerprint that all ranks have.
 
     Raises:
-        RankError: Ranks differ; the error names each such rank and its differences. Or a rank did not call
-            this in time, or the process that serves the job's store has ended.
+        RankError: Ranks differ (the error names each such rank and its differences), a rank did not call this
+            in time, or the process that serves the job's store has ended.
     """
     reports = _exchanged(_report(runtime, plan), group, timeout)
     alike: dict[str, list[int]] = {}
@@ -88,7 +88,7 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
         capability = ".".join(map(str, platform.capability or ()))
         state = replace(state, platform=f"{platform.kind} {capability}".strip())
         return _Report(state, digest(state))
-    except Exception as error:  # the others wait for a report
+    except Exception as error:  # other ranks wait for a report
         problem = f"it failed: {type(error).__name__}: {error}"
         return _Report(None, ascii(problem), problem)
 
@@ -144,8 +144,8 @@ def _through(
             known[digest] = pickle.loads(bytes.fromhex(store.get(f"{name}/report of {rank}").decode()))
         reports[rank] = known[digest]
     store.set(f"{name}/end of {here}", "")
-    if here == 0:  # often serves the store, and ends after an error: wait until the others have read
-        end = time.monotonic() + timeout  # they may have begun later
+    if here == 0:  # rank 0 often serves the store: if it fails, it waits here until the others have read
+        end = time.monotonic() + timeout  # other ranks may have begun later
         for rank in ranks:
             if reports[rank].digest:
                 has(f"end of {rank}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# If two threads of a worker restore at once, the second finds the runtime that the first one made.
+# If two threads of a worker restore at once, the second one uses the first one's runtime.
 _restoring = SingleFlight()
 
 
@@ -33,7 +33,7 @@ def restore(state: State) -> Runtime:
         if before is not None and not _differences(before, state):
             return before
         runtime = Runtime()
-        swap_current(runtime)  # user modules imported below register into this runtime
+        swap_current(runtime)  # user modules that are imported below register into this runtime
         try:
             _refuse([*_bring(runtime, state), *_differences(runtime, state)])
         except BaseException:
@@ -66,7 +66,7 @@ def _differences(runtime: Runtime, state: State) -> tuple[str, ...]:
 
 
 def _bring(runtime: Runtime, state: State) -> Iterator[str]:
-    """Gives a new runtime the contents of a state; yields a problem for each part that can't be restored."""
+    """Fills a new runtime from a state; yields a problem for each part that can't be restored."""
     runtime.hooks.strict = state.strict_hooks
     try:
         if state.platform is not None:
@@ -134,7 +134,7 @@ def _stack(
             if implementation is None:
                 implementation = _implementation(backend, found)
             if implementation is None:
-                return  # the comparison that follows reports the missing one
+                return  # the comparison below reports the missing one
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
             for registration in here:
@@ -146,7 +146,7 @@ def _stack(
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """The process-independent data of a registration. Versions are left out: they are compared per plugin."""
+    """The process-independent data of a registration, without versions, which are compared per plugin."""
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
     document["origin"].pop("version", None)
@@ -205,7 +205,7 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
             elif state.fn is not None and state.fn in found:
                 hooks[_prepared(runtime, state, found[state.fn])] = state
             else:
-                return  # the comparison that follows reports the missing one
+                return  # the comparison below reports the missing one
         if [*hooks] != here:
             runtime.hooks.remove(*here)
             runtime.hooks.commit([*hooks], strict=False)

@@ -47,8 +47,8 @@ class RuntimeState(State):
     def restore(self) -> Runtime:
         """Makes a runtime with this state, and makes it the default runtime of this process.
 
-        The previous default runtime is dropped and its hooks are removed. If the default runtime has this
-        state already, as in a forked child or at the second call, nothing happens. Call it before other
+        The previous default runtime is dropped and its hooks are removed. If the default runtime already has
+        this state, as in a forked child or at the second call, nothing happens. Call this before other
         threads use the default runtime.
 
         Returns:

@@ -25,7 +25,7 @@ class BackendState:
 
     Attributes:
         registration: The registration.
-        is_imported: Whether it was registered with a class; if not, with the path of one.
+        is_imported: Whether it was registered with a class; otherwise with a class path.
         config_type: The path of its configuration's type; None if it has none, or a plugin provides it.
     """
 
@@ -46,10 +46,10 @@ class HookState:
         source: The distribution that it comes from, or another name for its author.
         plugin: The plugin that added it, or None.
         version: The distribution's version, or None.
-        priority: Higher ones are nearer to the caller.
-        before: Sources, or names of hooks, that are farther from the caller than this one.
-        after: Sources, or names of hooks, that are nearer to the caller than this one.
-        strict: Whether a target that turns out to be missing is an error.
+        priority: Hooks of higher priority are nearer to the caller.
+        before: Sources, or names of hooks, that run after this one.
+        after: Sources, or names of hooks, that run before this one.
+        strict: Whether a missing target is an error.
         is_enabled: Whether it runs.
     """
 
@@ -95,14 +95,14 @@ class State:
     Attributes:
         fingerprint: The runtime's fingerprint, without plans.
         version: Switchrail's version.
-        paths: The paths searched for plugins; None: `sys.path`.
+        paths: The paths searched for plugins; None means `sys.path`.
         plugins: All plugins found; first the loaded ones, in the order of loading.
         packages: Installed versions of the distributions that registered backends need.
         backends: All registrations, also overridden ones; those of one name in order of addition.
         hooks: All hooks, waiting and disabled ones too, in the order of their addition.
         chains: For each target its enabled hooks, in their running order.
         strict_hooks: The value of `Hooks.strict`.
-        platform: The platform that was chosen; None: no choice was made.
+        platform: The platform that was chosen; None if there was no choice.
         plans: The plans given to `RuntimeState.of`.
     """
 
@@ -160,7 +160,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list
             platform=_platform(runtime, problems),
             plans=tuple(map(_plan, plans)),
         )
-        if runtime._core.version == snapshot.version:  # else another thread has registered something
+        if runtime._core.version == snapshot.version:  # otherwise another thread has registered something
             return state, problems
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name != "backend_test":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from switchrail.testing.conformance.pytest_entry import backend_test  # imports torch and pytest
+    from switchrail.testing.conformance.pytest_entry import backend_test  # imports torch, pytest
 
     return backend_test
 

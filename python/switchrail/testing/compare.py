@@ -181,7 +181,7 @@ def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
         and not call.contract.tensors[name].mutated
         and not torch.equal(_storage(tensor), _storage(after))
     }
-    # for inputs that are views of one buffer: those with changed numbers, or else one of them
+    # of several views of one buffer, those with changed numbers; if none has any, one view
     inside = {name: pair for name, pair in inputs.items() if not same_bits(*pair)}
     for name, (tensor, after) in (inside or dict(list(inputs.items())[:1])).items():
         yield Problem(f"{call.op}: {name} was modified", tuple(changed_input(call, name, tensor, after)))

@@ -47,8 +47,7 @@ _WAIT: Final = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten.equal.default,
 }
-"""Operations that would wait for a device, because their results are Python values or their shapes depend on
-values."""
+"""Operations that wait for a device: their results are Python values, or their shapes depend on values."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def run_in_steps(
 
 
 def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
-    """The batch of a step that takes `counts` rows and leaves each sequence's next row at `cursor`."""
+    """The batch of a step: it takes `counts` rows, starting at each sequence's next row in `cursor`."""
     batch = call.batch
     cu_seqlens = torch.zeros_like(batch.cu_seqlens)
     cu_seqlens[1:] = torch.tensor(counts, dtype=torch.int32).cumsum(0)

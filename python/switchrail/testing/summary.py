@@ -53,7 +53,7 @@ def summarise(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
-    """Causes with the failures that show them, the most frequent first."""
+    """Causes with the failures that show them, most frequent first."""
     shown = Counter(cause for result in failed for cause in result.causes)
     found: dict[str, list[str]] = {}
     for result in failed:

@@ -28,8 +28,7 @@ LAYERS = 48
 """The most calls that are timed together: as many as a model has layers."""
 
 SECONDS = 0.05
-"""Seconds for timing a backend with a batch. At least a few rounds are timed, but for no more than ten times
-as long."""
+"""Seconds for timing a backend with a batch. A few rounds are always timed, within ten times this limit."""
 
 _LEAST = 5
 _MOST = 0.5

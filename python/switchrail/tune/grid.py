@@ -116,9 +116,9 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase, with sizes that are powers of two.
 
     For prefill without a cache: total rows, in 1 to 64 sequences of equal length. For prefill with a cache:
-    rows and cached tokens. The cached tokens include the rows alone and an eighth more than the rows, because
-    some backends are much faster if nothing was cached before the rows, and this does not predict their other
-    times. For decode and verify: numbers of sequences.
+    rows and cached tokens. The numbers of cached tokens include the rows alone, and an eighth more than the
+    rows. Some backends are much faster if nothing was cached before the rows, which does not predict their
+    other times. For decode and verify: numbers of sequences.
 
     Args:
         op: The op.

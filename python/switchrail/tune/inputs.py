@@ -15,9 +15,9 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Sample, size: Batch) -> Sample:
     """A call like the given one, but with another batch.
 
-    The rows of the small call are repeated. The small call's tensors can be offset from multiples of 16 bytes
-    by gaps; these are removed, because models have none and kernels take up to three times as long on
-    unaligned tensors. Pools are filled with new numbers, and each sequence has a state or cached tokens.
+    The rows of the small call are repeated. The gaps between the small call's tensors are removed: models
+    have none, and kernels take up to three times as long on tensors at addresses that are no multiples of 16
+    bytes. Pools are filled with new numbers, and each sequence has a state or cached tokens.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)

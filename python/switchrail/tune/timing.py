@@ -35,7 +35,7 @@ ATTEMPTS = 3
 """The most attempts to measure a time without noise."""
 
 _MOST_SAID = 300
-"""Most characters of an exception that are kept."""
+"""Maximum characters kept of an exception's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ def tune(
 
     It skips backends of negative priority, which are never chosen automatically, and those that fail the
     conformance suite's first case. On a GPU, a backend that declares the feature `cuda_graph` is timed in a
-    graph. Other backends are timed in prefill with the host ahead of the device; in other phases their calls
-    are launched one by one, and the slower of host and device counts. Calls that are timed together use
+    graph. Other backends are timed in prefill with the host ahead of the device. In other phases their calls
+    are launched one by one, so that the slower of host and device decides. Calls that are timed together use
     separate memory, enough to evict each other's data from the L2 cache. Caches have the page size that is an
     engine's default on the platform.
 
@@ -249,7 +249,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
                     found = time_calls(_runs(fitting[name].backend, made[key]), timing.ways[name], platform)
                 except (
                     Exception
-                ) as error:  # of the backend, or out of memory; other batches can still be timed
+                ) as error:  # raised by the backend, or for lack of memory; other batches can still be timed
                     failures.setdefault(name, []).append((batch, error.with_traceback(None)))
                     continue
                 if found.spread < spreads.get(name, math.inf):

@@ -41,9 +41,9 @@ def _call(
 
 
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The caches and the rows to write; None if the operation can't write them.
+    """The caches and the rows to write; None if the operation can't write the caches.
 
-    It can't if the pool overrides `write` or a cache is not contiguous, nor while torch.compile traces, since
+    It can't if the pool overrides `write`, if a cache is not contiguous, or while torch.compile traces, since
     then only operators access pools.
     """
     if torch.compiler.is_compiling():

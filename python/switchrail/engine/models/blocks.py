@@ -50,17 +50,16 @@ class _Block:
         self.kind = kind
         self.layers: list[int] = []
         self.reason = reason
-        # torch stores compiled code with a function's code object; this copy is dropped together with the
-        # block
+        # torch stores compiled code with a function's code object, so this copy is dropped with the block
         own = FunctionType(_run.__code__.replace(), _run.__globals__)
         self._compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
 
     def run(
         self, original: Callable[..., Any], layer: nn.Module, x: torch.Tensor, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run a layer on x [1, T, H]."""
+        """Run a decoder layer on x [1, T, H]."""
         if self.reason is not None or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            # torch compiles nothing in a dispatch mode, such as a recorder of operations
+            # in a dispatch mode, such as a recorder of operations, torch compiles nothing
             return original(layer, x, *args, **kwargs)
         _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
         try:
@@ -79,13 +78,16 @@ def _run(original: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: A
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether torch failed to compile, before any part of the layer has run. Importing its errors is slow."""
+    """Whether an error comes from torch's compiler, which runs before any part of the layer.
+
+    Importing its error classes is slow.
+    """
     return any(cls.__module__ == "torch._dynamo.exc" for cls in type(error).__mro__)
 
 
 def _mark_rows(rows: int, given: Iterable[Any]) -> None:
     """Let one compilation serve all numbers of rows from 2 on."""
-    if rows == 1:  # torch always compiles separately for 1
+    if rows == 1:  # torch always compiles 1 separately
         return
     for one in given:
         if isinstance(one, torch.Tensor):
@@ -157,7 +159,7 @@ class Blocks:
     def look(self) -> None:
         """Drop the compiled layers if hooks have changed, including the engines' own on these layers.
 
-        For the latter, torch itself would compile again, but only a few times.
+        Torch itself would notice the engines' own, but compiles only a few times.
         """
         version = chain.version()
         if self._watch.has_changed() or (version is not self._version and self._hooks(version) != self._own):

@@ -64,8 +64,8 @@ DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layern
 DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
 """Consecutive layers of this kind, and an equal norm at the end.
 
-The last sum of a layer is normalised together with the next layer's norm, unless something in between is
-hooked, since a hook could change the sum.
+The last sum of a layer is normalised together with the next layer's norm, unless a module in between is
+hooked: a hook could change the sum.
 """
 
 __all__ = ["DECODER_LAYER", "DECODER_LAYERS"]

@@ -20,7 +20,10 @@ def dispatch_delta(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Run the rule on [1, T, heads, size] tensors. Without a cache, no state is passed or returned."""
+    """Dispatch the rule on [1, T, heads, size] tensors.
+
+    As the pool has the state, none is passed or returned.
+    """
     connected: Connected = kwargs[KEYWORD]
     layer: Any = connected.layers[op]
     if use_qk_l2norm_in_kernel != layer.qk_l2norm:

@@ -1,7 +1,7 @@
 """Gated delta layers whose inputs are one product, in the order in which the rest of the layer reads them.
 
-In the model definition, the queries of each head are next to its keys, values and output gate, so all are
-copied twice before the convolution. Here the rows of the weights are reordered once instead.
+In the model definition, the queries of each head are next to its keys, values and output gate, so each step
+copies all of them twice before the convolution. Here the rows of the weights are reordered once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from switchrail.platforms.serving import Forward
 
 @torch.no_grad()
 def _prepare(function: Forward, module: Any) -> torch.Tensor:
-    """Reorder the rows and combine the two products' weights; the module's own forward still works."""
+    """Reorder the rows of the two products' weights, and combine the products.
+
+    The module's own forward still works.
+    """
     groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
     keys, values = module.head_k_dim, ratio * module.head_v_dim
     _order_rows(module.in_proj_qkvz.weight, groups, [keys, keys, values, values])
@@ -41,7 +44,10 @@ def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
 def _split(
     sizes: list[int], heads: list[int], mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Replaces the module's `fix_query_key_value_ordering`; takes no module, which would create a cycle."""
+    """Replaces the module's `fix_query_key_value_ordering`.
+
+    It takes no module, which would create a cycle.
+    """
     parts = torch.split(mixed_qkvz, sizes, dim=-1)
     return (
         *(torch.unflatten(part, -1, (-1, head)) for part, head in zip(parts, heads, strict=True)),

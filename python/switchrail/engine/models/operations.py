@@ -77,7 +77,7 @@ _ATTRIBUTE: Final = "_switchrail_forward"
 _PREPARED: Final = "_switchrail_prepared"
 _NORMAL: Final = "_switchrail_normal"
 INNERMOST: Final = 1 - 2**31
-"""The priority of that hook: all other hooks of a module stay around the platform's function."""
+"""The priority of the hook that calls a platform's function; all other hooks of a module run around it."""
 
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
@@ -158,7 +158,7 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # a lookup here would become a constant of the compiled code
+    if torch.compiler.is_compiling():  # a lookup of hooks here would become a constant of the compiled code
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
@@ -204,7 +204,7 @@ def _hooked_names() -> frozenset[str]:
 
 
 def either(function: Forward | None, operation: type[Operation]) -> Forward:
-    """A platform's function, or torch's own if there is none or torch.compile is tracing."""
+    """A platform's function; torch's own if the platform has none, or while torch.compile traces."""
     return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
 
 
@@ -218,12 +218,12 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
 
 
 def is_bound(part: nn.Module) -> bool:
-    """Whether a platform's function serves a module, unless somebody hooks it."""
+    """Whether a platform's function serves a module that nobody has hooked."""
     return _ATTRIBUTE in part.__dict__
 
 
 def serves(*parts: nn.Module) -> bool:
-    """Whether platforms' functions are used for all of these, and none is hooked."""
+    """Whether platforms' functions serve all of these modules, and no module is hooked."""
     return all(is_bound(part) and not _is_hooked(part) for part in parts)
 
 

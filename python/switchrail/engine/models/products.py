@@ -15,9 +15,10 @@ from switchrail.platforms.serving import Forward
 
 
 class Product:
-    """The common product of several linear layers. The first layer called with an input computes all of them.
+    """The common product of several linear layers.
 
-    A layer called with another input computes all again, so any order of calls is correct.
+    The first layer that is called with an input computes the results of all layers. A layer that is called
+    with another input computes all again, so any order of calls is correct.
     """
 
     def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:

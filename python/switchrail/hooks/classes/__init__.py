@@ -1,4 +1,4 @@
-"""Replacing a class in place: the same class object takes over another's namespace.
+"""Replacing a class in place: the class object takes over another class's namespace.
 
 Instances, subclasses, `isinstance` and pickles of the class stay valid, because it stays the same object.
 """

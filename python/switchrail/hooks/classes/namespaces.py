@@ -1,4 +1,4 @@
-"""The attributes of classes, apart from those that hooks have put there."""
+"""The attributes of classes, without those that hooks have set."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from switchrail.hooks.attributes import ABSENT, attributes_of, inside
 from switchrail.hooks.holders import Namespace
 from switchrail.hooks.lock import change_lock
 
-# Attributes that belong to the class object itself.
+# Attributes that every class object has.
 _KEPT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
     | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
-    | {"__orig_bases__", "__parameters__", "__type_params__"}  # they describe its bases, which stay
+    | {"__orig_bases__", "__parameters__", "__type_params__"}  # attributes about the bases, which stay
 )
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """The data of a class that is replaced now."""
+    """The data of a replaced class."""
 
     by: type
     """The class that replaces it."""
     own: Namespace
     """Its original namespace."""
     put: Namespace
-    """The namespace that it was given."""
+    """The namespace that was installed."""
 
 
 replaced: Final[dict[type, Replaced]] = {}
-"""The classes that are replaced now."""
+"""The classes that are currently replaced."""
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, except for the class object's own and those that hooks have put there."""
+    """A class's attributes, without those of every class object and those that hooks have set."""
     put = attributes_of(cls)
     return {
         name: value
@@ -47,7 +47,7 @@ def namespace_of(cls: type) -> dict[str, Any]:
 
 
 def original_namespace(cls: type) -> dict[str, Any]:
-    """The same; for a replaced class, from before it was replaced."""
+    """The same as `namespace_of`, but for a replaced class from before the replacement."""
     now = replaced.get(cls)
     return namespace_of(cls) if now is None else now.own
 
@@ -55,11 +55,11 @@ def original_namespace(cls: type) -> dict[str, Any]:
 def own_namespace(cls: type) -> dict[str, Any]:
     """The class's own attributes; for a replaced class the original ones plus later additions.
 
-    Left out are attributes that hooks have put there, and additions that shadow an inherited attribute. So a
-    dotted path leads to the same place whatever hooks are in force.
+    Attributes that hooks have set and additions that shadow an inherited attribute are left out. So a dotted
+    path leads to the same site whatever hooks are in force.
     """
     with change_lock:
-        # Copies of one moment: a finalizer may change hooks in this thread, although it holds the lock.
+        # Copies of one moment, since a finalizer may change hooks in this thread although it holds the lock.
         put, namespace, now = attributes_of(cls), vars(cls).copy(), replaced.get(cls)
     present = {name: value for name, value in namespace.items() if value is not put.get(name, ABSENT)}
     if now is None:
@@ -74,11 +74,11 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether a replacing class derives from the replaced one, and so inherits the methods that it lacks."""
+    """Whether a replacing class derives from the replaced one, and so inherits missing methods."""
     return cls in by.__bases__
 
 
 def function_of(found: Any) -> FunctionType | None:
-    """The function within a method, a property or the like; None if there is none."""
+    """The function in a method, property or similar object; None if there is none."""
     inner = inside(found)
     return inner if type(inner) is FunctionType else None

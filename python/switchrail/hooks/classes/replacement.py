@@ -1,4 +1,4 @@
-"""A class as a place for hooks: a `replace` hook puts another class's namespace into it.
+"""A class as a site: a `replace` hook installs another class's namespace.
 
 All attributes change within one call of a C function that runs no Python code. So under the interpreter lock
 each thread sees either all of the old class or all of the new one.
@@ -32,7 +32,7 @@ from switchrail.hooks.site import Function, Site
 
 @dataclass(frozen=True)
 class Class(Site):
-    """A class; its state is the class that replaces it, or None."""
+    """A class as a site. Its state is the class that replaces it, or None."""
 
     leads: ClassVar[bool] = True
 
@@ -40,15 +40,15 @@ class Class(Site):
 
     @property
     def name(self) -> str:
-        """Its module and qualified name."""
+        """The module and qualified name of the class."""
         return name_of(self.cls)
 
     def found(self) -> type | None:
-        """The class that has replaced it."""
+        """The class that currently replaces it."""
         return replaced[self.cls].by if self.cls in replaced else None
 
     def made(self, own: None, hooks: Sequence[Hook]) -> Any:
-        """The class of the first hook, with `super` redirected in its methods."""
+        """The class of the first hook, after redirecting `super` in its methods."""
         by: Any = hooks[0].fn
         functions = closing_over(by)
         for function in functions:
@@ -59,7 +59,7 @@ class Class(Site):
         return by
 
     def install(self, state: type | None, *, hooked: bool) -> None:
-        """Puts the namespace of another class into this one; or its own back, for None."""
+        """Installs another class's namespace, or for None the class's own."""
         present = Namespace(namespace_of(self.cls))
         known = replaced.get(self.cls)
         before = known or Replaced(self.cls, present, present)
@@ -71,7 +71,7 @@ class Class(Site):
                 inherited = before.own if extends(state, self.cls) else {}
                 wanted = Namespace({**inherited, **namespace_of(state)})
                 remember(state, self.cls)
-                # Before the first call of its methods, which may ask for `super`.
+                # done before the first call of its methods, which may use `super`
                 replaced[self.cls] = Replaced(state, before.own, wanted)
                 self._set(wanted, before.put)
         except BaseException as error:
@@ -80,12 +80,12 @@ class Class(Site):
                 replaced.pop(self.cls, None)
             else:
                 replaced[self.cls] = known
-            if isinstance(error, (AttributeError, TypeError)):  # which its metaclass raises
+            if isinstance(error, (AttributeError, TypeError)):  # the metaclass may raise anything
                 raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
             raise
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
-        """Replaces the attributes in `put` by those in `wanted`, except where others have changed them."""
+        """Replaces the attributes in `put` by those in `wanted`, except where other code has changed them."""
         present = namespace_of(self.cls)
         wanted = {**attributes_of(self.cls), **wanted}
         changed = [
@@ -100,12 +100,12 @@ class Class(Site):
         deque(chain(setting, map(delattr, repeat(self.cls), gone)), maxlen=0)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterator[tuple[Site, Site | None]]:
-        """From the class's own functions to those in their place while the hook's class replaces it."""
+        """Moves hooks from the class's own functions to those that replace them."""
         for old, new in _pairs(self.cls, hook.fn):
             yield Function(old), None if new is None else Function(new)
         for site in sites:
             at = site.placement if isinstance(site, Function) else None
-            if isinstance(at, Attribute) and at.owner is self.cls:  # the replacing class may have its own
+            if isinstance(at, Attribute) and at.owner is self.cls:  # the replacing class's own may differ
                 replacing: Any = hook.fn
                 function = function_of(namespace_of(replacing).get(at.name))
                 if function is not None:
@@ -116,7 +116,7 @@ class Class(Site):
         return self._misfit_of(hook) or self._conflict_of(hook, wanted or {})
 
     def _misfit_of(self, hook: Hook) -> str | None:
-        """Compares the layouts."""
+        """Compares the layouts of instances."""
         fn: Any = hook.fn
         if hook.kind != "replace":
             return "the target is a class; valid: replace, or a hook on one of its methods"
@@ -141,9 +141,9 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """Compares with replacements of other classes: in a class of two, their hooks would mix."""
+        """Compares with replacements of other classes: a class that replaces two would mix their hooks."""
         for place, others in wanted.items():
-            if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
+            if not isinstance(place, Class) or hook in others:  # or from a second import of its module
                 continue
             for other in others:
                 if other.fn is hook.fn:
@@ -156,7 +156,7 @@ class Class(Site):
 
 
 def _pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | None]]:
-    """The original functions of `cls`, each with the function of `by` in its place, or None."""
+    """The original functions of `cls`, each with the function of `by` that replaces it, or None."""
     own = original_namespace(cls)
     namespace = namespace_of(by)
     inherited = own if extends(by, cls) else {}

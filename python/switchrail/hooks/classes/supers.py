@@ -1,6 +1,6 @@
 """The `super` that methods of a replacing class call.
 
-Python's own refuses instances of the replaced class, because they are no instances of the replacing one.
+Python's own refuses instances of the replaced class, which are no instances of the replacing class.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# torch.compile puts the rest of a function after a graph break into a function of this name, which has other
-# parameters and is called by the first one.
+# torch.compile puts the rest of a function after a graph break into a function of this name. That function
+# has other parameters and is called by the first one.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
-# From each class to all classes that it has replaced, now or before: a call of its method may outlast that.
+# Maps each class to all classes that it has ever replaced, since a call of its method may outlast the
+# replacement.
 _targets: Final[weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]]] = weakref.WeakKeyDictionary()
 
 
@@ -26,7 +27,7 @@ def remember(by: type, cls: type) -> None:
 
 
 def replacing_super(*args: Any) -> Any:
-    """The replaced class's `super`, if the method was called on an instance of one; else Python's own."""
+    """The replaced class's `super`, if the method was called on its instance; otherwise Python's own."""
     if not args:
         frame = sys._getframe(1)
         while frame.f_code.co_name.startswith(_RESUMED) and frame.f_back is not None:
@@ -42,26 +43,26 @@ def replacing_super(*args: Any) -> Any:
         if (now is not None and now.by is by) or not issubclass(of, by):
             if not extends(by, cls):
                 return super(cls, bound)
-            # Not `_Super(...)`: torch.compile can't trace that, and a break of its graph in `super().name` is
-            # an error in torch itself from Python 3.12 on.
+            # Not `_Super(...)`, which torch.compile can't trace. From Python 3.12 on, a graph break in
+            # `super().name` is an error in torch itself.
             return tuple.__new__(_Super, (cls, bound, original_namespace(cls)))
     return super(by, bound)
 
 
 class _Super(tuple[type, Any, "dict[str, Any]"]):
-    """The result of `super()` in a class that replaces its base: gives attributes of the original base.
+    """The result of `super()` in a class that replaces its base: has the attributes of the original base.
 
     A tuple of the base, the bound instance or class, and the base's original namespace. Reading a tuple's
-    items runs no Python code: compilers inspect such objects at any time.
+    items runs no Python code, which matters since compilers inspect such objects at any time.
     """
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        # Special methods by name are the replaced class's, not this one's.
+        # Special methods are the replaced class's, not those of this class.
         try:
             cls, bound, own = tuple.__iter__(self)
-        except ValueError:  # an empty one, made by torch.compile for inspection
+        except ValueError:  # an empty instance, which torch.compile makes for inspection
             return object.__getattribute__(self, name)
         if name not in own:
             return getattr(super(cls, bound), name)

@@ -85,9 +85,9 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
 
 
 def _has_flash(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether torch's flash attention, which needs no mask for more keys than rows, supports these tensors.
+    """Whether torch's flash attention supports these tensors; it needs no mask for more keys than rows.
 
-    With a mask, torch has no fast kernel for grouped-query heads: on an H200 that takes 4 times as long.
+    With a mask, torch has no fast kernel for grouped-query heads: on an H200 it takes 4 times as long.
     """
     if q.device.type != "cuda":
         return False

@@ -9,7 +9,10 @@ from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.kda.contract import CONTRACT, KdaBackend, KdaCall
 
 CHUNK = 32
-"""Tokens per chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""
+"""Tokens per chunk, a power of 2.
+
+On a CPU this is the fastest of 16, 32, 64 and 128 for head sizes 32 and 128.
+"""
 
 
 class TorchKda(TorchDelta[KdaCall], KdaBackend):
@@ -68,7 +71,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
         since_start = gates.transpose(1, 2).contiguous()
         until_end = torch.zeros_like(since_start)
-        # [key or query, n, HV, C, C]: products with the earlier keys, filled in by halves
+        # [key or query, n, HV, C, C], the products with the earlier keys, computed by halves
         products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
         products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
         half = 1

@@ -16,7 +16,10 @@ CHUNK = 32
 """Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""Its exponential is 0 in every dtype. It bounds the gates, so differences of their sums stay exact."""
+"""The lowest gate.
+
+Its exponential is 0 in every dtype, and unlike -inf it keeps differences of sums exact.
+"""
 
 
 class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):

@@ -27,7 +27,7 @@ class Draws:
         device: The device of all tensors.
         strided: Whether inputs are views of one fused buffer.
         padding: The indices of the padding sequences.
-        norm: A factor on the inputs and the contents of the cache or state; each op says which.
+        norm: A factor on some inputs, and on the contents of the cache or state; see each op.
         seed: The random seed.
     """
 
@@ -108,7 +108,7 @@ class StateDraws(Draws):
 
     Attributes:
         state_dtype: The dtype of the state; the default depends on the op.
-        initial: Which sequences start from a state. In decode, all with a slot do.
+        initial: Which sequences start from a state. In decode, all sequences with a slot do.
         in_place: Whether each sequence reads the slot that it writes.
     """
 

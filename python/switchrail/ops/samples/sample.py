@@ -93,7 +93,7 @@ class Sample:
 
     @property
     def results(self) -> dict[str, torch.Tensor]:
-        """The tensors that the call has written, by name: outputs, and states unless the phase is verify."""
+        """The results of the call by name: outputs, and states unless the phase is verify."""
         found = dict(self.outputs)
         if isinstance(self.batch, StateBatch) and self.phase != "verify":
             found["state"] = self.state[self.written_slots]
@@ -101,10 +101,9 @@ class Sample:
 
     @property
     def made(self) -> Any:
-        """The call for backends, with a layer of its own.
+        """The sample as a call for backends, with a new layer.
 
-        Raises:
-            ContractError: An argument is missing or unknown.
+        Raises: ContractError: An argument is missing or unknown.
         """
         return self.contract.make({**self.tensors, **self.options})
 
@@ -119,7 +118,7 @@ class Sample:
         return Verification(self, call, backend, plan, record) if self.phase == "verify" else None
 
     def bind(self, backend: AnyBackend, plan: object) -> Callable[[], object]:
-        """The call as a function that can be called any number of times."""
+        """The call as a function that can be called repeatedly."""
         return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
@@ -133,7 +132,7 @@ class Sample:
         slots = torch.full(wanted.shape, -1, dtype=torch.int64)
         order = random.permutation(int(wanted.sum())) + self.state.shape[0]
         slots[wanted] = order
-        # entries past a sequence's end must be ignored
+        # entries past a sequence's end, which must be ignored
         beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
         slots[beyond & ~wanted] = -7
         state = widened(self.state, len(self.state) + len(order))
@@ -164,7 +163,10 @@ class Sample:
         return self.to(self.out.device)
 
     def to(self, device: torch.device | str) -> Sample:
-        """A copy on a device, with its own memory and the same strides. Views of one buffer stay so."""
+        """A copy on a device, with its own memory and the same strides.
+
+        Tensors that shared a buffer still share one.
+        """
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
         for name, tensor in self.tensors.items():

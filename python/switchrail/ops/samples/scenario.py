@@ -30,7 +30,7 @@ class Scenario:
     Attributes:
         name: Its name, unique with the op.
         about: Its purpose.
-        ops: The ops that it applies to. A scenario of an op's own applies to that op only.
+        ops: The ops that it applies to; ignored for a scenario in an op's `SCENARIOS`.
         prefill: The lengths in prefill; None for no prefill.
         decode: The number of sequences in decode; None for no decode.
         verify: The numbers of drafted rows in verify; None for no verify.

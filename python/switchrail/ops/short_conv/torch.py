@@ -19,7 +19,7 @@ BLOCK_NUMBERS = 2**17
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The rows near both ends of the M sequences, whose windows or states use the old state.
+    """The rows near both ends of the M sequences: the first rows' windows and the new states use old states.
 
     The other attributes index a pool of rows: the M old states, W - 1 rows each, then the `picked` rows of x.
 

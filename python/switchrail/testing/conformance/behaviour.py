@@ -119,7 +119,7 @@ def growth(setting: Setting) -> Measured:
 
 
 def following_slots(setting: Setting) -> Measured:
-    """Checks slots with consecutive numbers, which a backend may take for a slice of the pool."""
+    """Checks slots with consecutive numbers, for which a backend may use a slice of the pool."""
     worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
     for initial in ("all", "some", "none"):
         call = setting.call((9, 33, 1, 4), initial=initial, seed=8)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
-"""For a backend that does not restrict head sizes."""
+"""The checked head sizes if the backend does not restrict them."""
 _QUICK_HEAD_SIZES = 2
 _PAGE_SIZES = (1, 16, 33, 64)
-"""For a backend that does not restrict page sizes."""
+"""The checked page sizes if the backend does not restrict them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class Case:
         """Runs the check.
 
         Raises:
-            AssertionError: The check failed.
-            Unavailable: It can't be run here.
+            AssertionError: The check failed. Unavailable: The check can't be run here.
         """
         return self.check.run(self.setting)
 

@@ -31,7 +31,7 @@ class Check:
     Attributes:
         name: Its name.
         about: The property in words.
-        run: Checks it; raises an AssertionError if it does not hold.
+        run: Checks the property; raises an AssertionError if it does not hold.
         ops: The ops that it applies to.
         phases: The phases that it applies to.
         features: The features that the backend must claim.

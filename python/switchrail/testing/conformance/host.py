@@ -34,9 +34,8 @@ def no_waiting(setting: Setting) -> None:
 def graph(setting: Setting) -> Measured:
     """Checks that a captured call can be replayed for another batch after `refresh`.
 
-    It captures only `run`, with a plan within bounds, after a first run. The capture must not allocate
-    memory. Then it changes the numbers in the call's tensors, and the batch's lengths, slots and pages.
-    Engines do the same.
+    Captures only `run`, with a plan within bounds, after a first run. The capture must not allocate memory.
+    Then the numbers in the call's tensors change, and the batch's lengths, slots and pages, as in an engine.
     """
     backend = setting.backend
     if type(backend).refresh is Backend.refresh:

@@ -22,7 +22,7 @@ _ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
     "decode": ((1,) * 4, (1,) * 4, (1,) * 7, (1,), (1,) * 4),
     "verify": ((3, 5, 0, 1), (3, 5, 0, 1), (2,), (1,) * 3, (1, 5, 3, 0)),
 }
-"""The rows of each call's sequences: the same twice, more sequences, fewer, one, and other lengths."""
+"""The rows of each call's sequences: equal ones twice, more sequences, fewer, one, and other lengths."""
 
 _CAUSE = "a layer that was called before has another result than a new one"
 
@@ -112,7 +112,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
     try:
         yield
     except Exception as failure:
-        setting.verify(call)  # raises if it also fails with a new layer, which other checks report
+        setting.verify(call)  # raises if the call also fails with a new layer, which other checks report
         headline = f"{setting.op}: {which} is wrong, with a new layer it is right"
         if not isinstance(failure, AssertionError):
             headline += f": {failure!r}"

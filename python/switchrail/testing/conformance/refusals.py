@@ -43,7 +43,7 @@ def refusals(setting: Setting) -> None:
 
 
 def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
-    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # a copied batch would lose its strides
+    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # only if the contract allows the strides
     try:
         copy.run(backend)
     except ContractError:

@@ -25,7 +25,7 @@ class Outcome:
         measured: The measured error, if any.
         message: Why it failed or was skipped.
         causes: The causes found for a failure, in the same words for all failures of a kind.
-        possible: Causes that it neither shows nor contradicts.
+        possible: Causes that the failure neither shows nor contradicts.
         seconds: The time that it took.
     """
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def run_case(case: Case) -> Outcome:
-    """Runs a case. Any exception of the backend is a failure."""
+    """Runs a case; any exception of the backend is a failure."""
     start = time.perf_counter()
     status: Status = "passed"
     measured: Measured | None = None

@@ -77,7 +77,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         about="inputs that are views of no larger buffer",
         arguments={"strided": False},
     ),
-    # recurrent states
+    # for recurrent states
     Scenario(
         name="dirty-slots",
         about="recycled slots that hold NaN and must not be read",
@@ -115,7 +115,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         ops=GATED,
         arguments={"zero_keys": True, "initial": "all"},
     ),
-    # softmax attention
+    # for softmax attention
     Scenario(
         name="past",
         about="tokens in the cache before those of the call; what no row sees is NaN",

@@ -16,7 +16,7 @@ def untouched_slots(setting: Setting) -> Measured:
 
 
 def forgetting(setting: Setting) -> Measured:
-    """Sets each eighth decay to 0 and all others near 1, which a sum of logs must not lose."""
+    """Checks decays of 0 among decays near 1: the sum of logs must not lose the latter."""
     call = setting.call((100, 33), gate="near_one", initial="all")
     gate = call.tensors["g"]
     assert gate is not None

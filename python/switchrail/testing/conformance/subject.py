@@ -69,7 +69,7 @@ class Subject:
         )
 
     def claims(self, kind: str) -> list[Any]:
-        """Its claims under a name such as `head_sizes`; an empty list restricts nothing."""
+        """The backend's claims under a name such as `head_sizes`; an empty list restricts nothing."""
         return list(self.capabilities.get(kind) or ())
 
     @property

@@ -71,10 +71,9 @@ class Difference:
 
     @cached_property
     def wrong(self) -> torch.Tensor:
-        """[R, ...], the wrong numbers: those whose error exceeds the bound of their row.
+        """[R, ...], a mask of the wrong numbers: those whose error exceeds the bound of their row.
 
-        If each row is within its bound and the whole tensor is not, those whose error exceeds the bound of
-        the tensor.
+        If only the tensor as a whole exceeds its bound, the bound of the tensor is used for each number.
         """
         same = (self.got == self.expected) | (self.got.isnan() & self.expected.isnan())
         difference = (self.got - self.expected).abs()
@@ -88,12 +87,12 @@ class Difference:
 
     @cached_property
     def wrong_rows(self) -> torch.Tensor:
-        """[R], the rows with a wrong number."""
+        """[R], a mask of the rows with a wrong number."""
         return self.wrong.flatten(1).any(1)
 
     @cached_property
     def unwritten(self) -> torch.Tensor:
-        """[R, ...], the wrong numbers that the call did not write."""
+        """[R, ...], a mask of the wrong numbers that the call did not write."""
         left = torch.zeros_like(self.wrong)
         if self.before is not None:
             same = (self.got == self.before).flatten(1).all(1)
@@ -121,19 +120,19 @@ class Difference:
         return one.shape == other.shape and one.numel() > 0 and measure(one, other).within(bound)
 
     def row_name(self, row: int) -> str:
-        """`sequence 0, row 3`, or `slot 5 of sequence 0`."""
+        """A row's name: `sequence 0, row 3`, or `slot 5 of sequence 0`."""
         n = self.owners[row]
         if self.is_state:
             return f"slot {int(self.index[row])} of sequence {n}"
         return f"sequence {n}, row {int(self.index[row]) - sum(self.call.batch.seqlens[:n])}"
 
     def place(self, at: Sequence[int]) -> str:
-        """`sequence 0, row 3, head 1, column 5`."""
+        """A number's place: `sequence 0, row 3, head 1, column 5`."""
         return ", ".join([self.row_name(at[0]), *axis_names(self.axes, at)])
 
 
 def axis_names(axes: Sequence[str], at: Sequence[int]) -> list[str]:
-    """The names of a place along all axes but the first: `head 1`, `column 5`."""
+    """The names of a place along all axes except the first, such as `head 1`, `column 5`."""
     names = []
     for number, (axis, index) in enumerate(zip(axes[1:], at[1:], strict=True), 2):
         is_column = axes[0] == "T" and number == len(axes) and axis not in _WORDS
@@ -199,7 +198,7 @@ def of_states(
 
 
 def count(number: int, what: str) -> str:
-    """`1 row`, `1,024 rows`."""
+    """A number with its unit: `1 row`, `1,024 rows`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

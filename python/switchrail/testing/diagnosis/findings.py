@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found out.
+    """A fact about a failure.
 
     Attributes:
-        cause: The same words for every failure of this kind: a summary groups failures by them. Empty if the
-            finding only describes this failure.
+        cause: The cause, in the same words for every failure of this kind, since a summary groups failures by
+            them. Empty if the finding only describes this failure.
         detail: The details of this failure.
         is_whole: Whether it explains the whole failure, so that no other diagnoser is needed.
         possible: Causes that this failure neither shows nor contradicts; other failures may show them.
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and the findings about it."""
+    """A wrong property of a call, and the findings about it."""
 
     headline: str
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Tries known mistakes: one explains a failure if the oracle, given it, returns the same wrong numbers."""
+"""Tries known mistakes: a mistake explains a failure if the oracle with it returns the same wrong numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 def explained(d: Difference) -> Finding | None:
-    """The first mistake with which the oracle gives the numbers of `d.got`."""
+    """The first mistake with which the oracle returns the numbers of `d.got`."""
     if not d.is_oracles or sum(d.call.batch.seqlens) > MOST_ROWS:
         return None
     call = d.call.to("cpu")
@@ -47,7 +47,7 @@ def explained(d: Difference) -> Finding | None:
         try:
             result = run_reference(hypothesis.call)
         except (ContractError, IndexError, RuntimeError):
-            continue  # the changed call is invalid, so no backend has computed it
+            continue  # the changed call is invalid, so the backend can't have computed it
         told = result.state if d.is_state else result.outputs[d.name].roll(hypothesis.later, 0)
         if hypothesis.later:
             told[sorted({min(start, len(told) - 1) for start in call.batch.cu_seqlens.tolist()})] = torch.nan
@@ -60,7 +60,7 @@ def explained(d: Difference) -> Finding | None:
 
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
-    """The share of rows that equal the oracle's with the mistake; 0 if the wrong rows don't equal them."""
+    """The share of rows that equal those of the oracle with the mistake; 0 if a wrong row does not."""
     finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):
@@ -189,7 +189,7 @@ def _groups(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _masks(call: Sample) -> Iterator[Hypothesis]:
-    """Rows that see tokens which they must not see, or miss tokens that they must see."""
+    """Rows that attend to tokens they must not see, or miss tokens they must see."""
     batch = call.batch
     if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
         chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
@@ -234,7 +234,7 @@ def _states_before(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _seeing(call: Sample, about: str, seen: Callable[[int, int], int]) -> Hypothesis:
-    """Each row becomes a sequence of its own that sees at most `seen(n, i)` positions of its old sequence."""
+    """Each row becomes a separate sequence that sees at most `seen(n, i)` positions of its old sequence."""
     batch = call.batch
     assert isinstance(batch, PagedBatch)
     owners = [(n, i) for n, length in enumerate(batch.seqlens) for i in range(length)]

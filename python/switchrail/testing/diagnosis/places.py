@@ -1,4 +1,4 @@
-"""Places of the wrong numbers: properties that their rows, heads and columns share, and few others have."""
+"""Places of the wrong numbers: properties that wrong rows, heads and columns share, and few others have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchrail.testing.diagnosis.findings import Finding
 
 _CHUNKS = (16, 32, 64, 128)
 _LEAST_SHARE = 0.5
-"""The least share of wrong rows among the rows with a property; below it the property explains nothing."""
+"""The least share of wrong rows among the rows with a property. Below it the property explains nothing."""
 
 _MOST_NAMED = 3
 
@@ -32,7 +32,7 @@ def rows_in_common(d: Difference) -> Finding | None:
     for about, rows, is_of_sequences in _commons(d, owners):
         if rows.all() or not rows[wrong].all():
             continue
-        # a wrong state may decay, so that the last rows of its sequence are right again
+        # a wrong state may decay, so that later rows of its sequence are right again
         counted = owners if is_of_sequences else torch.arange(len(owners))
         share = len(set(counted[wrong].tolist())) / len(set(counted[rows].tolist()))
         if share >= _LEAST_SHARE:
@@ -76,7 +76,7 @@ def columns_in_common(d: Difference) -> Finding | None:
         return None
     wrong = d.wrong.flatten(0, -2).any(0)
     share = float(wrong.double().mean())
-    # single columns may be right by chance, a block of them can't
+    # single columns may be right by chance, but not a block of them
     if share > 0.75:
         return None
     what = "columns" if d.axes[0] == "T" else d.axes[-1]

@@ -1,4 +1,4 @@
-"""Explanations from the numbers of a difference alone."""
+"""Explanations that need only the numbers of a difference."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CONSTANTS = {
 
 
 def rounded_otherwise(d: Difference) -> Finding | None:
-    """Different bits, and equal numbers within rounding, where bits are compared."""
+    """Bits that differ, where bits are compared, although the numbers are equal within rounding."""
     if d.bound.row or not d.matches(d.got, d.expected):
         return None
     return Finding("the bits differ, but the numbers agree within rounding", is_whole=True)
 
 
 def taken_for(d: Difference) -> Finding | None:
-    """Another result of the same call, in place of the expected one."""
+    """Another result of the same call in place of the expected one."""
     for about, other in d.others.items():
         if d.matches(d.got[d.wrong_rows], other[d.wrong_rows]):
             return Finding(f"the result is {about}")
@@ -50,12 +50,12 @@ def transposed(d: Difference) -> Finding | None:
 
 
 def zeros(d: Difference) -> Finding | None:
-    """Nothing but zeros."""
+    """A result of zeros only."""
     return Finding("every number that is wrong is 0") if not d.got[d.wrong].any() else None
 
 
 def constant_ratio(d: Difference) -> Finding | None:
-    """One factor between got and expected: a scale that was forgotten, or applied twice."""
+    """A common factor between got and expected: a scale that was forgotten, or applied twice."""
     ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
     if ratio is None:
         return None
@@ -63,7 +63,7 @@ def constant_ratio(d: Difference) -> Finding | None:
 
 
 def ratio_of_heads(d: Difference) -> Finding | None:
-    """One factor for each head."""
+    """A factor for each head."""
     if not d.has_heads or d.got.shape[1] < 2:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -81,7 +81,7 @@ def ratio_of_heads(d: Difference) -> Finding | None:
 
 
 def ratio_of_rows(d: Difference) -> Finding | None:
-    """One factor for each row and head, as with a wrong sum in the denominator."""
+    """A factor for each row and head, as after a wrong sum in the denominator."""
     if d.got.shape[-1] < 4:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -95,7 +95,7 @@ def ratio_of_rows(d: Difference) -> Finding | None:
 
 
 def swapped_heads(d: Difference) -> Finding | None:
-    """Each head is right, but in the place of another one."""
+    """Heads that are right, but in each other's places."""
     if not d.has_heads or not 1 < d.got.shape[1] <= _MOST_HEADS:
         return None
     heads = range(d.got.shape[1])
@@ -112,7 +112,7 @@ def swapped_heads(d: Difference) -> Finding | None:
 
 
 def moved_rows(d: Difference) -> Finding | None:
-    """Each wrong row holds the result of another row."""
+    """Wrong rows that each hold the result of another row."""
     wrong = d.wrong_rows.nonzero().flatten()
     if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
         return None
@@ -147,7 +147,7 @@ def moved_rows(d: Difference) -> Finding | None:
 
 
 def rounding(d: Difference) -> Finding | None:
-    """All rows are off by a little."""
+    """Rows that all differ a little."""
     if not d.got.isfinite().all() or d.bound.norm == 0:
         return None
     error = float((d.got - d.expected).norm() / d.expected.norm().clamp_min(1e-300))
@@ -181,7 +181,7 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 
 
 def _named(d: Difference, ratio: float) -> str:
-    """The name of a ratio that kernels often forget, such as 1/scale; else an empty text."""
+    """The name of a ratio that kernels often forget, such as 1/scale; otherwise an empty text."""
     first = d.call.contract.inputs[0]
     tensor = d.call.tensors[first]
     assert tensor is not None
