@@ -1,4 +1,4 @@
-"""Compares the engine's tokens and probabilities on a GPU with transformers', for each way of running.
+"""Compares the engine's tokens and probabilities with those of transformers, in all ways of running.
 
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
@@ -61,7 +61,7 @@ def engine_tokens(folder: Path, device: str, prompts: Tokens, options: dict[str,
 
 @torch.inference_mode()
 def transformers_tokens(model: Any, prompts: Tokens, batch: int = 25) -> Tokens:
-    """transformers' greedy tokens, for batches of prompts with similar lengths, padded to one length."""
+    """Greedy tokens of transformers, for batches of prompts with similar lengths, padded to one length."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     found: Tokens = [[] for _ in prompts]
     for at in range(0, len(order), batch):
@@ -104,7 +104,7 @@ def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: To
     if not differing:
         return []
     model = load(folder, device, torch.float64)
-    model.config._experts_implementation = "eager"  # torch's grouped products don't take float64
+    model.config._experts_implementation = "eager"  # torch's grouped products don't support float64
     distances = []
     for ids in differing:
         logits = model(torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
@@ -114,7 +114,7 @@ def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: To
 
 
 def check_tokens(name: str, folder: Path, device: str, prompts: Tokens, most: int) -> bool:
-    """Compare all ways of running with the eager one, and that with transformers."""
+    """Compare all ways of running with the eager one, and the eager one with transformers."""
     ways = {way: engine_tokens(folder, device, prompts, options) for way, options in WAYS.items()}
     eager = ways["eager"]
     free()
@@ -148,7 +148,7 @@ def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
 
 
 def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torch.Tensor:
-    """The same from the engine, each with a prompt that ends before the token."""
+    """The same log-probabilities from the engine, each with a prompt that ends before the token."""
     begun = [prompt[:end] for prompt in prompts for end in range(1, len(prompt))]
     following = [token for prompt in prompts for token in prompt[1:]]
     found = torch.zeros(len(begun), dtype=torch.float64, device=device)
@@ -174,7 +174,7 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compare distances to float32: the engine's may randomly be 5% above transformers'."""
+    """Compare distances to float32: by chance the engine's may be 5% above that of transformers."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)

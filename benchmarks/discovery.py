@@ -24,7 +24,7 @@ from pathlib import Path
 
 DISTRIBUTIONS, PLUGINS, ROUNDS = 600, 6, 31
 GROUP = "switchrail.plugins"
-REQUIRED = 8  # how many times faster than importlib.metadata it must be
+REQUIRED = 8  # the required speed relative to importlib.metadata
 
 PREPARE = """
 import sys

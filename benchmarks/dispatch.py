@@ -3,12 +3,12 @@
 Measures two dispatchers for layouts of 48 and 320 layers, of which every fourth is full attention. One is
 Switchrail's lookup in a route plan. The other is equivalent to the code path of SGLang's hybrid backend:
 generic arguments, checks of the batch's mode, and two scans of a list for the layer id. Each must dispatch
-all layers correctly before it is timed. The equivalence is checked by the ratio of the times for the two
-layouts, which must match that of the real backend.
+all layers correctly before it is timed. As a check of the equivalence, the ratio of its times for the two
+layouts must match the real backend's.
 
-Then measures whole steps of 48 layers: each layer makes its call and dispatches it, as in a step with one
-part, which is planned first or was planned before. This is compared with a direct call with the same
-arguments, and with calls that are made and run without a dispatcher.
+Then measures whole steps of 48 layers with one part, planned in the step or before it: each layer makes its
+call and dispatches it. These are compared with direct calls with the same arguments, and with calls that are
+made and run without a dispatcher.
 
     python benchmarks/dispatch.py [--json FILE]
 

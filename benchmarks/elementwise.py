@@ -42,7 +42,7 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """One operation on its own numbers: our kernel, transformers' module, and the bytes that it must move."""
+    """One operation on its own numbers: our kernel, transformers' module, and the bytes to move."""
 
     ours: Run
     theirs: Run
@@ -77,7 +77,7 @@ def add_rms_norm_case(tokens: int) -> Case:
 
 
 def gated_rms_norm_case(tokens: int) -> Case:
-    """Takes the gate from a part of a product, of which transformers makes a copy."""
+    """Takes the gate from a part of a product, which transformers copies."""
     x, product = normal(tokens, VALUE_HEADS, VALUE_SIZE), normal(tokens, 3 * VALUE_HEADS, VALUE_SIZE)
     gate = product[:, 2 * VALUE_HEADS :]
     module = modelling.Qwen3NextRMSNormGated(VALUE_SIZE).to("cuda", torch.bfloat16)
@@ -172,7 +172,7 @@ def as_list(found: Any) -> list[torch.Tensor]:
 
 
 def check(name: str, case: Case) -> float:
-    """The relative error compared with transformers' result. Exits if it is too large."""
+    """The relative error compared with transformers. Exits if the error is too large."""
     error = 0.0
     for mine, own in zip(as_list(case.ours()), as_list(case.theirs()), strict=True):
         wide = own.double()

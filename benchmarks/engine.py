@@ -1,10 +1,10 @@
 """Tokens per second on the CPU: the engine against transformers' own `generate`, on the same checkpoint.
 
-Uses 32 prompts of 1 to 600 tokens, cut at random from text that the checkpoint was not trained on, with 64
-new tokens each, greedy, in float32, in the same run with the same threads. transformers runs with its cache,
-once prompt by prompt and once as a padded batch. Before anything is timed, all three must produce the same
-tokens, except where the first two candidates of transformers' own logits are closer than `TIE`; these cases
-are listed.
+Both run 32 prompts of 1 to 600 tokens with 64 new tokens each, greedy, in float32, in the same run with the
+same threads. The prompts are random cuts of text that the checkpoint was not trained on. transformers runs
+with its cache, once prompt by prompt and once as a padded batch. Before the timing, all three must produce
+the same tokens, except where the first two logits of transformers differ by less than `TIE`; these cases are
+listed.
 
 Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
 affected least. The floor is the model's matrix products alone, at the rate of one large product.
@@ -91,8 +91,10 @@ def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: 
 
 @torch.inference_mode()
 def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
-    """The time of the matrix products alone. The head's product is only counted for rows whose logits are
-    needed."""
+    """The time of the matrix products alone.
+
+    The head's product is only counted for rows whose logits are needed.
+    """
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     body = 0.0
@@ -161,7 +163,7 @@ def main() -> None:
     ratios = {}
     for name in runs:
         seconds = statistics.median(clock[name])
-        # runs of one repeat are close in time, so other load affects both
+        # runs of one repeat are close in time, so that other load affects both
         neighbours = (a / b for a, b in zip(clock[name], clock[OURS], strict=True))
         ratios[name] = {"median": statistics.median(neighbours), "least": min(clock[name]) / min(clock[OURS])}
         table.add_row(

@@ -10,8 +10,8 @@ the shared expert. It is compared with transformers' own block, unchanged (*eage
 products (*grouped_mm*). Times are microseconds per call in a captured graph, whose calls have different rows
 and weights, so the L2 cache is cold. Peers that can't be captured are timed call by call (marked with *). The
 floor is the larger of two times: the bytes of the experts in use divided by this run's copy bandwidth, and
-the operations divided by this run's bf16 matmul rate. Errors are those of the whole result relative to
-products in float32; transformers' errors are in brackets.
+the operations divided by this run's bf16 matmul rate. Errors are of the whole result, relative to products in
+float32; those of transformers are in brackets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DOWN = {
 
 @dataclass
 class Weights:
-    """A block of transformers. Its weights are views of the stacks that include the shared expert."""
+    """A block of transformers whose weights are views of the stacks that include the shared expert."""
 
     block: Any
     router: torch.Tensor
@@ -122,8 +122,7 @@ def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The chosen experts by logit and then by number, their weights, and the rows without a tie for the last
-    place."""
+    """Each row's chosen experts by logit, then number; their weights; the rows without a tie for the last."""
     own = logits[:, :-1].float()
     found, order = own.sort(dim=-1, descending=True, stable=True)
     p = own.softmax(-1).gather(1, order[:, :TOP_K])

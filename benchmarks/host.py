@@ -3,7 +3,7 @@
     python benchmarks/host.py                      # every op in Triton, prefill and decode
     python benchmarks/host.py --op gated_delta --json host.json
 
-Heads and head sizes are those of models. Lengths are short, because the host time only depends on them where
+Heads and head sizes are those of models. Lengths are short, because the host time depends on them only if
 they require a second launch. Prints, in microseconds per call:
 
 - `again`: a call repeated with other tensors of the same shapes, like the layers of a step. Calls are timed
@@ -46,10 +46,10 @@ BLOCKS, CALLS, FIRSTS = 80, 50, 12
 ASKED = {"decode": 15.0, "prefill": 60.0}
 LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
 LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
-"""In layers with these few heads, the time axis of one sequence of this length is split."""
+"""In layers with these few heads, the kernel splits the time axis of one sequence of this length."""
 
 FEWER = {"mla": {"H": 16}}
-"""Sizes of an op whose kernels, with a model's sizes, keep the GPU busy longer than the host."""
+"""Smaller sizes of an op whose kernels, with a model's sizes, keep the GPU busy longer than the host."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
         planned.append((start - begun) / 1e3)
         first.append((ended - start) / 1e3)
     for call in firsts:
-        made, features = call.made, tuple(call.contract.features)  # a layer that was not checked yet
+        made, features = call.made, tuple(call.contract.features)  # a layer whose calls are not checked yet
         start = time.perf_counter_ns()
         call.contract.check_call(made, call.batch, features)
         checked.append((time.perf_counter_ns() - start) / 1e3)
@@ -143,7 +143,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
 
 
 def _anew(backend: AnyBackend, call: Sample, plan: object) -> Callable[[], object]:
-    """Makes a new call each time, as a layer does."""
+    """Makes a new call each time, like a layer."""
     make, arguments, batch, run = type(call.made), tuple(call.made), call.batch, backend.run
     return lambda: run(make(*arguments), batch, plan)
 

@@ -4,7 +4,7 @@
     python -m benchmarks.sampling --dtype float32 --json FILE
 
 *switchrail* is the kernels' operation `choose_tokens`, *sort* samples by sorting in torch, and *flashinfer*
-is its `top_k_top_p_sampling_from_logits`, if installed. Greedy choice is torch's maximum for all of them.
+is its `top_k_top_p_sampling_from_logits`, if installed. The greedy choice is torch's maximum in all three.
 Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have the mass). Prints
 milliseconds from the logits to the tokens on the device, the median of calls with different logits; in
 brackets the difference to the greedy choice. Before the timing, every drawn token is checked against the
@@ -90,7 +90,7 @@ def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) ->
         w = ((x - x.amax(-1, keepdim=True)) / params.temperature).exp()
         ordered = x.sort(dim=-1, descending=True).values
         least = ordered[:, min(params.top_k or x.shape[-1], x.shape[-1]) - 1].unsqueeze(1)
-        whole = w.where(x >= least, 0).sum(-1)  # including all that equal the last
+        whole = w.where(x >= least, 0).sum(-1)  # including all tokens equal to the last one
         kept = above.sum(-1) < (params.top_k or x.shape[-1])
         kept &= w.where(above, 0).sum(-1) <= params.top_p * whole * (1 + 1e-5)
         kept &= w[row, tokens.long()] >= params.min_p * (1 - 1e-5)

@@ -3,12 +3,12 @@
     python -m benchmarks.soak                         # 2,000 requests on a GPU
     python -m benchmarks.soak --requests 200 --seed 3
 
-Prompts of random lengths are parts of a text, for the repository's trained checkpoint in float32, whose
-tokens don't depend on other requests. The backend of the gated delta rule fails now and then, each time in
-another way: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the
-device has no memory left. At the end, every request must have the tokens of an undisturbed run, up to its
-cancellation or failure. Requests may fail only in steps with an injected failure. All pages and slots must
-be free, nothing compiled after the warm-up, and the free memory unchanged.
+Prompts of random lengths are parts of a text. The model is the repository's trained checkpoint in float32, so
+tokens don't depend on other requests. The backend of the gated delta rule fails now and then in different
+ways: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the device
+has no memory left. At the end, every request must have the tokens of an undisturbed run, up to its
+cancellation or failure. Requests may fail only in steps with an injected failure. All pages and slots must be
+free, nothing compiled after the warm-up, and the free memory unchanged.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def faulty(backend: type[Any], faults: Faults) -> type[Any]:
 
 
 def register_triton(registry: Registry, faults: Faults) -> None:
-    """Register the kernels' own backend in this form, with precedence over all others."""
+    """Register the kernels' own backend as a `faulty` one, with precedence over all others."""
     from switchrail.registration import DeviceSupport
     from switchrail_kernels import BACKENDS
     from switchrail_kernels.claims import CAPABILITIES, COMMON
@@ -186,7 +186,7 @@ def soak(
     every = cut_prompts(engine, seed, prompts, longest)
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     expected = [output.tokens for output in engine.generate(every, params)]
-    # also the compilations after failures: a decode that can't be captured runs eagerly
+    # includes compilations after failures: a decode that can't be captured runs eagerly
     faults.outdate(engine)
     faults.armed = "capture"
     engine.generate(every[:3], params)
@@ -197,7 +197,7 @@ def soak(
     running: dict[Request, int] = {}
     ends: Counter[str] = Counter()
     wrong: list[str] = []
-    suspects: set[Request] = set()  # those that ran in a step with an injected failure
+    suspects: set[Request] = set()  # requests that ran in a step with an injected failure
     faults.done.clear()
     left, next_fault = requests, EVERY
     with counted() as compiles:

@@ -3,7 +3,7 @@
     apt-get install bible-kjv
     python training/extract_kjv.py kjv.txt
 
-One verse a line without its number, chapters separated by an empty line and without their headings.
+Each verse is a line without its number. Chapters are separated by an empty line and have no headings.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ CHAPTERS, VERSES = 1_189, 31_102
 
 
 def chapters(listing: str) -> list[list[str]]:
-    """Splits what the `bible` program prints into chapters of verses.
+    """Splits the output of the `bible` program into chapters of verses.
 
     Args:
-        listing: An empty line, a heading and an empty line before each chapter, then `  NUMBER TEXT` a verse.
+        listing: An empty line, a heading and an empty line before each chapter, then ` NUMBER TEXT` for each
+            verse.
 
     Returns:
         The verses' text, chapter by chapter, in the order of the listing.
@@ -46,7 +47,7 @@ def chapters(listing: str) -> list[list[str]]:
 
 
 def main() -> None:
-    """Runs `bible` over the whole text and writes the file that the command line names."""
+    """Runs `bible` over the whole text and writes the given file."""
     parser = argparse.ArgumentParser(description="Write the King James Bible as plain text.")
     parser.add_argument("output", type=Path)
     output: Path = parser.parse_args().output

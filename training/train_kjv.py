@@ -2,10 +2,10 @@
 
     python training/train_kjv.py kjv.txt tests/checkpoints/kjv-qwen3-next
 
-The text is documents separated by empty lines (`extract_kjv.py` makes such a file). Of each 40 documents one
-is for choosing the moment to stop and one for the figure that is reported; the tokenizer and the weights are
-trained on the others. The model is transformers' own `Qwen3NextForCausalLM`, measured as it is saved, with
-its weights rounded to bfloat16.
+The text is documents separated by empty lines (`extract_kjv.py` makes such a file). One of each 40 documents
+decides when to stop, and one is for the reported figures. The tokenizer and the weights are trained on the
+others. The model is transformers' own `Qwen3NextForCausalLM`, measured as it is saved, with its weights
+rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPTS = ("In the beginning", "And the LORD", "Blessed are", "The", "And it cam
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run can vary; the defaults made the committed checkpoint."""
+    """The options of a run; the defaults made the committed checkpoint."""
 
     vocab_size: int = 3072
     sequence_length: int = 1024
@@ -50,7 +50,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Split:
-    """Documents by use; see the module's text."""
+    """The documents by use; see the module."""
 
     train: list[str]
     validation: list[str]
@@ -58,7 +58,7 @@ class Split:
 
 
 def split_documents(text: str) -> Split:
-    """Splits `text` at empty lines and deals them out by their number, so every genre is held out too."""
+    """Splits `text` at empty lines and deals documents out by number, so that every genre is held out too."""
     documents = [document.strip("\n") for document in text.split("\n\n")]
     uses: dict[int, list[str]] = {19: [], 39: []}
     train: list[str] = []
@@ -68,7 +68,7 @@ def split_documents(text: str) -> Split:
 
 
 def train_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE, which gives any text back unchanged; token 0 is EOS, token 1 padding."""
+    """Trains a byte-level BPE, which reproduces any text exactly. Token 0 is EOS, token 1 padding."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -89,7 +89,7 @@ def train_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedToke
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
-    """Returns the shape: every fourth layer is full attention, every second MLP a mixture of experts."""
+    """Returns the config: every fourth layer is full attention, every second MLP a mixture of experts."""
     return Qwen3NextConfig(
         vocab_size=len(tokenizer),
         hidden_size=192,
@@ -119,10 +119,10 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
 
 
 def add_dropout(model: nn.Module, probability: float) -> None:
-    """Drops parts of the embeddings and of what mixers and MLPs add to the stream, while `model` is training.
+    """While `model` is training, drops parts of the embeddings and of the outputs of mixers and MLPs.
 
     Args:
-        model: The causal model; its classes have no such dropout of their own.
+        model: The causal model, whose classes have no such dropout.
         probability: Share of the elements that are zeroed, in [0, 1).
     """
 
@@ -139,7 +139,7 @@ def add_dropout(model: nn.Module, probability: float) -> None:
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the hidden matrices, AdamW for the rest, both at AdamW's scale of learning rate."""
+    """Returns Muon for the hidden matrices and AdamW for the rest, with AdamW's scale of learning rates."""
     matrices: list[Tensor] = []
     decayed: list[Tensor] = []
     plain: list[Tensor] = []
@@ -165,7 +165,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 class Windows:
-    """Draws training windows: half begin at any token, half where a line begins, as a prompt does."""
+    """Draws training windows. Half begin at any token, half at the start of a line, like a prompt."""
 
     def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
         """Encodes `documents`, each followed by EOS, into one stream."""
@@ -188,7 +188,7 @@ class Windows:
 
 
 def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
-    """Groups sequences of like length, longest first, each group one sequence or at most `tokens` padded."""
+    """Groups sequences of similar length, longest first: one each, or at most `tokens` padded tokens."""
     group: list[list[int]] = []
     for sequence in sorted(ids, key=len, reverse=True):
         if group and (len(group) + 1) * len(group[0]) > tokens:
@@ -203,7 +203,7 @@ def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
 def bits_per_byte(model: nn.Module, tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> float:
     """Returns the bits that `model` needs for each byte of `documents`' text.
 
-    Each document is alone in its context, after one EOS. The EOS that ends it costs bits and is no byte.
+    Each document is alone in its context, after one EOS. The EOS at its end costs bits but counts as no byte.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -230,7 +230,7 @@ def copy_rounded(source: nn.Module, target: nn.Module) -> None:
 
 
 def prediction_loss(model: Qwen3NextForCausalLM, window: Tensor) -> Tensor:
-    """Returns the nats a token of `window`, int64 [B, T + 1], and the router's balancing loss."""
+    """Returns the nats per token of `window`, int64 [B, T + 1], and the router's balancing loss."""
     output = model(input_ids=window[:, :-1], use_cache=False, output_router_logits=True)
     nats = F.cross_entropy(output.logits.float().flatten(0, 1), window[:, 1:].flatten())
     return nats + model.router_aux_loss_coef * output.aux_loss
@@ -246,19 +246,19 @@ def fit(
     steps: int | None,
     max_seconds: float,
 ) -> dict[str, float]:
-    """Trains, and leaves in `model` the weights that served the validation documents best, as bfloat16.
+    """Trains `model`, and leaves the weights with the lowest validation loss in it, rounded to bfloat16.
 
     Args:
         model: Fresh weights, on the device to train on.
-        tokenizer: Of the model.
+        tokenizer: The model's tokenizer.
         split: The documents.
-        windows: Those to train on.
+        windows: The training windows.
         recipe: Sizes and rates.
-        steps: Optimizer steps; None for as many as `recipe.epochs` are.
-        max_seconds: The schedule is hastened so as to end by then.
+        steps: Optimizer steps; None for `recipe.epochs` epochs.
+        max_seconds: A time limit; the schedule is shortened to keep it.
 
     Returns:
-        Figures of the run, by name.
+        Results of the run, by name.
     """
     trained, candidate = copy.deepcopy(model), model
     add_dropout(trained, recipe.dropout)
@@ -308,7 +308,7 @@ def fit(
 
 
 def repeats(ids: Tensor, width: int) -> Tensor:
-    """Returns where an n-gram ends that began earlier in its row too.
+    """Marks the ends of n-grams that already occurred earlier in their row.
 
     Args:
         ids: int64 [B, T].
@@ -325,16 +325,17 @@ def repeats(ids: Tensor, width: int) -> Tensor:
 def unlearn_repeats(
     model: Qwen3NextForCausalLM, windows: Windows, recipe: Recipe
 ) -> Iterator[tuple[int, float, float]]:
-    """Teaches `model` not to go round in circles when it always takes the likeliest token.
+    """Teaches `model` not to repeat itself in greedy decoding.
 
-    Each round continues text from the book greedily and lowers the probability of each token that completes
-    a repeated 4-gram, or that ends the text so soon, beside a step on the book itself: the sequence-level
-    unlikelihood training of Welleck et al., "Neural text generation with unlikelihood training", 2019.
+    This is the sequence-level unlikelihood training of Welleck et al., "Neural text generation with
+    unlikelihood training", 2019. Each round continues text from the book greedily, and lowers the probability
+    of each token that completes a repeated 4-gram or ends the text early. Each round also takes a step on the
+    book itself.
 
     Args:
-        model: The weights to change, when the last round is over; bfloat16 numbers before and after.
+        model: The weights, which are changed after the last round; bfloat16 numbers before and after.
         windows: Text to continue and to train on.
-        recipe: Rounds, sequences a round, rate.
+        recipe: Rounds, sequences per round, rate.
 
     Yields:
         Each round's number, the share of greedy tokens that completed a repeat, and of texts that ended.
@@ -375,7 +376,7 @@ def sample(model: Qwen3NextForCausalLM, tokenizer: PreTrainedTokenizerFast) -> I
 
 
 def main() -> None:
-    """Trains as the command line says and writes the checkpoint folder."""
+    """Trains as the command line says, and writes the checkpoint folder."""
     parser = argparse.ArgumentParser(description="Train a small Qwen3-Next checkpoint on a plain text file.")
     parser.add_argument("text", type=Path)
     parser.add_argument("output", type=Path)

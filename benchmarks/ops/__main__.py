@@ -13,8 +13,8 @@ kinds:
 - *eager*: calls one by one.
 - *host*: time of a call in the Python thread.
 
-The choice of `auto` is compared with the least time, measured as `switchrail tune` does: a decode without
-`cuda_graph` as the host launches its calls (*called*), everything else as above. On a GPU, plain torch is
+The choice of `auto` is compared with the least time, measured like `switchrail tune`: a decode without
+`cuda_graph` is launched by the host (*called*), everything else is timed as above. On a GPU, plain torch is
 only timed if `auto` chose it. The floor is the larger of two times: the least number of bytes divided by this
 run's copy bandwidth, and the operations divided by this run's bf16 matmul rate.
 """
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
                             document.write(options.json, document.merged(kept, run))
                     print(_line(result, shown), flush=True)
                     shown |= result["times"].keys()
-            except Exception as failure:  # the other cases are still useful
+            except Exception as failure:  # the results of other cases are still useful
                 status = 1
                 print(f"failed: {where}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
                 continue

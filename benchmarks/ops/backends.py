@@ -51,13 +51,13 @@ class Backends:
             if name == "reference" or (self._only and name not in self._only):
                 continue
             if name == "torch" and self._platform.kind != "cpu" and not self._only and chosen != "torch":
-                continue  # it may take seconds
+                continue  # checking may take seconds
             try:
                 self._runtime.resolve(case.op, case.phase, **self._query(case), preferences={case.op: name})
                 found[name] = self.build(case.op, name)
             except BackendUnfitError as error:
                 reasons[name] = error.because
-            except SwitchrailError as error:  # its class can't be imported
+            except SwitchrailError as error:  # the backend's class can't be imported
                 reasons[name] = str(error).partition("\n")[0]
         return found, reasons
 
@@ -73,8 +73,7 @@ class Backends:
         return way_of(self._platform, case.phase, registration.capabilities["features"])
 
     def auto(self, case: Case) -> tuple[str, str]:
-        """The backend that `auto` chooses for such a batch, using this machine's times if there are any; and
-        the reason."""
+        """The backend that `auto` chooses for such a batch with this machine's times, and the reason."""
         query = {**self._query(case), "no_decay": not case.decays}
         heads = DEFINITIONS[case.op].heads
         if heads is not None:

@@ -60,11 +60,10 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def ceilings(self) -> tuple[float, float]:
-        """This run's copy bandwidth in bytes per second (read and written), and bf16 matmul rate in
-        operations per second."""
+        """This run's copy bandwidth (bytes per second, read and written) and bf16 matmul rate, per second."""
         large = self.device.type == "cuda"
         pair = torch.randn(2, (1 << 30) if large else (1 << 20), dtype=torch.bfloat16, device=self.device)
-        # not in a graph, where a copy is a slower kind of node
+        # not captured, since in a graph a copy is a slower kind of node
         seconds = statistics.median(self._eager([lambda: pair[0].copy_(pair[1])] * 2))
         bandwidth = pair.numel() * pair.element_size() / seconds
         side = 8192 if large else 256
@@ -121,8 +120,7 @@ class Clock:
 
 
 def copies(bytes_moved: int) -> int:
-    """The number of calls on different numbers that evict the first one's data from the cache before the next
-    replay."""
+    """The number of calls that evict the first one's data from the cache before the next replay."""
     return min(64, max(1, -(-3 * L2_BYTES // max(1, bytes_moved))))
 
 

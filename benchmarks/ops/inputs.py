@@ -1,5 +1,7 @@
-"""Makes random calls on the device from the contracts. Unlike the generators of the tests, it is fast for
-large calls."""
+"""Makes random calls on the device from the contracts.
+
+Unlike the generators of the tests, it is fast for large calls.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
-    """A random call of a case. q, k, v and similar inputs are views of one buffer, as projections produce
-    them."""
+    """A random call of a case. q, k, v and the like are views of one buffer, as projections produce them."""
     torch.manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)
@@ -74,7 +75,7 @@ def _fill(
     if name in ("beta", "A"):
         return torch.rand(shape, dtype=dtype, device=device) * (1 if name == "beta" else -1)
     values = torch.randn(shape, dtype=dtype, device=device)
-    if name == "g":  # like a trained model's, as in `switchrail.testing.inputs`
+    if name == "g":  # decays like a trained model's, as in `switchrail.testing.inputs`
         return -0.3 * torch.nn.functional.softplus(values) if case.decays else values.zero_()
     return values * case.sizes["R"] ** -0.5 if name in ("w_k", "w_v") else values
 

@@ -25,7 +25,7 @@ STYLES = {
     "FlashInfer bare": ("#4e9a51", "o"),
     "mul_ bare": ("#555555", "|"),
 }
-"""Colour and marker by name; those of bare functions are hollow."""
+"""Colour and marker by name; bare functions have hollow markers."""
 
 OTHER = ("#000000", "x")
 """Colour and marker of everything else."""
@@ -51,7 +51,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
     for figure_name, parts in FIGURES.items():
         panels = []
         for op, phase in parts:
-            # floors far below the time of a launch are not informative
+            # floors far below the time of a launch say nothing
             rows = [row for row in rows_of(document, op, phase) if row["floor_s"] > 1e-7]
             if rows:
                 panels.append((op, phase, rows))

@@ -76,7 +76,7 @@ class Bench:
                 measured = self._rated(self._clock.measure(runs), case)
                 times[name] = {"kind": "backend", "way": self._backends.way(case, name), **measured}
                 errors[name] = error
-            except Exception as failure:  # any exception of a backend; it must not end the others' run
+            except Exception as failure:  # a backend may raise anything, which must not end the others' run
                 wrong[name] = told(failure)
         chosen, why = self._backends.auto(case)
         result = {
@@ -132,7 +132,7 @@ class Bench:
         for library in libraries(self._clock.device):
             try:
                 names = list(peers(library, case, unused.clone()))
-            except Exception as failure:  # any exception of a library that can't do this
+            except Exception as failure:  # a library may raise anything if it doesn't support the case
                 left_out[library] = told(failure)
                 continue
             for name in names:
@@ -173,7 +173,7 @@ def usual(times: Mapping[str, Any]) -> float:
 
 
 def compared(times: Mapping[str, Any]) -> float:
-    """The time of a call in seconds that `auto` compares: in the way that an engine can run it.
+    """The time of a call in seconds as `auto` compares it: run in the way that an engine can.
 
     A decode that can only be captured for the same lengths is not replayed but called.
     """

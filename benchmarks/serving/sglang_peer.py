@@ -16,10 +16,10 @@ from benchmarks.serving.slices import LONG, LONGEST
 _SCRIPT = Path(__file__).parent / "peers/sglang_engine.py"
 
 _TOLD = 2000
-"""Characters of its output that are shown if it fails."""
+"""Characters of SGLang's output that are shown if it fails."""
 
 _PATIENCE = 30
-"""Seconds that it may take to exit."""
+"""Seconds that SGLang may take to exit."""
 
 
 class SGLang(AbstractContextManager["SGLang"]):
@@ -70,7 +70,7 @@ class SGLang(AbstractContextManager["SGLang"]):
             {
                 "model_path": str(checkpoint),
                 "skip_tokenizer_init": True,
-                "disable_radix_cache": True,  # it caches prompts and prevents overlap
+                "disable_radix_cache": True,  # SGLang's radix cache keeps prompts and prevents overlap
                 "grammar_backend": "none",
                 "mem_fraction_static": 0.5,
                 "max_running_requests": sequences,
@@ -109,7 +109,7 @@ class SGLang(AbstractContextManager["SGLang"]):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # its output says why it has ended
+            pass  # SGLang's output says why it has ended
         line = self._answers.readline()
         if not line:
             self._end()

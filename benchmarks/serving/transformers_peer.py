@@ -1,4 +1,4 @@
-"""transformers' own `generate`."""
+"""The `generate` method of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW_TOKENS = 16
 
 @torch.inference_mode()
 def measure(folder: Path, batches: Sequence[int], device: str) -> list[dict[str, Any]]:
-    """Greedy decoding with its cache, on prompts padded to one length; the second of two runs.
+    """Greedy decoding with transformers' cache, on prompts padded to one length; the second of two runs.
 
     Uses flash-linear-attention and causal_conv1d if they are installed.
     """

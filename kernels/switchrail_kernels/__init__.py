@@ -1,4 +1,4 @@
-"""Our own kernels and adapters to kernel libraries, registered as a plugin.
+"""Kernels of this project and adapters to kernel libraries, registered as a plugin.
 
 Importing this package and registering its backends imports neither torch nor triton nor a library.
 """

@@ -1,4 +1,4 @@
-"""Alignment that vectorized copies require, in libraries and in our Gluon kernels."""
+"""Alignment that vectorized copies require, in libraries and in Gluon kernels."""
 
 from __future__ import annotations
 

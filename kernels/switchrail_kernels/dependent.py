@@ -20,11 +20,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Wait until all earlier kernels have written their results. Every program must call it first.
+    """Wait until all earlier kernels have written their results. Every program must call this first.
 
-    Only data that no recent kernel writes, such as weights, may be read before: the stores of the kernel that
-    was launched just before this one may not be visible yet. Since all programs wait, a kernel
-    ends only after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
+    Before it, a program may read only data that no recent kernel writes, such as weights. The stores of the
+    kernel launched just before this one may not be visible yet. Since all programs wait, a kernel ends only
+    after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -35,8 +35,8 @@ def wait(EARLY: tl.constexpr):
 def wait_first(EARLY: tl.constexpr):
     """Same as `wait`, but the next kernel starts only after all kernels before this one have ended.
 
-    So the next kernel may read the results of those earlier kernels before it waits, but must bypass the L1
-    cache, which may hold what was there before.
+    So the next kernel may read the results of those earlier kernels before it waits. It must bypass the L1
+    cache, which may hold older data.
     """
     if EARLY:
         gdc_wait()

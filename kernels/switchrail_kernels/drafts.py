@@ -118,7 +118,7 @@ def _replay(
 ):  # fmt: skip
     """One sequence, one head and `BV` rows of its state.
 
-    The path is read last, so that until then nothing waits for anything but slots and lengths.
+    The path is read last, so that all earlier loads wait only for slots and lengths.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -156,7 +156,8 @@ def _replay(
         b_k = tl.load(p_k + o_row[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_jk, other=0.0)
         on = on_path(p_path, o_j, end)
         on_next = on_path(p_path, o_j + 1, end)
-        # Later rows decay the contribution of a row. These are sums of gates, never differences of sums.
+        # Later rows decay the contribution of a row. The decays come from sums of gates, never differences of
+        # sums.
         if CHANNELS:
             p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
             b_g = tl.load(p_row, mask=m_jk, other=0.0)

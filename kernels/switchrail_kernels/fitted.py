@@ -117,7 +117,7 @@ class Fitted:
         device: Its name.
         capability: Its compute capability.
         date: The date of the measurement.
-        versions: The versions of torch and Triton measured with.
+        versions: The versions of torch and Triton.
         command: The command that measures them.
         walks: Cost of scanning a state, by kernel.
         latents: Cost of `mla`.

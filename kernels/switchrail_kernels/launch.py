@@ -15,7 +15,7 @@ from switchrail_kernels.dependent import begins_early
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 
 _MOST = 4096
-"""Maximum binaries kept per kernel. A constant that depends on the batch could add binaries without end."""
+"""Maximum binaries per kernel, since a constant that depends on the batch could add binaries without end."""
 
 TABLES = (
     *("p_cu_seqlens", "p_read_slots", "p_write_slots", "p_has_initial_state", "p_kept_slots", "p_slots"),
@@ -32,8 +32,11 @@ TABLES = (
     ),
     *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
 )
-"""Kernel parameters that are tables of a step. Their alignment within the step's transfer depends on the
-batch, so kernels are not specialized for it. Loads of single numbers gain nothing from it."""
+"""Kernel parameters that are tables of a step.
+
+Kernels are not specialized for their alignment, which depends on the batch, since loads of single numbers
+gain nothing from it.
+"""
 
 
 def launch_options(dtype: torch.dtype) -> dict[str, Any]:
@@ -55,8 +58,8 @@ class Launcher:
 
     Triton specializes kernels for the dtypes and the alignment of tensors, and for the size of integers,
     their being 1 and their divisibility by 16. So a launch that matches an earlier one in these, in constants
-    and in options uses the same binary. It is then launched directly with plain addresses, whereas Triton
-    would query the driver about each tensor. If hooks on Triton's launches are set, for example by a
+    and in options uses the same binary. The binary is then launched directly with plain addresses, whereas
+    Triton would query the driver about each tensor. If hooks on Triton's launches are set, for example by a
     profiler, they see every launch.
 
     Args:
@@ -124,7 +127,7 @@ class Launcher:
         num_stages: int,
         options: dict[str, int],
     ) -> Binary | None:
-        """Launch on the device `index`; return the binary, or None if it can't be obtained."""
+        """Launch the kernel on the device `index`; return its binary, or None if Triton gives none."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         key = (
             index,

@@ -64,7 +64,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         return self.pieces(batch, bounds) if phase == "decode" else self.tiles(batch)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
-        """Update a decode's plan for another batch within the bounds. The device computes the split.
+        """Update a decode's plan for another batch within the bounds; the device computes the split.
 
         Raises:
             ArgumentError: The plan is another phase's, or has no bounds.

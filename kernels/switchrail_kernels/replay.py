@@ -1,11 +1,11 @@
 """Replaying the launches of earlier calls with less overhead.
 
-Triton inspects every argument of a launch, and a contract every tensor of a call: tens of microseconds per
-layer. Their results depend only on the kind of layer, that is its options and the properties of its tensors,
-and on the `tensors` and `options` of a call. So if a call matches an earlier one, of any layer of the same
-kind, in these, it is valid too and launches the same kernels with the same numbers. `replay.c` does this in
-C, with the addresses of this call and layer and with scratch memory of its own. The records of a kind are
-freed with its last layer.
+Triton inspects every argument of a launch, and a contract every tensor of a call, which takes tens of
+microseconds per layer. The results depend only on the kind of layer (its options and the properties of its
+tensors) and on the call's `tensors` and `options`. So if a call matches an earlier call of any layer of the
+same kind, it is valid too and launches the same kernels with the same numbers. `replay.c` repeats the
+launches in C, with the addresses of the new call and layer and with separate scratch memory. The records of a
+kind are freed with its last layer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _kind(layer: Layer) -> tuple[object, ...] | None:
     for value in _values(layer):
         if isinstance(value, torch.Tensor):
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                return None  # it may have no memory, as fake tensors
+                return None  # fake tensors, for example, have no memory
             try:
                 aligned = value.data_ptr() % ALIGNMENT == 0
                 which = seen.setdefault(id(value), len(seen))
@@ -279,7 +279,7 @@ _thread = threading.local()
 
 
 def recording() -> Recording | None:
-    """The call being recorded on this thread, or None."""
+    """The call that is being recorded on this thread, or None."""
     call: Recording | None = getattr(_thread, "call", None)
     if call is not None and not call.is_running(sys._getframe(1)):
         # An exception from a signal handler can prevent `__exit__`.
@@ -356,7 +356,7 @@ class Binary:
     def parameters(
         self, places: list[tuple[int, int]], values: tuple[float, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """The driver's parameters: for each, its place, or a constant with its bits."""
+        """The driver's parameters: for each one its place, or a constant with its bits."""
         arguments: list[Any] = [*places, *values]
         found: list[tuple[int, int]] = []
         for kind, argument in zip(self._types, arguments, strict=True):

@@ -115,8 +115,8 @@ class Chunks:
 
     Attributes:
         blocks: [blocks, 4] int32, blocks of some chunks, as in `split_rows`.
-        sequences: [nonempty sequences, 2] int32, longest first: sequence, its first chunk.
-        counts: Their numbers of chunks.
+        sequences: [nonempty sequences, 2] int32, longest first: the sequence and its first chunk.
+        counts: The numbers of chunks of these sequences.
         seqlens: The lengths of all sequences.
         abreast: The total number of chunks in units of the longest sequence.
         every: Rows between checkpoints; 0 for none.
@@ -237,6 +237,6 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 _SHORT = 32
 
 _MANY = 1000.0
-"""A number of programs per multiprocessor at which all are busy to the end."""
+"""The number of programs per multiprocessor from which on all multiprocessors are busy to the end."""
 
 __all__ = ["Chunks", "Segments", "clear_rows", "locate", "plan_segments"]

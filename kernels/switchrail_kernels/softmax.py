@@ -71,7 +71,7 @@ def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
     b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
     b_ref = b_new
     if MASKED:
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # rows without a visible key so far
+        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # rows that have no visible key so far
     b_p = tl.exp2(b_s * unit - b_ref[:, None])
     b_scale = tl.exp2(b_max - b_ref)
     b_sum = b_sum * b_scale + tl.sum(b_p, 1)

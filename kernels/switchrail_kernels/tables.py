@@ -30,7 +30,7 @@ def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[to
 
 
 def ranges(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ... up to below each count, one count after another."""
+    """The numbers from 0 to below each count, one count after another."""
     within: np.ndarray = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return within
 

@@ -69,10 +69,10 @@ class WrapperPlan:
         self.rows = _starts(lengths)
         """[M + 1] int32 on the host, the first row of each nonempty sequence, and their total."""
         self.keys = torch.from_numpy(keys.astype(np.int32))
-        """[M] int32 on the host, the cached tokens of each of them."""
+        """[M] int32 on the host, the cached tokens of each nonempty sequence."""
         self.longest = int(lengths.max(initial=0))
         self.is_empty = bool(self._is_padding.all())
-        """Whether there is nothing to attend to."""
+        """Whether there are no rows that attend to anything."""
         padding = np.repeat(self._is_padding, lengths).nonzero()[0]
         self._padding = to_device(padding, batch.page_table.device) if len(padding) else None
 

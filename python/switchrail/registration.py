@@ -307,8 +307,8 @@ class Registrar(ABC):
 
         Raises:
             HookError: The target can't be hooked, or the hook doesn't fit it; at the commit, the target
-                already has the hook. OrderError: At the commit, the constraints of the hooks on the target
-                form a cycle.
+                already has the hook.
+            OrderError: At the commit, the constraints of the hooks on the target form a cycle.
             TransactionClosedError: The transaction has ended.
         """
         arguments.check_names("hook", order, HOOK_ORDER)

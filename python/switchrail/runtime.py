@@ -227,7 +227,8 @@ class Runtime(Registrar):
             phase: In this phase; None means in any phase.
 
         Raises:
-            UnknownOpError: The op is unknown. UnknownPhaseError: The phase is unknown.
+            UnknownOpError: The op is unknown.
+            UnknownPhaseError: The phase is unknown.
         """
         return self._core.is_overridden(op, name, phase)
 

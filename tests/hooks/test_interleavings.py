@@ -109,8 +109,7 @@ PAIRS = {
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
 def test_one_adds_and_the_other(target, other, what):
-    """While one thread adds a hook, another adds one to the same place or beside it, removes one, or looks.
-    """
+    """While one thread adds a hook, another adds one there or beside it, removes one, or looks."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()

@@ -142,8 +142,7 @@ def test_c_functions(hooks, objects):
 
 
 def test_holders_that_are_older_than_an_engine(hooks, objects):
-    """An engine hides existing objects from garbage collection, but the search for holders still finds them.
-    """
+    """An engine hides objects from garbage collection, but the search for holders still finds them."""
     other, original = types.SimpleNamespace(root=math.sqrt), math.sqrt
     garbage.freeze()
     try:

@@ -87,8 +87,7 @@ def test_what_no_finder_sees_is_hooked_at_the_next_occasion(hooks, folder, load,
     "name", ["remote_models.org.3f2a-1b.modeling", "remote_models.0f31c2", "late-model", "late_model"]
 )
 def test_names_that_are_no_identifiers(hooks, folder, name):
-    """A module's name need not be an identifier, and its parent packages need not exist, as in transformers.
-    """
+    """A module's name need not be an identifier, nor its parent packages exist, as in transformers."""
     (folder / "modeling.py").write_text(CODE)
     waiting = hooks.add(f"{name}.Model.forward", double, "after")
     assert hooks.waiting() == (waiting,)
@@ -324,8 +323,7 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether a class fits a target that comes later is known only at the import, which then raises or logs.
-    """
+    """Whether a class fits a target that comes later shows only at the import, which then raises or logs."""
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

@@ -426,8 +426,7 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """A device has one platform however it is named: registrations with it count, and it is initialised once.
-    """
+    """A device has one platform however it is named, which is used by registrations and initialised once."""
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found

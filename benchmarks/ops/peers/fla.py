@@ -1,4 +1,4 @@
-"""flash-linear-attention's own Triton kernels."""
+"""The Triton kernels of flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import normalised, on_own_states, with_slots
 
-os.environ |= {"FLA_FLASH_QLA": "0", "FLA_TILELANG": "0"}  # else FLA calls other libraries that it finds
+os.environ |= {"FLA_FLASH_QLA": "0", "FLA_TILELANG": "0"}  # otherwise FLA calls other libraries that it finds
 
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
@@ -83,7 +83,7 @@ def _lightning(call: Sample) -> dict[str, Run]:
 
 
 def _mamba2(call: Sample) -> dict[str, Run]:
-    """Uses simple_gla as the nearest: groups become heads, time steps become gates and factors of x."""
+    """Uses simple_gla, FLA's nearest function: groups become heads, time steps gates and factors of x."""
     function, common = GLA[call.phase], _common(call)
     x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
     rate, skip, bias = (call.tensors[name] for name in ("A", "D", "dt_bias"))
@@ -106,7 +106,7 @@ def _mamba2(call: Sample) -> dict[str, Run]:
 
     whole_run, bare_run = with_slots(call, whole), on_own_states(call, bare)
 
-    def without_result() -> None:  # its result lacks the skip connection
+    def without_result() -> None:  # the skip connection is missing in FLA's result
         bare_run()
 
     return {"FLA": whole_run, "FLA bare": without_result}
@@ -147,7 +147,7 @@ def _short_conv(call: Sample) -> dict[str, Run]:
         return {"FLA": with_slots(call, whole), "FLA bare": bare}
     cache = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0)).contiguous()
 
-    def update() -> None:  # each call advances its cache
+    def update() -> None:  # each call advances FLA's cache
         with torch.inference_mode():
             causal_conv1d_update(x, cache, weight=weight, bias=bias, activation="silu")
 

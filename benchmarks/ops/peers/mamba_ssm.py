@@ -14,7 +14,7 @@ from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import on_own_states, with_slots
 
-if find_spec("selective_scan_cuda") is None:  # imported by the package, but not needed here
+if find_spec("selective_scan_cuda") is None:  # the package imports it, but the benchmark doesn't need it
     spec = find_spec("mamba_ssm")
     package = ModuleType("mamba_ssm")
     package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations)

@@ -1,5 +1,4 @@
-"""torch functions: softmax attention without pages, and a product over the states as the least work of a
-decode."""
+"""torch functions: softmax attention without pages, and for decodes a product over the states."""
 
 from __future__ import annotations
 
@@ -52,4 +51,4 @@ def dense_cache(call: Sample) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """For functions that compute no result of the op."""
+    """Takes the result of functions that compute no result of the op."""

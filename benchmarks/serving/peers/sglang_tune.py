@@ -45,7 +45,7 @@ class Experts:
         import torch
         from sglang.srt import server_args
 
-        # the only server arguments that its experts need
+        # the only server arguments that SGLang's experts need
         server_args.set_global_server_args_for_scheduler(
             SimpleNamespace(enable_fused_moe_sum_all_reduce=False, enable_deterministic_inference=False)
         )

@@ -5,7 +5,7 @@ are read once for all of them. If few rows attend to many keys, the keys are spl
 program each. Features are compiled in only if used.
 """
 
-# Triton infers the types of kernel arguments at the call.
+# keys of its page that no row attends to may hold anything
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -100,7 +100,7 @@ def _attend(
         p_items, tl.program_id(0), p_cu_seqlens, p_kv_lens, DECODE
     )
 
-    # the keys of the tile, those of the piece, and the range of these that every row attends to
+    # the keys of the tile, the keys of the piece, and the range of the latter that every row attends to
     first = 0
     if WINDOW:
         first = tl.maximum(past + within + 1 - window, 0)
@@ -148,7 +148,7 @@ def _attend(
     if TREES:
         p_parents += row - within
     s_token = HKV * D
-    if DECODE and not WINDOW:  # one row: unmasked keys need no check
+    if DECODE and not WINDOW:  # with one row, unmasked keys need no check
         b_acc, b_max, b_sum = _walk(
             b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, start, middle, middle,
             first, past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
@@ -161,7 +161,7 @@ def _attend(
         1 if DECODE and not WINDOW else STAGES,
     )  # fmt: skip
 
-    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding has no keys: zeros
+    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding: no keys, so zeros
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
         if DECODE:

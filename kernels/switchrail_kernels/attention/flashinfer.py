@@ -94,7 +94,7 @@ class FlashInferAttention(AttentionBackend):
             wrapper = plan.wrapper(wrappers, key, prepare)
             wrapper.run(q, (k_cache, v_cache), out=result, lse=lse, return_lse=lse is not None)
         if lse is not None:
-            lse.mul_(math.log(2))  # the library's is of base 2
+            lse.mul_(math.log(2))  # the library's log-sum-exp has base 2
         if result is not out:
             out.copy_(result)
         plan.clear_padding(out, lse)

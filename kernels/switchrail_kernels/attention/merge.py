@@ -17,7 +17,7 @@ from switchrail_kernels.softmax import add_parts
 
 @triton.jit
 def _with_sink(b_total, b_sink):
-    """The log-sum-exp with a sink's logit, and the resulting factor of the output; powers of 2."""
+    """The log-sum-exp with a sink's logit, and the resulting factor of the output. Both in powers of 2."""
     b_ref = tl.maximum(b_total, b_sink)
     b_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref)
     b_with = b_ref + tl.log2(tl.exp2(b_total - b_ref) + tl.exp2(b_sink - b_ref))
@@ -57,7 +57,10 @@ def _merge(
     p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, step, pieces, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write one head of one token from its parts. The first is in `slot`, the others `step` slots apart."""
+    """Write one head of one token from its parts.
+
+    The first part is in `slot`, the others `step` slots apart.
+    """
     i_h = tl.program_id(1)
     heads = tl.num_programs(1)
     o_d = tl.arange(0, BD)

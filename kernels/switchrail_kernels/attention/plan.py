@@ -21,7 +21,7 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""Extra programs within bounds, as a factor: if most caches are short, the long ones can be split further."""
+"""Extra programs within bounds, as a factor. If most caches are short, the long ones can be split further."""
 
 _BLOCK = 32
 """With several pieces, the keys per piece are a multiple of this."""
@@ -74,8 +74,8 @@ class Pieces(DecodePlan[AttentionCall, Room]):
     def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
         """Choose the pieces of the longest cache and the keys per piece so that all programs run at once.
 
-        With more sequences than that, choose full waves of programs. Within bounds, most caches may be short,
-        so pieces have the minimum length. `each` is the number of programs per piece.
+        If there are too many sequences, choose full waves of programs. Within bounds, most caches may be
+        short, so pieces have the minimum length. `each` is the number of programs per piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
@@ -131,7 +131,7 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # With this many keys, a float32 part has as many bytes as the keys and values it stands for.
+        # With this many keys, a float32 part has as many bytes as its keys and values.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

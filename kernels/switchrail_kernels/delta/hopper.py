@@ -36,7 +36,7 @@ def _ask(
     s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
     BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Start loading a chunk of `rows` tokens, none if 0 or less; rows beyond become zeros."""
+    """Start loading a chunk of `rows` tokens, or none if 0 or less; later rows become zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
@@ -148,7 +148,7 @@ def _walk(
         b_x = b_zero
         if VALUES:
             b_x = s_v.index(now).permute([1, 0]).load(narrow).to(gl.float32)
-        if OUT:  # of the previous chunk, which all warps have stored
+        if OUT:  # data of the previous chunk, which all warps have stored
             gl.store(p_to, s_o.load(lv), mask=m_v & (i_t > 0))
             p_to += CHUNK * HV * V
         b_r = warpgroup_mma_wait(0, deps=(b_r,))

@@ -33,7 +33,7 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk, of `rows` tokens if MASKED, else of all; with OUT, writes its output.
+    """The state after one chunk; with OUT, writes its output. With MASKED, only `rows` tokens of the chunk.
 
     It computes the transposes of u and out, so that the state, or a value derived from it, is the left
     operand of every product. Tensor cores read left operands from registers.
@@ -240,7 +240,7 @@ def _scan(
                 tl.store(p_maps + i_seg * s_map + o_m * BK + o_k[None, :], b_s)
             return
     if PASS == 2:
-        # By blocks of M's rows, reading the state again for each: all of M would fill shared memory.
+        # By blocks of M's rows, reading the state again for each, since all of M would fill shared memory.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -332,14 +332,15 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # With many programs it is faster if more rows share their inputs; with few, if each has less to do.
+        # With many programs it is faster if more rows share their inputs; with few programs, if each has less
+        # to do.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps
         if chunks.are_single and not channels:
-            # Nothing to load ahead. More programs per multiprocessor hide each other's latency.
+            # There is nothing to load ahead, but more programs per multiprocessor hide each other's latency.
             stages, options = 2, {"maxnreg": 168}
         if channels and segments.split:
             stages = 3  # two programs per multiprocessor

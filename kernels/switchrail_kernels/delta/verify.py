@@ -57,10 +57,10 @@ def _add_pairs(
     s_kt, s_sums,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums over some channels of k_i exp(G_i - G_j) k_j, and the same with q_i: two blocks [16, 16].
+    """Add the sums over some channels of k_i exp(G_i - G_j) k_j, and of q_i in place of k_i, to two blocks.
 
-    Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j are the `count` rows at
-    `p_k` and `p_sums`, masked by `m_before`.
+    The blocks are [16, 16]. Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j
+    are the `count` rows at `p_k` and `p_sums`, masked by `m_before`.
     """
     o_t = tl.arange(0, ROWS)
     for j in range(count):
@@ -130,7 +130,7 @@ def _verify(
             p_bias += i_hv * K
         else:
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
-    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # only one of these programs stores them
+    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # only one of these programs stores keys
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
@@ -204,7 +204,7 @@ def _verify(
                     b_lo += tl.where(is_on, (b_g - b_whole * UNIT)[None, :], 0.0)
                 tl.store(p_sum[:, None] + o_k[None, :], b_hi, mask=m_k)
                 tl.store(p_sum[:, None] + K + o_k[None, :], b_lo.to(tl.int32, bitcast=True), mask=m_k)
-                tl.debug_barrier()  # the sums are read again, row by row
+                tl.debug_barrier()  # later programs read the sums row by row
                 b_a, b_p = _add_pairs(
                     b_a, b_p, b_k, b_q, b_hi, b_lo, p_k + i_t * s_kt, p_sums + i_t * s_sums, m_path, count,
                     o_k, s_kt, s_sums, K,

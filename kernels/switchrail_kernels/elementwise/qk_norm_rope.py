@@ -124,7 +124,7 @@ def qk_norm_rope(
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if cache is None or v is None:
         k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        v, v_out, places, copied = k, k_out, q, 0  # placeholders that are not read
+        v, v_out, places, copied = k, k_out, q, 0  # placeholders, which the kernel does not read
     else:
         (k_out, v_out, places), copied = cache, kv_heads
     if tokens:

@@ -26,7 +26,10 @@ _ADDED = 32
 """Maximum chunks for which each program adds up all counts itself."""
 
 _LEAST, _CHUNK, _LONG = 1, 8, 32
-"""Rows per chunk: the minimum and the maximum for few rows, and for many. Fewer rows take less time."""
+"""Rows per chunk: the minimum, the maximum for few rows, and the maximum for many.
+
+Fewer rows take less time.
+"""
 
 
 def experts(
@@ -79,7 +82,7 @@ def experts(
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
         lengths = [pairs, pairs, (chunks + 1) * own, chunks * 4 * own, pairs, 3 * blocks, 1]
-        lengths = [-(-length // 4) * 4 for length in lengths]  # so that Triton compiles for aligned addresses
+        lengths = [-(-length // 4) * 4 for length in lengths]  # lets Triton compile for aligned addresses
     weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)

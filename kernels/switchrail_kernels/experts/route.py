@@ -36,7 +36,7 @@ def _order_chunk(
     tl.store(p_place + E + o_e, tl.cumsum(b_size, 0) - b_size, mask=m_e)
     if i_c == 0:
         tl.store(p_used, blocks + S * tl.cdiv(rows, BM))
-    tl.debug_barrier()  # the program's other threads have stored the values loaded now
+    tl.debug_barrier()  # the program's other threads have stored the values that are loaded now
 
     o_p = tl.arange(0, BT * KP)
     o_t = i_c * BT + o_p // KP
@@ -108,7 +108,7 @@ def choose(
     m_l = m_t[:, None] & m_e[None, :]
     b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
     # integers in the order of the logits, NaN first
-    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign
+    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign get the same key
     b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     b_key = tl.where(m_e[None, :], b_key, _LEAST)
     b_slot = tl.full((BT, EP), -1, tl.int32)
@@ -119,7 +119,7 @@ def choose(
         b_key = tl.where(m_best, _LEAST, b_key)
     m_s = (b_slot >= 0) & m_l
     o_s = o_t[:, None] * (K + S) + b_slot
-    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again, to use fewer registers
+    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again to use fewer registers
     b_l = tl.where(m_e[None, :], b_l, float("-inf"))
     b_p = tl.exp(b_l - tl.max(b_l, 1)[:, None])
     b_p = b_p / tl.sum(b_p, 1)[:, None]

@@ -1,4 +1,4 @@
-"""Tile sizes of experts, by the average number of rows per expert."""
+"""Tile sizes for the products of experts, by the average number of rows per expert."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tiles:
 
 
 EXACT = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-"""For float32, which uses no tensor cores."""
+"""For float32, which does not use tensor cores."""
 
 SMALL = Tiles(32, Tile(32, 64, 4, 3), Tile(64, 64, 4, 3))
 """For devices with little shared memory."""
@@ -53,8 +53,11 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
 )
-"""The maximum average rows per expert for each tile. The fastest tiles on an H200 (2026-11-23) of those that
-`benchmarks/experts.py --tune` times, or within 2%."""
+"""The maximum average rows per expert for each tile.
+
+Each tile is the fastest on an H200 (2026-11-23) of those that `benchmarks/experts.py --tune` times, or within
+2% of it.
+"""
 
 MOST_PAIRS = 22
 """Maximum pairs of row and expert for computing each pair alone."""

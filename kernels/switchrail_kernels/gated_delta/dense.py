@@ -28,7 +28,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of that norm."""
+    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of the row's norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))

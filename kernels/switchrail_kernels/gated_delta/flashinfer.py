@@ -122,7 +122,7 @@ class _Sequences:
 
     Attributes:
         phase: The phase of the batch.
-        seqlens: The lengths of all its sequences.
+        seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
         starts: [M + 1] int64, their first rows, and the end.
     """

@@ -47,7 +47,7 @@ class _Sequences:
     """The nonempty sequences of a batch; the library does not support empty ones.
 
     Attributes:
-        seqlens: The lengths of all its sequences.
+        seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
         starts: [M + 1] int32 on the host, their first rows, and the end.
         chunks: [chunks, 4] int32, the library's chunks, as in `split_rows`.
@@ -72,7 +72,7 @@ class _Sequences:
         return cls(batch.seqlens, indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
-        """How the library splits the sequences; made once."""
+        """How the library splits the sequences, computed once."""
         if value_heads not in self.contexts:
             # the splitting kernels have no layout for other numbers of heads
             cuts = value_heads % 4 == 0
@@ -120,7 +120,7 @@ class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
 def _run(
     dense: Dense, states: torch.Tensor, out: torch.Tensor, plan: _Sequences, scale: float
 ) -> torch.Tensor:
-    """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its own output and cost a copy.
+    """Runs the kernels of `flash_qla.chunk_gated_delta_rule_fwd`, which would also copy the output.
 
     The sums of g over a chunk are computed here, since the library's kernel has no layout for 3 heads.
 

@@ -101,7 +101,8 @@ class Step:
         """Launch the kernel.
 
         Args:
-            addresses: Those of q, k, v, g, beta, A_log, dt_bias, state, out, read_slots and write_slots.
+            addresses: The addresses of q, k, v, g, beta, A_log, dt_bias, state, out, read_slots and
+                write_slots.
             strides: The strides of q, k, v, g and beta along their first two axes, in elements.
             sequences: N.
             heads: H.

@@ -107,8 +107,8 @@ def _by_levels(
         b_x = _decay(p_sums + (o_r // CHUNK * CHUNK + (CHUNK - 1)) * BK + o_k, p_at, FULL, PLANE)
         tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
 
-        # The diagonal in float32: with decays near 0 nothing else remains, and TF32 would be off by 1e-2 of
-        # the smaller terms.
+        # The diagonal is in float32: with decays near 0 nothing else remains, and TF32 would be off by 1e-2
+        # of the smaller terms.
         b_p += tl.where(o_r == o_t[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
         for i_level in tl.range(0, 5, num_stages=1):
             size = 1 << i_level
@@ -142,8 +142,8 @@ def _prepare(
     PLANE: tl.constexpr = BLOCK * BK
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
-    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16, and the same range
-    # Few programs with many blocks each, so that a program's temporary data stays in the L2 cache.
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16 and the same range
+    # Few programs with many blocks each keep a program's temporary data in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE
     for i_turn in tl.range(0, tl.cdiv(total - tl.program_id(0), tl.num_programs(0)), num_stages=1):
@@ -178,7 +178,7 @@ def _prepare(
             b_nq = tl.rsqrt(b_nq + 1e-6)
         b_nq *= scale
 
-        # With the sums up to the middle of the chunk for R, one product is enough unless an exponent is too
+        # With the sums up to the middle of the chunk as R, one product is enough unless an exponent is too
         # large.
         b_a = tl.zeros((BLOCK, BLOCK), tl.float32)
         b_p = tl.zeros((BLOCK, BLOCK), tl.float32)
@@ -238,7 +238,7 @@ def _prepare(
         b_a16 = tl.load(p_a + o_at + tl.arange(0, 2 * CHUNKS)[:, None, None] * (16 * BLOCK + 16))
         b_a32 = tl.load(p_a + o_at + o_2[:, None, None] * (CHUNK * BLOCK + CHUNK) + 16 * BLOCK)
         store_inverses(p_inverse + i_first * (CHUNK * CHUNK), b_a16, b_a32, b_beta, HV, FULL)
-        tl.debug_barrier()  # the stored data is overwritten
+        tl.debug_barrier()  # the stored data is overwritten now
 
 
 _launch_prepare = Launcher(_prepare)

@@ -79,7 +79,7 @@ def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tenso
     count = chunks.blocks.shape[0]
     heads, group, key_size, _ = operands.sizes
     groups = heads // group
-    # float16 would overflow on products of large inputs, even if gates make them small again.
+    # float16 would overflow on products of large inputs, even if gates make the products small again.
     dtype = torch.bfloat16 if operands.k.dtype == torch.bfloat16 else torch.float32
     scores = scratch((count, groups, chunk, chunk), dtype, operands.k.device)
     gates = scratch((count, heads, 5, chunk), torch.float32, operands.k.device)

@@ -77,7 +77,7 @@ def _verify(
     m_own_k = m_own[:, None] & m_k[None, :]
     p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
     b_q = tl.load(p_q, mask=m_own_k, other=0.0)
-    # First, to free the state's registers, so that more programs run at once.
+    # Done first, to free the state's registers for more concurrent programs.
     b_read = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee")
     end = within + rows
     row -= within

@@ -33,7 +33,9 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     OUT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk, of `rows` tokens if MASKED, else of all, and `b_all` times its decay.
+    """The state after one chunk and `b_all` times the chunk's decay.
+
+    With MASKED, only `rows` tokens of the chunk.
 
     With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the chunk's tokens.
     """
@@ -80,7 +82,7 @@ def _walk_chunk(
             tl.store(p_out, b_o, mask=m_v)
         else:
             tl.store(p_out, b_o)
-    b_v = (b_v * b_end[:, None]).to(dtype)  # cheaper than scaling the keys, which are more
+    b_v = (b_v * b_end[:, None]).to(dtype)  # cheaper than scaling the keys, which have more numbers
     b_s = tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision="ieee")
     return b_s, b_all * decay
 

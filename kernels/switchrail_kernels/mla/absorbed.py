@@ -53,7 +53,7 @@ def _walk(
     R: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     PAGE: tl.constexpr, PARTS: tl.constexpr, TREES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attends keys `start` to `stop`."""
+    """Attends to keys `start` to `stop`."""
     L: tl.constexpr = R + E
     o_c = tl.arange(0, BK)
     o_e = tl.arange(0, BE)
@@ -102,7 +102,7 @@ def _attend(
     BV: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
     PARTS: tl.constexpr, DECODE: tl.constexpr, TREES: tl.constexpr, LSE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attends one tile of rows to one piece of its keys, for `BV` columns of the values.
+    """Computes the attention of one tile of rows to one piece of its keys, for `BV` columns of the values.
 
     If PARTS is 2, a query is the sum of two parts; the second lies H heads behind the first.
 
@@ -159,7 +159,7 @@ def _attend(
         b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
         m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
     )  # fmt: skip
-    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding rows see no key and get zeros
+    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding rows attend to no key and get zeros
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))

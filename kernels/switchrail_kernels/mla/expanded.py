@@ -120,7 +120,7 @@ def _attend(
     BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows of one head, and those of their keys that are expanded."""
+    """Attention of `BT` rows of one head to their expanded keys."""
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
     p_items += 8 * tl.program_id(0)
@@ -168,7 +168,7 @@ def _attend(
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     b_total = b_max + tl.log2(b_sum)
-    if CARRIED and tl.load(p_items + 6) == 0:  # more keys follow
+    if CARRIED and tl.load(p_items + 6) == 0:  # more keys follow this piece
         tl.store(p_carried + o_out[:, None] * V + o_v[None, :], b_acc, mask=m_out)
         tl.store(p_weights + o_out, b_total, mask=m_t)
         return

@@ -50,7 +50,7 @@ def _attend(
     BV: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr,
     DECODE: gl.constexpr, TREES: gl.constexpr, LSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; without trees."""
+    """Attention of one tile of rows to one piece of its keys; parameters as in `absorbed`, without trees."""
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -137,7 +137,7 @@ def _attend(
         o_seen = i_start - past + o_key
         b_s = gl.where(o_row[:, None] >= o_seen[None, :], b_s, float("-inf"))
         b_new = gl.maximum(b_max, gl.max(b_s, 1))
-        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # rows without a visible key so far
+        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # rows that have no visible key so far
         b_p = gl.exp2(b_s - b_ref[:, None])
         b_scale = gl.exp2(b_max - b_ref)
         b_sums = b_sums * b_scale[:, None] + b_p
@@ -152,7 +152,7 @@ def _attend(
     async_copy.wait_group(0)
     b_sum = gl.sum(b_sums, 1)
     b_total = b_max + gl.log2(b_sum)
-    b_inverse = 1.0 / gl.where(b_sum > 0, b_sum, 1.0)  # padding has no keys: zeros
+    b_inverse = 1.0 / gl.where(b_sum > 0, b_sum, 1.0)  # padding has no keys, so its results are zeros
     b_acc = b_acc * gl.convert_layout(b_inverse, gl.SliceLayout(1, sums))[:, None]
     o_a = gl.arange(0, BM, layout=gl.SliceLayout(1, sums))
     o_c = gl.arange(0, R, layout=gl.SliceLayout(0, sums))[None, :]

@@ -29,8 +29,10 @@ logits that changes weights by several percent.
 """
 
 FEWEST_NARROW = 128
-"""Minimum rows of a sequence for expansion with latent sizes up to `SPLIT`: their absorbed queries give more
-exact logits."""
+"""Minimum rows of a sequence for expansion with latent sizes up to `SPLIT`.
+
+Their absorbed queries give more exact logits.
+"""
 
 LEAST = 128
 """Minimum keys per piece."""
@@ -47,7 +49,7 @@ _USUAL = 8192
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How caches are split: into a multiple of `base` pieces, except short ones.
+    """How caches are split: all except short ones into a multiple of `base` pieces.
 
     The split depends only on a cache's own length and on the number of other programs. So a replayed graph
     splits caches like a separate call would.
@@ -155,8 +157,8 @@ class Rest:
     """The rows of sequences that are not expanded.
 
     Attributes:
-        rows: Their number.
-        places: Their places, for `project`.
+        rows: The number of rows.
+        places: The places of the rows, for `project`.
     """
 
     rows: int

@@ -71,8 +71,8 @@ def project(
     Args:
         x: [rows, H, K], its last axis contiguous.
         w: [H, K, N]; for values [H, N, K].
-        out: [rows, H, N], contiguous, the output. With 2 H instead of H, the rounding error of the products,
-            itself rounded, follows behind them.
+        out: [rows, H, N], contiguous, the output. With 2 H instead of H, the products are followed by their
+            rounding errors, themselves rounded.
         places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the first row among all, the
             first among the selected, their number, unused. The selected rows are packed in `out`, or in x for
             values. None: x and `out` have the same rows.

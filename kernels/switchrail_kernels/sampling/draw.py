@@ -1,10 +1,11 @@
 """Drawing a token from each row of logits among those that the filters keep, in two passes over the row.
 
 All filters keep a prefix of the same order: by decreasing probability, then by index. So whether a token is
-kept depends on the number of tokens before it, their mass, and its own. A token is drawn from all; if a
-filter drops it, all tokens behind it are dropped too, and another one is drawn from those before it, until
-one is kept. Each round removes a random part of the mass, so few rounds are needed: 1.1 on average for a
-top_p of 0.9. The drawn token has the probabilities of the filtered distribution, and depends only on its row.
+kept depends on its probability, and on the number and the mass of the tokens before it. A token is drawn from
+all tokens. If a filter drops the drawn token, it drops all tokens after it too, and another token is drawn
+from those before it. Each round removes a random part of the mass, so few rounds are needed: 1.1 on average
+for a top_p of 0.9. The drawn token has the probabilities of the filtered distribution, and depends only on
+its row.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -18,7 +19,7 @@ import triton.language as tl
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _COLDEST = tl.constexpr(1e-30)  # a subnormal temperature would divide 0 by 0
-_HOTTEST = tl.constexpr(1e30)  # an infinite one would multiply -inf by 0
+_HOTTEST = tl.constexpr(1e30)  # an infinite temperature would multiply -inf by 0
 _MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
@@ -32,7 +33,7 @@ def _load(p_row, i_b, V, BV: tl.constexpr):
 @triton.jit
 def _key(b_x, UNUSED: tl.constexpr):
     """Integers in the order of the logits, without the bits that their dtype leaves unused in float32."""
-    b_key = tl.where(b_x == 0.0, 0.0, b_x).to(tl.int32, bitcast=True)  # zeros of either sign
+    b_key = tl.where(b_x == 0.0, 0.0, b_x).to(tl.int32, bitcast=True)  # zeros of either sign get the same key
     return (b_key ^ ((b_key >> 31) & 0x7FFFFFFF)) >> UNUSED
 
 
@@ -54,7 +55,7 @@ def _uniform(seed, i_round):
 
 @triton.jit
 def _kth_key(p_row, V, blocks, top_key, k, BV: tl.constexpr, UNUSED: tl.constexpr):
-    """The key of the k-th token, or a lower key if exactly k tokens reach it.
+    """The key of the k-th token, or a lower key that exactly k tokens reach.
 
     Each pass narrows the range of keys to a fourth.
     """
@@ -93,7 +94,7 @@ def _kth_key(p_row, V, blocks, top_key, k, BV: tl.constexpr, UNUSED: tl.constexp
 
 @triton.jit(do_not_specialize=["V"])
 def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.constexpr, UNUSED: tl.constexpr):
-    """Draw one row's token, -1 if it isn't finite, with its temperature, top_k, top_p, min_p and seed."""
+    """Draw one row's token with its temperature, top_k, top_p, min_p and seed; -1 if the row isn't finite."""
     i_r = tl.program_id(0)
     p_row = p_logits + i_r.to(tl.int64) * s_row
     p_number = p_numbers + i_r * 5
@@ -123,8 +124,8 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
             token = tl.min(tl.where(b_x == top, o_v, V), 0)
         else:
             b_mass = tl.where(b_top == _MINUS_INFINITY, 0.0, b_mass * tl.exp2((b_top - top) * scale))
-            whole = tl.sum(b_mass.to(tl.float64), 0)  # of the k largest
-            last_key = tl.full((), -(1 << 31), tl.int32)  # tokens before it can be drawn
+            whole = tl.sum(b_mass.to(tl.float64), 0)  # the mass of the k largest
+            last_key = tl.full((), -(1 << 31), tl.int32)  # tokens before the drawn one
             last = tl.full((), 0, tl.int32)
             few = (k < V) & (top_p < 1.0)
             if few:

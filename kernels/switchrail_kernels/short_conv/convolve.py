@@ -1,6 +1,7 @@
 """The convolution of whole sequences, and of one row per sequence.
 
-The program that computes a sequence's first rows also replaces its state, since only it reads the old one.
+The program that computes a sequence's first rows also replaces its state, since no other program reads the
+old one.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -41,7 +42,7 @@ def _rows(
     p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows from row `t`, at `p_x` and `p_out`. Without MASKED they don't need the state."""
+    """`BT` rows from row `t`, at `p_x` and `p_out`. Without MASKED the rows don't need the state."""
     inputs = ()
     for i in tl.static_range(BT + W - 1):
         p_row = p_x + (i - (W - 1)) * s_xt + o_c
@@ -73,7 +74,7 @@ def _tile(
     p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The same rows at once, for inputs with contiguous time."""
+    """The same as `_rows`, but with all rows at once, for inputs with contiguous time."""
     o_t = tl.arange(0, BT)
     m_out = (t + o_t < rows)[:, None] & (o_c < C)[None, :]
     b_y = tl.zeros((BT, o_c.shape[0]), tl.float32) + b_bias[None, :]

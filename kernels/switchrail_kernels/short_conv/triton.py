@@ -96,7 +96,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         )
 
     def launch_verify(self, call: ShortConvCall, batch: StateBatch, plan: Drafts) -> torch.Tensor:
-        """One launch; records the inputs of drafted rows, of which states consist."""
+        """One launch, which also records the inputs of drafted rows, of which states consist."""
         tensors, numbers, width, constants = _arguments(call, REACH + 1)
         channels = call.x.shape[1]
         kept = torch.empty_like(call.out)

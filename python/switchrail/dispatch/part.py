@@ -27,7 +27,11 @@ class Part:
     states: StateBatch | None = None
 
     def batch(self, op: str) -> SequenceBatch:
-        """The sequences in the form that an op takes. Raises: DispatchError: The part has no such batch."""
+        """The sequences in the form that an op takes.
+
+        Raises:
+            DispatchError: The part has no such batch.
+        """
         kind = "pages" if op in PAGED_OPS else "states"
         batch: SequenceBatch | None = getattr(self, kind)
         if batch is None:

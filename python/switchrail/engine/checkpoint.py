@@ -298,7 +298,8 @@ def _check_length(path: Path, model_config: Any) -> None:
 def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None:
     """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
-    Raises: CheckpointError: They do: sequences of one step would change each other's factors.
+    Raises:
+        CheckpointError: They do: sequences of one step would change each other's factors.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}

@@ -105,8 +105,13 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
     """The least key of each row above which the row has less than the given mass, found digit by digit.
 
-    Args: keys: [R, vocabulary] int32. masses: [R, vocabulary] int64. most: [R, 1] int64, from 1 to the mass
-    of a row. Returns: [R, 1] int32.
+    Args:
+        keys: [R, vocabulary] int32.
+        masses: [R, vocabulary] int64.
+        most: [R, 1] int64, from 1 to the mass of a row.
+
+    Returns:
+        [R, 1] int32.
     """
     numbers = keys.long() + (1 << 31)
     found = torch.zeros_like(most)

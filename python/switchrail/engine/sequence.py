@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 class Sequence:
     """A sequence's place in memory; only `Sequences` changes it.
 
-    Attributes: slot: The slot of its states; 0 if it has none. pages: Its pages, in the order of its tokens.
-    length: The number of tokens in memory. Excludes the newest token, which the next decode row runs.
+    Attributes:
+        slot: The slot of its states; 0 if it has none.
+        pages: Its pages, in the order of its tokens.
+        length: The number of tokens in memory. Excludes the newest token, which the next decode row runs.
     """
 
     slot: int = 0

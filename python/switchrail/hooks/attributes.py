@@ -44,7 +44,11 @@ def is_immutable(cls: type) -> bool:
 
 
 def refuse_immutable(cls: type, target: str) -> None:
-    """Refuses a target on an immutable class. Raises: HookError: The class is immutable."""
+    """Refuses a target on an immutable class.
+
+    Raises:
+        HookError: The class is immutable.
+    """
     if is_immutable(cls):
         raise HookError(
             f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
@@ -73,7 +77,8 @@ class Attribute:
     def put(self) -> None:
         """Sets the attribute, unless the class now has another of that name.
 
-        Raises: HookError: The class refuses.
+        Raises:
+            HookError: The class refuses.
         """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):

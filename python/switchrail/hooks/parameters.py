@@ -37,7 +37,8 @@ class Parameters:
     def of(cls, code: CodeType) -> Parameters:
         """Reads them from the code itself, since `__signature__` and `__wrapped__` may differ from it.
 
-        Raises: ValueError: A parameter's name can't be written in source text.
+        Raises:
+            ValueError: A parameter's name can't be written in source text.
         """
         names = list(code.co_varnames)
         for name in names:

@@ -123,7 +123,9 @@ def _class_for(cls: type) -> type[StandIn]:
 class Replaced(Hidden):
     """A placement: puts a stand-in wherever an object is held; later puts the object back.
 
-    Attributes: original: The object. unreached: Descriptions of the holders that could not be updated.
+    Attributes:
+        original: The object.
+        unreached: Descriptions of the holders that could not be updated.
     """
 
     __slots__ = ("_name", "_owner", "_placed", "_stand_in", "original", "unreached")
@@ -142,7 +144,8 @@ class Replaced(Hidden):
     def put(self) -> None:
         """Updates each holder that can be found, and lists those that refuse in `unreached`.
 
-        Raises: HookError: No holder was updated, or not the one that the dotted path names.
+        Raises:
+            HookError: No holder was updated, or not the one that the dotted path names.
         """
         if self._placed:
             return

@@ -44,7 +44,8 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
         hook: A hook that waits, or whose module was imported again.
         done: See `resolve`.
 
-    Returns: Why the hook still waits; None if it doesn't.
+    Returns:
+        Why the hook still waits; None if it doesn't.
     """
     why: Awaited | HookError | OrderError
     try:
@@ -74,8 +75,8 @@ def executed(module: str) -> None:
     """Puts hooks on a module that has been executed.
 
     Raises:
-        HookError: The target of a strict hook is missing or does not fit. OrderError: The constraints of a
-            strict hook and others form a cycle.
+        HookError: The target of a strict hook is missing or does not fit.
+        OrderError: The constraints of a strict hook and others form a cycle.
     """
     for hook in chain.added():
         if (hook.path or "").startswith(f"{module}."):

@@ -22,9 +22,10 @@ BLOCK = 256
 class SingleRows:
     """Sequences of similar length with one row each.
 
-    Attributes: rows: [B] int64, their packed rows. tokens: [B * L] int64, the cache place of each visible
-    position; places past the end repeat the first. mask: [B, 1, 1, L] bool, the positions before the end;
-    None if all are.
+    Attributes:
+        rows: [B] int64, their packed rows.
+        tokens: [B * L] int64, the cache place of each visible position; places past the end repeat the first.
+        mask: [B, 1, 1, L] bool, the positions before the end; None if all are.
     """
 
     rows: torch.Tensor

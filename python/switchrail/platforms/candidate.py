@@ -54,7 +54,8 @@ class Candidate:
     def ask(self) -> str | None:
         """The class path that its function returns, or None if it declines.
 
-        Raises: PlatformPluginError: The plugin fails, or may not be asked.
+        Raises:
+            PlatformPluginError: The plugin fails, or may not be asked.
         """
         if self.record.state != "discovered":
             raise self._failure(f"{self.record.state}: {self.record.reason}")

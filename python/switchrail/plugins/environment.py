@@ -21,7 +21,8 @@ PLATFORMS = "switchrail.platforms"
 def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
     """The names of the plugins that may be loaded, from the argument or else the environment; None means all.
 
-    Raises: ArgumentError: The argument is a single string, or contains something other than strings.
+    Raises:
+        ArgumentError: The argument is a single string, or contains something other than strings.
     """
     if allow is None:
         text = os.environ.get(ALLOW_LIST)

@@ -103,7 +103,8 @@ class Sample:
     def made(self) -> Any:
         """The sample as a call for backends, with a new layer.
 
-        Raises: ContractError: An argument is missing or unknown.
+        Raises:
+            ContractError: An argument is missing or unknown.
         """
         return self.contract.make({**self.tensors, **self.options})
 

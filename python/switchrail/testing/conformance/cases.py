@@ -52,7 +52,8 @@ class Case:
         """Runs the check.
 
         Raises:
-            AssertionError: The check failed. Unavailable: The check can't be run here.
+            AssertionError: The check failed.
+            Unavailable: The check can't be run here.
         """
         return self.check.run(self.setting)
 
