@@ -1,7 +1,7 @@
-"""Holds the crates in Cargo.lock to deny.toml: their licences, where they come from, how they are asked for.
+"""Checks the crates in Cargo.lock against deny.toml: their licences, sources and version requirements.
 
-It reads `cargo metadata`, so nothing has to be built. `cargo deny check licenses bans sources` reads the same
-file and looks further; it has to be compiled first, which takes many minutes.
+Reads `cargo metadata`, so nothing has to be built. `cargo deny check licenses bans sources` reads the same
+file and checks more, but takes many minutes to compile.
 
     python rust/dependencies.py
 """
@@ -27,10 +27,10 @@ CRATES_IO = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 def permits(expression: str, allowed: Collection[str]) -> bool:
-    """Whether a licence expression of SPDX can be met by allowed licences alone; `/` is an old `OR`.
+    """Whether allowed licences satisfy an SPDX licence expression; `/` is an old form of `OR`.
 
     Raises:
-        ValueError: It is no such expression.
+        ValueError: The text is no licence expression.
     """
     tokens = re.findall(r"[()/]|[^\s()/]+", expression)
 
@@ -83,7 +83,7 @@ def problems(packages: Collection[Mapping[str, Any]], allowed: Collection[str]) 
 
 
 def main() -> int:
-    """Prints problems, and crates that are there in several versions; returns 1 where there are problems."""
+    """Prints problems, and crates with several versions; returns 1 if there are problems."""
     policy = tomllib.loads((ROOT / "deny.toml").read_text())
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--all-features"]
     answer = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)

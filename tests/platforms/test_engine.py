@@ -90,7 +90,7 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
-    """A step is launched on the engine's device, whatever the thread's current device, which stays current."""
+    """A step is launched on the engine's device, and leaves the thread's current device current."""
     log, seen = [], []
     current = ["other:0"]
 

@@ -118,7 +118,7 @@ mirror! {
             self.0.spec.priority
         }
 
-        /// Description of its origin, for people.
+        /// Description of the registration's origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.origin.to_string()
@@ -129,7 +129,7 @@ mirror! {
             json::dump(py, &self.0.spec.capabilities)
         }
 
-        /// The default values that it was registered with.
+        /// The default values of its configuration.
         #[getter]
         fn default_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.spec.config)

@@ -20,7 +20,8 @@ mirror! {
             self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
         }
 
-        /// The installed version of each distribution that the backends require, None if it is not installed.
+        /// The installed version of each distribution that the backends require; None for one that is not
+        /// installed.
         fn required(&self, backends: Vec<Bound<'_, Registration>>) -> BTreeMap<String, Option<String>> {
             let packages = self.0.packages();
             let required = backends.iter().flat_map(|backend| &backend.get().0.spec.capabilities.packages);

@@ -6,8 +6,8 @@ use pyo3::{
     types::{PyDict, PyType},
 };
 
-/// Returns an error that may be replaced by another one as `Ok`, and one that must reach the caller
-/// unchanged, such as `KeyboardInterrupt` or `SystemExit`, as `Err`.
+/// Sorts exceptions: `Ok` for an error that may be replaced by another one, `Err` for one that must reach the
+/// caller unchanged, such as `KeyboardInterrupt` or `SystemExit`.
 pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     if error.is_instance_of::<PyException>(py) {
         Ok(error)

@@ -105,25 +105,25 @@ impl RoutePlan {
         Layout(switchrail::Layout::clone(self.core.layout()))
     }
 
-    /// Version of the state that it was made on.
+    /// Version of the state that the plan was made for.
     #[getter]
     fn version(&self) -> u64 {
         self.core.version()
     }
 
-    /// The registrations that it pins.
+    /// The registrations that the plan pins.
     #[getter]
     fn backends(&self) -> Vec<Registration> {
         self.core.backends().iter().cloned().map(Registration).collect()
     }
 
-    /// Its decisions, each with the layers that it applies to.
+    /// The plan's decisions, each with its layers.
     #[getter]
     fn routes(&self) -> Vec<Route> {
         self.core.routes().iter().cloned().map(Route).collect()
     }
 
-    /// Its decisions, without layers.
+    /// The plan's decisions, without layers.
     #[getter]
     fn decisions(&self) -> Vec<Decision> {
         self.core
@@ -142,7 +142,7 @@ impl RoutePlan {
             .collect()
     }
 
-    /// Digest of its layout, its routes and their backends.
+    /// Digest of the plan's layout, its routes and their backends.
     #[getter]
     fn fingerprint(&self) -> String {
         let snapshot = switchrail::Snapshot::default();
@@ -195,7 +195,7 @@ impl RoutePlan {
 }
 
 impl RoutePlan {
-    /// The name of one of its backends.
+    /// The name of one of the plan's backends.
     pub fn name(&self, id: BackendId) -> String {
         let found = self.core.backend(id);
         found.map(|backend| backend.spec.name.clone()).unwrap_or_default()

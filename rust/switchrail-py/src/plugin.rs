@@ -76,7 +76,7 @@ mirror! {
             }
         }
 
-        /// Why it is blocked, failed or hung.
+        /// Why the plugin is blocked, failed or hung.
         #[getter]
         fn reason(&self) -> Option<&str> {
             match &self.0.record.state {
@@ -87,7 +87,7 @@ mirror! {
             }
         }
 
-        /// Traceback of its failure; for a plugin that hangs, its stack.
+        /// The traceback of the plugin's failure; for a plugin that hangs, its stack.
         #[getter]
         fn traceback(&self) -> Option<&str> {
             self.0.traceback.as_deref()
@@ -98,7 +98,7 @@ mirror! {
             self.0.record.is_named(entry)
         }
 
-        /// Whether it comes from the distribution, with any equivalent spelling of the name.
+        /// Whether the plugin comes from the distribution, with any equivalent spelling of the name.
         fn is_of(&self, distribution: &str) -> bool {
             self.0.record.is_of(distribution)
         }

@@ -21,7 +21,7 @@ use crate::{
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Runtime {
     pub core: Arc<switchrail::Runtime>,
-    /// Contains an object from before its registration is visible until after it is removed.
+    /// Contains an object from before its registration is visible until after the registration is removed.
     pub objects: Objects,
 }
 
@@ -155,13 +155,13 @@ impl Transaction {
         self.lock().transaction.is_some()
     }
 
-    /// The origin on whose behalf it stages changes, as a document.
+    /// The origin of the staged changes, as a document.
     #[getter]
     fn origin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         json::dump(py, &self.origin)
     }
 
-    /// Whether it was published. Tells this to a caller whose commit was interrupted.
+    /// Whether the changes were published, for callers whose commit was interrupted.
     #[getter]
     fn is_committed(&self) -> bool {
         self.lock().committed
@@ -196,7 +196,7 @@ impl Transaction {
         self.stage(|registrar| registrar.withdraw(registration.0.id))
     }
 
-    /// Stages the removal of all registrations of its origin.
+    /// Stages the removal of all registrations of the transaction's origin.
     fn withdraw_own(&self) -> PyResult<()> {
         self.stage(Registrar::withdraw_own)
     }

@@ -207,7 +207,7 @@ pub fn preference_keys() -> Vec<String> {
 mirror! {
     /// The backend that serves a query, and the reasons against the others.
     Decision(switchrail::Decision) {
-        /// Version of the state that it is based on.
+        /// Version of the state that the decision is based on.
         #[getter]
         fn version(&self) -> u64 {
             self.0.version
@@ -235,7 +235,7 @@ mirror! {
             &self.0.chosen.name
         }
 
-        /// Description of its origin, for people.
+        /// Description of the chosen backend's origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.chosen.origin.to_string()
@@ -277,7 +277,7 @@ mirror! {
             &self.0.backend.name
         }
 
-        /// Description of its origin, for people.
+        /// Description of the backend's origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.backend.origin.to_string()

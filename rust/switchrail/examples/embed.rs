@@ -14,7 +14,8 @@ use switchrail::{
     NativeBackend, Op, Origin, Phase, PlanRequest, Preferences, RoutePlan, Runtime,
 };
 
-/// The service's own backend: the gated delta rule of one head, token by token. [`Entry::native`] returns it.
+/// The service's own backend, which [`Entry::native`] returns: the gated delta rule of one head, token by
+/// token.
 #[derive(Debug)]
 struct GatedDelta {
     head_size: usize,

@@ -107,7 +107,7 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendSpec {
-    /// The name that preferences use; unique within its op.
+    /// The backend's name in preferences; unique within its op.
     pub name: String,
     /// The op that it computes.
     pub op: Op,
@@ -301,8 +301,8 @@ pub struct Registration {
     pub spec: BackendSpec,
     /// The user's values, which take precedence over the defaults in [`BackendSpec::config`].
     ///
-    /// They belong to this registration. An override starts with its own defaults; clearing the override
-    /// restores the built-in backend with its previous values.
+    /// The values belong to this registration: an override starts with its own defaults, and clearing the
+    /// override restores the built-in backend with its previous values.
     pub configuration: Config,
     /// The implementation. It is not part of the JSON form, because it exists in one process only: a
     /// registration read from a document has [`Entry::Foreign`].

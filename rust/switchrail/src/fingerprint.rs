@@ -34,7 +34,7 @@ pub struct FingerprintInputs<'a> {
     /// of registration do not.
     pub snapshot: &'a Snapshot,
     /// The route plans in use: model type, layer kinds, routes and the pinned backends count. The model's
-    /// name does not count, because it is the name of its folder.
+    /// name does not count, because it is a folder's name.
     pub plans: &'a [&'a RoutePlan],
 }
 

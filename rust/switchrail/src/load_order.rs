@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{OrderError, OrderItem, PluginRecord, normalized_name, order};
 
-/// A plugin's declared place among the others.
+/// A plugin's declared place among other plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PluginPlace {
     /// Plugins with a higher priority come first.
     pub priority: i32,
-    /// Plugins that it comes before: a name, `distribution:name`, or a distribution for all of its plugins.
-    /// Names of plugins that are not installed have no effect.
+    /// Plugins that this one comes before: a name, `distribution:name`, or a distribution for all of its
+    /// plugins. Names of plugins that are not installed have no effect.
     pub before: Vec<String>,
-    /// Plugins that it comes after, named in the same way.
+    /// Plugins that this one comes after, named in the same way.
     pub after: Vec<String>,
 }
 

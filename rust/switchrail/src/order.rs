@@ -19,11 +19,11 @@ pub struct OrderItem {
     /// Items of higher priority come first.
     #[serde(default)]
     pub priority: i32,
-    /// Keys or sources that it must come before. Names that no item has are ignored, because they may belong
-    /// to plugins that are not installed.
+    /// Keys or sources that the item must come before. Names that no item has are ignored, because they may
+    /// belong to plugins that are not installed.
     #[serde(default)]
     pub before: Vec<String>,
-    /// Keys or sources that it must come after; unknown names are ignored likewise.
+    /// Keys or sources that the item must come after; unknown names are ignored likewise.
     #[serde(default)]
     pub after: Vec<String>,
 }

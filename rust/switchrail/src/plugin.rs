@@ -63,15 +63,15 @@ pub enum PluginState {
     },
     /// Imported, with its transaction committed.
     Loaded,
-    /// Its import, registration or commit failed; nothing of it is registered.
+    /// Its import, registration or commit failed; nothing is registered.
     Failed {
         /// The failure.
         reason: String,
     },
-    /// It exceeded its time limit. Its thread still runs, its transaction is closed, and nothing of it is
+    /// The plugin exceeded its time limit. Its thread still runs, its transaction is closed, and nothing is
     /// registered.
     Hung {
-        /// What it was doing, and for how long.
+        /// What the plugin was doing, and for how long.
         reason: String,
     },
 }

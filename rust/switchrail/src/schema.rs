@@ -69,7 +69,7 @@ impl From<Schema> for u32 {
 /// Largest accepted document, in bytes.
 const LARGEST: u64 = 1 << 28;
 
-/// Reads a document. Refuses pipes, which could block, and files that are too large.
+/// Reads a document. Refuses pipes, which could block, and large files.
 pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
     read_file(path, LARGEST)
 }
@@ -80,7 +80,7 @@ fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut options = File::options();
     options.read(true);
     #[cfg(unix)]
-    options.custom_flags(libc::O_NONBLOCK); // else opening a pipe would block until a writer opens it
+    options.custom_flags(libc::O_NONBLOCK); // Without it, opening a pipe would block until a writer opens it.
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
@@ -114,7 +114,7 @@ mod tests {
         assert!(read_file(path.parent().unwrap(), size).is_err());
     }
 
-    /// The kernel reports a size of 0 for such files.
+    /// For such files the kernel reports a size of 0.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_file_that_hides_its_size_has_a_limit_too() {

@@ -689,7 +689,7 @@ proptest! {
         prop_assert_eq!(&decision, &decide(&["plain", "split", "wide"], samples.clone()));
         let text = serde_json::to_string(&decision).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Decision>(&text).unwrap(), &decision);
-        // if all were measured at this load, the fastest one serves, or one within the tolerance
+        // Selects a backend that is the fastest, or within the tolerance, if all were measured at this load.
         let all = samples.iter().filter(|sample| sample.nanoseconds.len() == 3);
         for sample in all.filter(|sample| samples.iter().filter(|other| other.load == sample.load).count() == 1) {
             if matches!(decision.because, Because::MeasuredByLoad { .. } | Because::Measured { .. }) {
@@ -732,7 +732,7 @@ proptest! {
             let kept = (0..).zip(times).filter(|(index, _)| *index != lacking).map(|(_, time)| time);
             kept.collect::<Vec<_>>()
         };
-        // the backend that is fastest below is not timed above, or vice versa
+        // The backend that is fastest below is not timed above, or vice versa.
         let (fast_low, fast_high) = (usize::try_from(low).unwrap(), usize::try_from(high).unwrap());
         let samples = vec![
             sample(1 << 8, 1 << 8, &but(9, fast_low)),

@@ -2,7 +2,7 @@
 //!
 //! The reference is a plain read of an array of arrays, alternating with lookups in the same run. A lock, a
 //! map or a string in the lookup would make it tens of times slower. `cargo bench --bench lookup` has the
-//! figures in nanoseconds. Only optimised code is worth measuring: `cargo test --release --test lookup_cost`.
+//! figures in nanoseconds. Measure optimised code only: `cargo test --release --test lookup_cost`.
 
 mod common;
 

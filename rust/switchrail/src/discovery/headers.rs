@@ -26,7 +26,7 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
                 }
             }
             Ok(None) => {}
-            // An empty name stands for the path itself. Reading it fails if the path is a folder; that is no
+            // An empty name stands for the path itself. Reading it fails if the path is a folder, which is no
             // problem.
             Err(_) if name.is_empty() => {}
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),

@@ -19,7 +19,7 @@ use ProblemCode::{Broken, LeftOver, SameName};
 use entry_points::EntryPoint;
 use source::Source;
 
-/// A larger `entry_points.txt` is refused, in bytes.
+/// The largest `entry_points.txt` that is read, in bytes.
 const MAX_ENTRY_POINTS: u64 = 1 << 20;
 
 /// An installed distribution.
@@ -48,7 +48,7 @@ pub enum ProblemCode {
 }
 
 impl ProblemCode {
-    /// The name in documents.
+    /// A file or folder that discovery could not read or ignored.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl ProblemCode {
     }
 }
 
-/// Something that discovery could not read or ignored.
+/// A file or folder that discovery could not read or ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DiscoveryProblem {
     /// The file or folder.

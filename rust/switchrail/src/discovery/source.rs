@@ -57,7 +57,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The first `limit` bytes of a file; `None` if it does not exist.
+/// The first `limit` bytes of a file; `None` if the file does not exist.
 pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut options = OpenOptions::new();
     options.read(true);

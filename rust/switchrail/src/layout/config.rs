@@ -22,7 +22,7 @@ impl Config<'_> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// The size under a key, if the config has it.
+    /// The size under a key, if the config has the key.
     pub fn size(&self, key: &str) -> Result<Option<u32>, LayoutError> {
         self.get(key).map(|value| self.to_size(key, value)).transpose()
     }
@@ -34,7 +34,7 @@ impl Config<'_> {
             .ok_or_else(|| self.bad(key, value, "a whole number, 0 or more"))
     }
 
-    /// The positive number under a key, if the config has it.
+    /// The positive number under a key, if the config has the key.
     pub fn divisor(&self, key: &str) -> Result<Option<usize>, LayoutError> {
         self.get(key)
             .map(|value| {
@@ -64,7 +64,7 @@ impl Config<'_> {
     }
 }
 
-/// A value of the config as messages show it.
+/// A value of the config, in the form for messages.
 pub(super) fn shown(found: &Value) -> String {
     let mut text = crate::shown(&found.to_string()).into_owned();
     if let Some((end, _)) = text.char_indices().nth(SHOWN) {

@@ -41,7 +41,7 @@ pub(super) enum Naming {
         last: LayerKind,
         others: LayerKind,
     },
-    /// Layer `i` is a hit where `i >= start` and `(i - start) % period == offset`; so is the layer `also`.
+    /// Layer `i` is a hit if `i >= start` and `(i - start) % period == offset`, or if it is the layer `also`.
     /// All others are misses.
     Periodic {
         start: usize,
@@ -84,7 +84,7 @@ impl Naming {
         )
     }
 
-    /// The kinds, or `None` if the config does not use this way.
+    /// Whether each layer is named. transformers applies the other ways only if no explicit one is used.
     pub fn read(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
             Self::List { key } => {

@@ -405,8 +405,8 @@ fn latents(config: &Config) -> Result<Shape, LayoutError> {
 /// Grouped-query attention with equal head sizes of keys and values.
 fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutError> {
     let q_heads = config.size("num_attention_heads")?;
-    // An explicit null means one key head per query head. If the key is absent, the default depends on
-    // transformers' class, which is unknown here.
+    // An explicit null means one key head per query head. If the key is absent, the default depends on the
+    // class in transformers, which is unknown here.
     let kv_heads = match config.values.get("num_key_value_heads") {
         Some(Value::Null) => q_heads,
         _ => config.size("num_key_value_heads")?,

@@ -15,7 +15,7 @@ use crate::fingerprint::hexadecimal;
 
 const BLOCK: usize = 1 << 18;
 
-/// One digest for all files of a distribution, computed from the files' digests.
+/// A digest of all files of a distribution, computed from the files' digests.
 pub(super) fn of_files(files: &BTreeMap<String, String>) -> String {
     let mut digest = Sha256::new();
     for (path, file) in files {

@@ -43,9 +43,9 @@ impl Unreadable {
 /// The files of the distribution whose metadata folder is `info`.
 ///
 /// For a wheel: the files in its `RECORD`, and all other files that could be imported from its packages or in
-/// their place. An editable install's `RECORD` only has `.pth` files and modules that lead to the sources;
-/// its files are the packages and modules found there. Without a `RECORD`, as for a project's own `egg-info`:
-/// its top-level packages and modules. An archive is one file.
+/// their place. For an editable install, whose `RECORD` only has `.pth` files and modules that lead to the
+/// sources: the packages and modules found there. Without a `RECORD`, as for a project's own `egg-info`: its
+/// top-level packages and modules. An archive is one file.
 ///
 /// `modules` are the top-level modules that its entry points name. A module that is not found is an error,
 /// because it could be imported without being locked. `owners` tells which files of a shared namespace
@@ -440,7 +440,7 @@ fn recorded_path(line: &str) -> String {
     path
 }
 
-/// The path with `/` as the separator, and with `..` at its start only.
+/// The path with `/` as the separator, and with `..` only at its start.
 fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split(['/', '\\']) {

@@ -19,7 +19,8 @@ impl RoutePlan {
             let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);
             let same =
                 |found: &&Arc<Registration>| found.origin == wanted.origin && found.spec == wanted.spec;
-            // Several can match. Prefers the registration that the plan was made with, if it still exists.
+            // Several registrations can match. Prefers the registration that the plan was made with, if it
+            // still exists.
             let own = stack.iter().filter(same).find(|found| found.id == wanted.id);
             own.or_else(|| stack.iter().rev().find(same))
                 .cloned()

@@ -127,7 +127,7 @@ impl PlanRequest {
     }
 }
 
-/// The layers that one decision applies to.
+/// The layers that share one decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Ids of the layers, ascending.
@@ -396,7 +396,7 @@ impl RoutePlan {
     }
 }
 
-/// Compares contents: a plan equals the one that was read from its document.
+/// Compares contents: a plan equals its copy that was read from a document.
 impl PartialEq for RoutePlan {
     fn eq(&self, other: &Self) -> bool {
         (

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{PlanError, PlanRequest, Route};
 use crate::{Capabilities, Dtype, Layout, Query, Snapshot};
 
-/// A form of a shared state or cache; a field that is `None` is left open.
+/// The form of a shared state or cache; a field that is `None` is left open.
 struct Form {
     layout: Option<String>,
     dtype: Option<Dtype>,
@@ -26,9 +26,9 @@ impl Form {
 /// The routes of one op, with backends that all use one form of the shared state or cache.
 ///
 /// A decode continues from the state that a prefill wrote, and consecutive batches can be of different
-/// classes. So all backends of an op in a plan must use the same form. If the request leaves the form open
-/// and the backends chosen without it disagree, each form is tried in turn until every route has a backend,
-/// starting with the forms of the first route's backend.
+/// classes. So all backends of an op in a plan must use the same form. The request may leave the form open,
+/// and the backends chosen without a form may disagree. Then each form is tried in turn until every route has
+/// a backend, starting with the forms of the first route's backend.
 pub(super) fn resolve(
     snapshot: &Snapshot,
     layout: &Layout,

@@ -78,8 +78,8 @@ impl Runtime {
     }
 
     fn publish(&self, origin: Origin, requests: &[Request]) -> Result<Arc<Commit>, CommitError> {
-        // These may hold the last references to native backends, and dropping those runs foreign code.
-        // Declaring them before the guard drops them after the lock is released.
+        // These variables may hold the last references to native backends, whose drop runs foreign code. They
+        // are declared before the guard, so that they are dropped after the lock is released.
         let (current, mut next);
         let mut changes = Vec::new();
         let _guard = lock(&self.commit);

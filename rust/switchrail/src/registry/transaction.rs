@@ -76,8 +76,8 @@ pub struct Registrar {
 #[derive(Debug, Default)]
 struct Staged {
     requests: Vec<Request>,
-    /// The result of applying the requests to a base state. It is cached, because applying all requests again
-    /// for each new one would make staging quadratic.
+    /// The result of applying the requests to a base state, cached because applying all requests again for
+    /// each new one would make staging quadratic.
     preview: Preview,
 }
 

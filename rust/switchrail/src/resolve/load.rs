@@ -35,7 +35,7 @@ impl Load {
         for (own, cached) in sequences {
             rows = rows.saturating_add(own);
             longest = longest.max(own);
-            // row i attends to the tokens cached before, the rows before it and itself
+            // Row i attends to the tokens cached before, the rows before it and itself.
             let twice = cached.saturating_mul(2).saturating_add(1).saturating_sub(own);
             seen = seen.saturating_add(own.saturating_mul(twice).div_ceil(2));
         }

@@ -17,7 +17,7 @@ pub struct HeadCount(
 );
 
 impl HeadCount {
-    /// The number of doublings of either count that leads from one to the other.
+    /// The number of doublings of either count that lead from one to the other.
     fn distance(self, other: Self) -> i64 {
         let each = |a: u32, b: u32| (log2(a.into()) - log2(b.into())).abs();
         each(self.0, other.0) + each(self.1, other.1)

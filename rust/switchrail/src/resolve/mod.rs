@@ -63,7 +63,7 @@ pub struct Query {
     /// calls of this length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// Measured times of such calls on the device, if there are any.
+    /// Measured times of such calls on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Sample>,
 }
@@ -122,7 +122,7 @@ impl fmt::Display for Query {
 pub struct BackendRef {
     /// The registration.
     pub id: BackendId,
-    /// Its name.
+    /// Who registered the backend.
     pub name: String,
     /// Who registered it.
     pub origin: Origin,
