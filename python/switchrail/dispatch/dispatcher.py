@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,8 +12,9 @@ import torch
 from switchrail._core import BatchRoutes, BoundPlan
 from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
+from switchrail.ops.adapter import ADAPTED, adapted
 from switchrail.ops.backend import AnyBackend
-from switchrail.ops.batch import Bounds, SequenceBatch
+from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
 
@@ -106,6 +107,8 @@ class _Step:
 
     def keep(self, index: int, call: Any, record: object) -> None:
         """Keeps the call and its record for `commit`."""
+        if isinstance(self.planned[index][0], RowStatesBatch):
+            return  # its states were written by row
         if record is None:
             op = self.prepared.users[index].op
             raise DispatchError("it returned no record, which its commit needs", op=op)
@@ -127,17 +130,29 @@ class Dispatcher:
         ops: The ops whose calls it dispatches.
     """
 
-    def __init__(self, bound: BoundPlan, ops: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        bound: BoundPlan,
+        ops: Collection[str] | None = None,
+        needed: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
         """Creates a dispatcher for the layers of a plan, which must then be added.
 
         Args:
             bound: The route plan with its backends.
             ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
+            needed: By op, the features that its calls need. Backends that lack one that an `Adapter` can add
+                are adapted.
         """
         self.bound = bound
-        self._features: dict[str, set[str]] = {}  # the features that all backends of an op claim
+        self._needed = needed or {}
+        self._claimed: dict[tuple[str, str], set[str]] = {}
+        self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
+        self._adapters: dict[int, AnyBackend] = {}
         for backend in bound.plan.backends:
             claimed = set(backend.capabilities["features"])
+            self._claimed[backend.op, backend.name] = claimed
+            claimed = claimed | ADAPTED.keys() & set(self._needed.get(backend.op, ()))
             self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
         self._ids: dict[str, set[int]] = {}
         for layer_id, op, _, _ in bound.plan.table:
@@ -342,13 +357,21 @@ class Dispatcher:
         for index, route in enumerate(routes):
             names = {(layer, op): name for layer, op, name in route.table}
             for layer, (layer_id, op) in planned.items():
-                backend = route.backend(op, layer_id)
+                own = route.backend(op, layer_id)
+                backend = self._adapted(op, names[layer_id, op], own)
                 user = _User(index, op, backend, names[layer_id, op])
                 if user not in users:
                     users.append(user)
-                commits = route.phase == "verify" and backend.has_state
-                targets[layer].append((route.lookup(op, layer_id), users.index(user), commits))
+                commits = route.phase == "verify" and own.has_state
+                run = route.lookup(op, layer_id) if backend is own else backend.run
+                targets[layer].append((run, users.index(user), commits))
         return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})
+
+    def _adapted(self, op: str, name: str, backend: AnyBackend) -> AnyBackend:
+        if id(backend) not in self._adapters:
+            needed = self._needed.get(op, ())
+            self._adapters[id(backend)] = adapted(backend, self._claimed[op, name], needed)
+        return self._adapters[id(backend)]
 
     def _refusal(self, layer: Layer) -> DispatchError:
         if layer not in self._layers:

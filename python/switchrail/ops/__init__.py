@@ -19,13 +19,14 @@ if TYPE_CHECKING:
         PagedBatch,
         PagedTreeBatch,
         Phase,
+        RowStatesBatch,
         SequenceBatch,
         StateBatch,
         VerifyBatch,
     )
     from switchrail.ops.call import Layer, make_call
     from switchrail.ops.catalog import CONTRACTS
-    from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
+    from switchrail.ops.contract import Allowance, Contract, OptionSpec, TensorSpec
     from switchrail.ops.gated_delta.contract import GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer
     from switchrail.ops.kda.contract import KdaBackend, KdaCall, KdaLayer
     from switchrail.ops.lightning.contract import LightningBackend, LightningCall, LightningLayer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from switchrail.ops.short_conv.contract import ShortConvBackend, ShortConvCall, ShortConvLayer
 
 _HOMES = {
+    "Allowance": "contract",
     "Backend": "backend",
     "Bounds": "batch",
     "CONTRACTS": "catalog",
@@ -44,6 +46,7 @@ _HOMES = {
     "PagedBatch": "batch",
     "PagedTreeBatch": "batch",
     "Phase": "batch",
+    "RowStatesBatch": "batch",
     "SequenceBatch": "batch",
     "StateBatch": "batch",
     "TensorSpec": "contract",
@@ -65,6 +68,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CONTRACTS",
+    "Allowance",
     "AttentionBackend",
     "AttentionCall",
     "AttentionLayer",
@@ -92,6 +96,7 @@ __all__ = [
     "PagedBatch",
     "PagedTreeBatch",
     "Phase",
+    "RowStatesBatch",
     "SequenceBatch",
     "ShortConvBackend",
     "ShortConvCall",

@@ -50,14 +50,20 @@ class StateBatch(SequenceBatch):
     Attributes:
         read_slots: [N] int64, the slots of the initial states.
         write_slots: [N] int64, the slots for the final states. No two sequences share a write slot other than
-            -1, and no sequence reads a slot that another one writes.
+            -1 and 0, and no sequence reads a slot that another one writes.
         has_initial_state: [N] bool; False means that the initial state is zero and the slot is not read. In
             decode it is True for every sequence that has a slot.
+        null_slot: -1; or 0, if slot 0 means the same as -1 in every table of slots of the batch (the feature
+            `null_slot`).
+        read_only: Whether sequences may have a slot to read and -1 to write, which leaves their states as
+            they are (the feature `read_only_states`). Slot 0 may then be overwritten.
     """
 
     read_slots: torch.Tensor
     write_slots: torch.Tensor
     has_initial_state: torch.Tensor
+    null_slot: int = -1
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +89,28 @@ class VerifyBatch(StateBatch):
     Attributes:
         parents: [T] int32, the parent of each row as an index within its sequence, always an earlier row; -1
             if the row follows the state directly. In a chain the parent of row i is row i - 1.
-        parent_rows: The same T numbers on the host.
+        parent_rows: The same T numbers on the host; None if only the device has them (the feature
+            `device_parents`).
     """
 
     parents: torch.Tensor
-    parent_rows: tuple[int, ...]
+    parent_rows: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatesBatch(VerifyBatch):
+    """A batch of drafted tokens whose states are stored by row: the feature `row_states`.
+
+    `run` writes the state after row i of sequence n to slot `row_slots[n, i]` of the layer's `row_states`, or
+    of its `state` if that is None. It writes nothing to `write_slots`, returns no record, and there is no
+    commit. The slot that a sequence reads may be among its own row slots.
+
+    Attributes:
+        row_slots: [N, X] int64, X at least the most rows of a sequence; -1 stores none. Entries past a
+            sequence's end are ignored. Every slot is used for one state of one sequence only.
+    """
+
+    row_slots: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +126,13 @@ class PagedBatch(SequenceBatch):
         kv_lens: [N] int32 on the device, the cached tokens of each sequence, the batch's own included. 0
             means padding: the sequence's rows of `out` are zeros.
         kv_seqlens: The same N lengths on the host.
+        kv_bounds: Whether `kv_seqlens` are upper bounds only (the feature `kv_bounds`).
     """
 
     page_table: torch.Tensor
     kv_lens: torch.Tensor
     kv_seqlens: tuple[int, ...]
+    kv_bounds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +149,4 @@ class PagedTreeBatch(PagedBatch):
     """
 
     parents: torch.Tensor
-    parent_rows: tuple[int, ...]
+    parent_rows: tuple[int, ...] | None

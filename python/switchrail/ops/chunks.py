@@ -9,7 +9,7 @@ import torch
 
 from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch
 from switchrail.ops.contract import Contract
-from switchrail.ops.slots import Slots, indices
+from switchrail.ops.slots import Slots, indices, keep, normal
 
 GROUP_TOKENS = 1024
 """Approximate number of tokens processed at once.
@@ -69,7 +69,7 @@ class ChunkPlan:
         """Store the checkpoints among the states [M, ...] after the chunks of a number."""
         if number in self.kept:
             slots = self.kept[number]
-            self.slots.keep(pool, states[: len(slots)], slots)
+            keep(pool, states[: len(slots)], slots)
 
     def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
         """Write the results of the groups, [n * C, heads, size] each, to `out` [T, heads, size]."""
@@ -92,7 +92,7 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     Raises:
         ContractError: The batch breaks the contract.
     """
-    contract.check_batch(phase, batch, ("checkpoints",))
+    contract.check_batch(phase, batch, contract.features)
     device = batch.read_slots.device
     starts = [0]
     for length in batch.seqlens:
@@ -117,7 +117,7 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
         every = batch.checkpoint_every
         chunk = min(chunk, every & -every)
         order = indices(sequences, device)
-        ordered = batch.checkpoint_slots.index_select(0, order)
+        ordered = normal(batch.checkpoint_slots.index_select(0, order), batch)
         for index in range(longest // every):
             reached = sum(batch.seqlens[n] >= (index + 1) * every for n in sequences)
             kept[(index + 1) * every // chunk - 1] = ordered[:reached, index]

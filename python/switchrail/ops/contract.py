@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from switchrail.errors import ContractError
-from switchrail.ops.batch import CheckpointBatch, PagedTreeBatch, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import (
+    CheckpointBatch,
+    PagedBatch,
+    PagedTreeBatch,
+    RowStatesBatch,
+    SequenceBatch,
+    StateBatch,
+    VerifyBatch,
+)
 from switchrail.ops.call import Layer
 
 INPUT = "input"
@@ -27,6 +35,25 @@ REMEMBERED = 1024
 """The maximum number of checked calls remembered per layer."""
 
 _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """What a tensor may be besides, in a call to a backend with a feature.
+
+    Attributes:
+        feature: The feature.
+        dtypes: Further dtypes.
+        free: The number of outermost axes in memory whose strides are then free, except for 0.
+        memory: Another order of the axes of dense memory.
+        unit_stride: Further axes of which one with stride 1 is enough.
+    """
+
+    feature: str
+    dtypes: tuple[str, ...] = ()
+    free: int = 0
+    memory: tuple[str, ...] | None = None
+    unit_stride: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +73,7 @@ class TensorSpec:
         raw_with: An option; if it is not None, the dtype of the op's first tensor is valid as well.
         feature: The feature that a backend must declare to accept this tensor; a call may then omit it, which
             means None. None if every backend accepts it.
+        also: What the tensor may be besides, by feature.
         about: Its meaning.
     """
 
@@ -58,6 +86,7 @@ class TensorSpec:
     same_if_none: tuple[str, str] | None = None
     raw_with: str | None = None
     feature: str | None = None
+    also: tuple[Allowance, ...] = ()
     about: str
 
     @cached_property
@@ -66,14 +95,35 @@ class TensorSpec:
         return tuple(parse_axis(axis) for axis in self.axes)
 
     @cached_property
-    def memory_order(self) -> tuple[int, ...]:
-        """The positions of the axes, innermost in memory first; empty if no order is required."""
-        return tuple(self.axes.index(axis) for axis in reversed(self.memory or ()))
+    def memory_orders(self) -> tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...]:
+        """The valid orders in memory, those with the fewest features first; empty if none is required.
+
+        Each is the positions of the axes that must be dense, innermost first, and the features that it needs.
+        The number between them counts the remaining axes, whose strides are free.
+        """
+        if self.memory is None:
+            return ()
+        orders = [(self.memory, ()), *((a.memory, (a.feature,)) for a in self.also if a.memory is not None)]
+        free = [(0, ()), *((a.free, (a.feature,)) for a in self.also if a.free)]
+        found = [
+            (self._positions(reversed(order)), count, (*first, *second))
+            for order, first in orders
+            for count, second in free
+        ]
+        return tuple(sorted(found, key=lambda each: len(each[2])))
 
     @cached_property
     def unit_axes(self) -> tuple[int, ...]:
         """The positions of the `unit_stride` axes."""
-        return tuple(self.axes.index(axis) for axis in self.unit_stride)
+        return self._positions(self.unit_stride)
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """The features of its allowances."""
+        return tuple(dict.fromkeys(allowance.feature for allowance in self.also))
+
+    def _positions(self, axes: Iterable[str]) -> tuple[int, ...]:
+        return tuple(self.axes.index(axis) for axis in axes)
 
     @cached_property
     def raw(self) -> TensorSpec:
@@ -173,14 +223,25 @@ class Contract:
         """The names of the arguments that no call may omit."""
         return frozenset(self._arguments) - {name for names in self.features.values() for name in names}
 
+    @property
+    def field_features(self) -> Mapping[str, str]:
+        """The features that concern fields of the batch, and how."""
+        return STATE_FEATURES if issubclass(self.batch_type, StateBatch) else PAGED_FEATURES
+
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature; `batch` for a class of batch."""
+        """The arguments that belong to each feature; `batch` for a class of batch.
+
+        None for a feature that only widens the values of arguments, such as their strides.
+        """
         table: dict[str, tuple[str, ...]] = dict.fromkeys(self.batch_features, ("batch",))
         for name, spec in self._arguments.items():
             if spec.feature is not None:
                 table[spec.feature] = (*table.get(spec.feature, ()), name)
-        return table
+        wider = [*self.field_features]
+        for tensor in (*self.batch.values(), *self.tensors.values()):
+            wider += tensor.features
+        return dict.fromkeys(wider, ()) | table
 
     @property
     def _arguments(self) -> Mapping[str, TensorSpec | OptionSpec]:
@@ -209,13 +270,25 @@ class Contract:
         self.check_batch(phase, batch, features)
         self.check_call(call, batch, features)
 
+    def needed_features(self, phase: str, call: Any, batch: SequenceBatch) -> frozenset[str]:
+        """Return the features that a backend needs for this call and batch, after checking both.
+
+        Raises:
+            ContractError: An argument breaks the contract, whatever the backend's features are.
+        """
+        needed = _Needed()
+        self.check_batch(phase, batch, needed)
+        self.check_call(call, batch, tuple(self.features))
+        self._check_call(call, batch, needed)
+        return frozenset(needed)
+
     def check_batch(self, phase: str, batch: SequenceBatch, features: Collection[str] = ()) -> None:
         """Check the batch that all layers of a step share. Tensor contents are not read.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's batch.
-            features: The backend's features; only those that are a class of batch matter.
+            features: The backend's features; only those that concern batches matter.
 
         Raises:
             ContractError: The batch breaks the contract.
@@ -229,19 +302,30 @@ class Contract:
             raise self.error("batch.seqlens", f"a length of {other}", "1 for each sequence in decode")
         sizes = {"N": len(batch.seqlens), "T": sum(batch.seqlens)}
         owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
+        first = batch.cu_seqlens
         for name, spec in self.batch.items():
-            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), batch.cu_seqlens, sizes, owners)
+            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), first, sizes, owners, features)
+        if isinstance(batch, StateBatch):
+            self._check_null_slot(batch, features)
+        if isinstance(batch, PagedBatch) and batch.kv_bounds:
+            self._check_has("batch.kv_bounds", "True", "False", "kv_bounds", features)
         if isinstance(batch, CheckpointBatch):
             self._check_feature("checkpoints", features, phase, "prefill")
-            self._check_checkpoints(batch, sizes, owners)
+            self._check_checkpoints(batch, sizes, owners, features)
         if isinstance(batch, PagedTreeBatch):
             self._check_feature("trees", features, phase, "verify")
+        if isinstance(batch, RowStatesBatch):
+            self._check_feature("row_states", features, phase, "verify")
+            self._check_row_slots(batch, sizes, owners, features)
         is_verify = phase == "verify"
         if issubclass(self.batch_type, StateBatch) and is_verify != isinstance(batch, VerifyBatch):
             raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
         if isinstance(batch, (VerifyBatch, PagedTreeBatch)):
-            self._check_tensor("batch.parents", PARENTS, batch.parents, batch.cu_seqlens, sizes, owners)
-            self._check_parents(batch)
+            self._check_tensor("batch.parents", PARENTS, batch.parents, first, sizes, owners, features)
+            if batch.parent_rows is None:
+                self._check_has("batch.parent_rows", "None", "the host's parents", "device_parents", features)
+            else:
+                self._check_parents(batch.seqlens, batch.parent_rows)
 
     def check_call(self, call: Any, batch: SequenceBatch, features: tuple[str, ...] = ()) -> None:
         """Check one call whose batch is already checked. Tensor contents are not read.
@@ -302,7 +386,7 @@ class Contract:
                 continue
             if isinstance(tensor, torch.Tensor) and tensor.dtype not in _FLOAT_DTYPES:
                 raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of {', '.join(FLOATS)}")
-            self._check_tensor(name, spec, tensor, tensor, sizes, owners)
+            self._check_tensor(name, spec, tensor, tensor, sizes, owners, features)
             if device not in (None, tensor.device):
                 raise self.error(name, f"device {tensor.device}", f"{device}, that of the others")
             device = tensor.device
@@ -310,7 +394,7 @@ class Contract:
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
         for feature, names in self.features.items():
             for name in names:
-                if feature not in features and arguments.get(name) is not None:
+                if arguments.get(name) is not None and feature not in features:
                     raise self.error(name, "a value", f"None: this backend lacks the feature {feature}")
         for name, option in self.options.items():
             self._check_option(name, option, arguments[name])
@@ -339,7 +423,7 @@ class Contract:
             tensor = arguments.get(name)
             if spec.raw_with is not None and arguments.get(spec.raw_with) is not None:
                 spec = spec.raw
-            self._check_tensor(name, spec, tensor, first, sizes, owners)
+            self._check_tensor(name, spec, tensor, first, sizes, owners, features)
         for whole, *parts in self.sums:
             if sizes[whole] != sum(sizes[part] for part in parts):
                 found = ", ".join(f"{part} = {sizes[part]} ({owners[part]})" for part in parts)
@@ -361,7 +445,7 @@ class Contract:
             ContractError: It doesn't match `ACCEPTED`.
         """
         sizes, owners = {"N": len(batch.seqlens)}, {"N": "batch.seqlens"}
-        self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners)
+        self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners, ())
 
     def error(self, argument: str, found: str, valid: str) -> ContractError:
         """Return the error for one argument, with the value found and the valid ones."""
@@ -399,32 +483,62 @@ class Contract:
         if name not in features:
             raise self.error("batch", name, f"none: this backend lacks the feature {name}")
 
+    def _check_has(self, name: str, found: str, valid: str, feature: str, features: Collection[str]) -> None:
+        if feature not in features:
+            raise self.error(name, found, f"{valid}: this backend lacks the feature {feature}")
+
+    def _check_null_slot(self, batch: StateBatch, features: Collection[str]) -> None:
+        if batch.null_slot not in (-1, 0):
+            raise self.error("batch.null_slot", repr(batch.null_slot), "-1 or 0")
+        if batch.null_slot == 0:
+            self._check_has("batch.null_slot", "0", "-1", "null_slot", features)
+        if batch.read_only:
+            self._check_has("batch.read_only", "True", "False", "read_only_states", features)
+
     def _check_checkpoints(
-        self, batch: CheckpointBatch, sizes: dict[str, int], owners: dict[str, str]
+        self,
+        batch: CheckpointBatch,
+        sizes: dict[str, int],
+        owners: dict[str, str],
+        features: Collection[str],
     ) -> None:
         every = batch.checkpoint_every
         if type(every) is not int or every < 1:
             raise self.error("batch.checkpoint_every", repr(every), "an int of 1 or more")
         slots = batch.checkpoint_slots
-        self._check_tensor("batch.checkpoint_slots", CHECKPOINTS, slots, batch.cu_seqlens, sizes, owners)
+        name = "batch.checkpoint_slots"
+        self._check_tensor(name, CHECKPOINTS, slots, batch.cu_seqlens, sizes, owners, features)
         wanted = max(batch.seqlens, default=0) // every
         if slots.shape[1] < wanted:
             raise self.error(
-                "batch.checkpoint_slots",
+                name,
                 f"{slots.shape[1]} a sequence",
                 f"{wanted} at least, one for each {every} rows of the longest",
             )
 
-    def _check_parents(self, batch: VerifyBatch | PagedTreeBatch) -> None:
-        if len(batch.parent_rows) != sum(batch.seqlens):
+    def _check_row_slots(
+        self,
+        batch: RowStatesBatch,
+        sizes: dict[str, int],
+        owners: dict[str, str],
+        features: Collection[str],
+    ) -> None:
+        slots = batch.row_slots
+        self._check_tensor("batch.row_slots", ROW_SLOTS, slots, batch.cu_seqlens, sizes, owners, features)
+        most = max(batch.seqlens, default=0)
+        if slots.shape[1] < most:
             raise self.error(
-                "batch.parent_rows",
-                f"{len(batch.parent_rows)} rows",
-                f"{sum(batch.seqlens)}, one for each row",
+                "batch.row_slots",
+                f"{slots.shape[1]} a sequence",
+                f"{most} at least, one for each row of the longest",
             )
+
+    def _check_parents(self, seqlens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+        if len(parents) != sum(seqlens):
+            raise self.error("batch.parent_rows", f"{len(parents)} rows", f"{sum(seqlens)}, one for each row")
         row = 0
-        for n, length in enumerate(batch.seqlens):
-            for i, parent in enumerate(batch.parent_rows[row : row + length]):
+        for n, length in enumerate(seqlens):
+            for i, parent in enumerate(parents[row : row + length]):
                 if not -1 <= parent < i:
                     raise self.error(
                         "batch.parent_rows", f"{parent} for row {i} of sequence {n}", "-1, or a row before it"
@@ -447,6 +561,7 @@ class Contract:
         first: torch.Tensor,
         sizes: dict[str, int],
         owners: dict[str, str],
+        features: Collection[str],
     ) -> None:
         if tensor is None and (spec.optional or spec.feature is not None):
             if spec.same_if_none is not None:
@@ -460,8 +575,14 @@ class Contract:
             raise self.error(name, f"layout {tensor.layout}", "torch.strided")
         valid_dtypes = spec.torch_dtypes.get(first.dtype, spec.torch_dtypes[torch.int32])
         if tensor.dtype not in valid_dtypes:
-            valid = ", ".join(sorted(map(dtype_name, valid_dtypes)))
-            raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of: {valid}")
+            dtype = dtype_name(tensor.dtype)
+            valid = f"one of: {', '.join(sorted(map(dtype_name, valid_dtypes)))}"
+            for allowance in spec.also:
+                if dtype in allowance.dtypes:
+                    self._check_has(name, f"dtype {dtype}", valid, allowance.feature, features)
+                    break
+            else:
+                raise self.error(name, f"dtype {dtype}", valid)
         if tensor.device != first.device:
             raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.inputs[0]}")
         shape = tensor.shape
@@ -477,22 +598,59 @@ class Contract:
         if 0 in shape:
             return
         stride = tensor.stride()
-        dense = 1
-        for axis_index in spec.memory_order:
-            if shape[axis_index] != 1 and stride[axis_index] != dense:
-                order = ", ".join(spec.memory or ())
-                raise self.error(
-                    name,
-                    f"strides {list(stride)} for shape {list(shape)}",
-                    f"[{order}] dense in memory, last axis innermost",
-                )
-            dense *= shape[axis_index]
-        if spec.unit_axes and not any(stride[i] == 1 or shape[i] == 1 for i in spec.unit_axes):
-            raise self.error(
-                name,
-                f"strides {list(stride)} for shape {list(shape)}",
-                f"stride 1 along {' or '.join(spec.unit_stride)}",
+        if spec.memory_orders:
+            fits = (
+                needed
+                for order, free, needed in spec.memory_orders
+                if _has_order(shape, stride, order, free, spec.mutated)
             )
+            needed = next(fits, None)
+            lacking = () if needed is None else tuple(each for each in needed if each not in features)
+            if needed is None or lacking:
+                valid = f"[{', '.join(spec.memory or ())}] dense in memory, last axis innermost"
+                if lacking:
+                    valid += f": this backend lacks the feature {' and '.join(lacking)}"
+                raise self.error(name, f"strides {list(stride)} for shape {list(shape)}", valid)
+        if spec.unit_axes and not _has_unit(shape, stride, spec.unit_axes):
+            found = f"strides {list(stride)} for shape {list(shape)}"
+            valid = f"stride 1 along {' or '.join(spec.unit_stride)}"
+            for allowance in spec.also:
+                if _has_unit(shape, stride, spec._positions(allowance.unit_stride)):
+                    self._check_has(name, found, valid, allowance.feature, features)
+                    break
+            else:
+                raise self.error(name, found, valid)
+
+
+class _Needed(set[str]):
+    """Has every feature, and collects those that are asked for."""
+
+    def __contains__(self, feature: object) -> bool:
+        self.add(str(feature))
+        return True
+
+
+def _has_order(
+    shape: tuple[int, ...], stride: tuple[int, ...], order: tuple[int, ...], free: int, written: bool
+) -> bool:
+    """Whether the axes, innermost first, are dense in memory; the last `free` of them may have gaps.
+
+    In memory that is only read, these axes may have any order.
+    """
+    end = 1
+    for number, axis in enumerate(order):
+        if shape[axis] == 1:
+            continue
+        if number < len(order) - free and stride[axis] != end:
+            return False
+        if stride[axis] < (end if written else 1):
+            return False
+        end = stride[axis] * shape[axis]
+    return True
+
+
+def _has_unit(shape: tuple[int, ...], stride: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    return any(stride[axis] == 1 or shape[axis] == 1 for axis in axes)
 
 
 def parse_axis(axis: str) -> tuple[str, int]:
@@ -514,70 +672,71 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 _FLOAT_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
 
+_INDICES = ("int32", "int64")
+
+
+def _indices(*axes: str, dtype: str, about: str) -> TensorSpec:
+    """A table of slots, pages or lengths."""
+    dtypes = _INDICES if dtype in _INDICES else ()
+    views = Allowance(feature="index_views", dtypes=dtypes, free=len(axes))
+    return TensorSpec(axes=axes, dtypes=(dtype,), memory=axes, also=(views,), about=about)
+
+
 SEQUENCES: Mapping[str, TensorSpec] = {
-    "cu_seqlens": TensorSpec(
-        axes=("N+1",),
-        dtypes=("int32",),
-        memory=("N+1",),
-        about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1]",
+    "cu_seqlens": _indices(
+        "N+1", dtype="int32", about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1]"
     ),
 }
 """The tensors of a `SequenceBatch`."""
 
 STATE_SLOTS: Mapping[str, TensorSpec] = {
     **SEQUENCES,
-    "read_slots": TensorSpec(
-        axes=("N",), dtypes=("int64",), memory=("N",), about="slot of the initial state; -1 is padding"
+    "read_slots": _indices("N", dtype="int64", about="slot of the initial state; -1 is padding"),
+    "write_slots": _indices(
+        "N",
+        dtype="int64",
+        about="slot of the final state; -1 if read_slots is -1, and otherwise only with `read_only`",
     ),
-    "write_slots": TensorSpec(
-        axes=("N",),
-        dtypes=("int64",),
-        memory=("N",),
-        about="slot of the final state; -1 if and only if read_slots is -1",
-    ),
-    "has_initial_state": TensorSpec(
-        axes=("N",),
-        dtypes=("bool",),
-        memory=("N",),
-        about="False: starts from zero and doesn't read the slot",
+    "has_initial_state": _indices(
+        "N", dtype="bool", about="False: starts from zero and doesn't read the slot"
     ),
 }
 """The tensors of a `StateBatch`."""
 
-CHECKPOINTS = TensorSpec(
-    axes=("N", "X"),
-    dtypes=("int64",),
-    memory=("N", "X"),
-    about="slots of the intermediate states to store; -1: none",
-)
+CHECKPOINTS = _indices("N", "X", dtype="int64", about="slots of the intermediate states to store; -1: none")
 """The tensor that a `CheckpointBatch` adds to a `StateBatch`."""
+
+ROW_SLOTS = _indices("N", "X", dtype="int64", about="slots of the states after each row; -1: none")
+"""The tensor that a `RowStatesBatch` adds to a `VerifyBatch`."""
 
 ACCEPTED = TensorSpec(
     axes=("N",), dtypes=("int64",), memory=("N",), about="the last accepted row of each sequence; -1: none"
 )
 """The argument `accepted` of `commit`."""
 
-PARENTS = TensorSpec(
-    axes=("T",),
-    dtypes=("int32",),
-    memory=("T",),
-    about="the parent row of each row; -1: the state",
-)
+PARENTS = _indices("T", dtype="int32", about="the parent row of each row; -1: the state")
 """The tensor that a `VerifyBatch` adds to a `StateBatch`, and a `PagedTreeBatch` to a `PagedBatch`."""
 
 PAGES: Mapping[str, TensorSpec] = {
     **SEQUENCES,
-    "page_table": TensorSpec(
-        axes=("N", "P"),
-        dtypes=("int32",),
-        memory=("N", "P"),
-        about="pages in order; undefined past the last used one",
-    ),
-    "kv_lens": TensorSpec(
-        axes=("N",), dtypes=("int32",), memory=("N",), about="tokens in the cache, the batch's own included"
-    ),
+    "page_table": _indices("N", "P", dtype="int32", about="pages in order; undefined past the last used one"),
+    "kv_lens": _indices("N", dtype="int32", about="tokens in the cache, the batch's own included"),
 }
 """The tensors of a `PagedBatch`."""
+
+_PARENTS = "`parent_rows` may be None: only the device has the parents"
+STATE_FEATURES: Mapping[str, str] = {
+    "device_parents": _PARENTS,
+    "null_slot": "`null_slot` may be 0: slot 0 means the same as -1",
+    "read_only_states": "`read_only` may be True: a sequence may have a slot to read and -1 to write",
+}
+"""The features that concern fields of a `StateBatch`, and how."""
+
+PAGED_FEATURES: Mapping[str, str] = {
+    "device_parents": _PARENTS,
+    "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are upper bounds",
+}
+"""The features that concern fields of a `PagedBatch`, and how."""
 
 __all__ = [
     "ACCEPTED",
@@ -585,10 +744,14 @@ __all__ = [
     "COMPUTE",
     "FLOATS",
     "INPUT",
+    "PAGED_FEATURES",
     "PAGES",
     "PARENTS",
+    "ROW_SLOTS",
     "SEQUENCES",
+    "STATE_FEATURES",
     "STATE_SLOTS",
+    "Allowance",
     "Contract",
     "OptionSpec",
     "TensorSpec",

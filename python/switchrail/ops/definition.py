@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
+SLOTS = ("device_parents", "index_views", "null_slot", "read_only_states")
+"""The features of a batch of any op with a state."""
+
+STATES = (*SLOTS, "checkpoints", "row_states", "strided_out", "strided_pool", "transposed_state")
+"""The features of the ops with a state."""
+
+PAGES = ("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "strided_pool", "trees")
+"""The features of the ops over a paged cache."""
+
 RECURRENT: Mapping[str, Any] = {
-    "state_dtypes": ("float64", "float32", "bfloat16"),
+    "state_dtypes": ("float64", "float32", "bfloat16", "float16"),
     "state_layouts": ("VK",),
-    "features": ("checkpoints",),
+    "features": (*STATES, "time_innermost"),
 }
 """The claims of an op with a recurrent state per head."""
 
@@ -139,4 +148,4 @@ class OpDefinition:
         return found
 
 
-__all__ = ["FLOATS", "RECURRENT", "OpDefinition"]
+__all__ = ["FLOATS", "PAGES", "RECURRENT", "SLOTS", "STATES", "OpDefinition"]

@@ -15,8 +15,6 @@ from switchrail.ops.chunks import After, ChunkPlan, Group
 from switchrail.ops.delta_call import DeltaCallT, DeltaLayer
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
-FEATURES = ("checkpoints", "raw_gates")
-
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -45,6 +43,8 @@ class Tokens:
 class TorchDelta(TorchRecurrent[DeltaCallT]):
     """Chunks for long sequences, the recurrence for single tokens, and a tree walk for drafted tokens."""
 
+    features: ClassVar[tuple[str, ...]]
+    """The features of the contract."""
     gate_dtype: ClassVar[torch.dtype | None] = None
     """The dtype that gates are converted to, once per call; None leaves them unchanged."""
 
@@ -72,7 +72,7 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
 
     def run(self, call: DeltaCallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        self.contract.check_call(call, batch, FEATURES)
+        self.contract.check_call(call, batch, self.features)
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, g, beta, out = call
         state = layer.state
@@ -86,7 +86,8 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
         tokens = Tokens(keys_queries, v, log_decay, weight)
         if isinstance(plan, TreePlan):
             return run_tree(
-                plan, state, out, compute, lambda states, rows: self.step(states, tokens.pick(rows))
+                *(plan, state, self.row_pool(call), out, compute),
+                lambda states, rows: self.step(states, tokens.pick(rows)),
             )
         if plan.places is None:
             run_single(plan, state, out, compute, lambda states, _: self.step(states, tokens))

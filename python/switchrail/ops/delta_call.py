@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, GateKind, raw_tensors
@@ -26,6 +26,7 @@ class DeltaLayer(Layer):
     dt_bias: torch.Tensor | None = None
     lower_bound: float | None = None
     beta_scale: float | None = None
+    row_states: torch.Tensor | None = None
 
 
 class DeltaCall(NamedTuple):
@@ -60,9 +61,9 @@ def delta_contract(
         call=call,
         layer=layer,
         tensors={
-            "q": rows("T", "H", "K", about="queries", dtypes=FLOATS),
-            "k": rows("T", "H", "K", about="keys"),
-            "v": rows("T", "HV", "V", about="values"),
+            "q": rows("T", "H", "K", about="queries", dtypes=FLOATS, time_innermost=True),
+            "k": rows("T", "H", "K", about="keys", time_innermost=True),
+            "v": rows("T", "HV", "V", about="values", time_innermost=True),
             "g": TensorSpec(
                 axes=("T", *decays),
                 dtypes=(COMPUTE,),
@@ -77,7 +78,7 @@ def delta_contract(
                 about="write weight, 0 to 2, or its raw value if `beta_scale` is given",
             ),
             **raw_tensors(decays),
-            "state": states("slots", "HV", "V", "K"),
+            **states("slots", "HV", "V", "K"),
             "out": result("T", "HV", "V"),
         },
         options={
@@ -89,7 +90,7 @@ def delta_contract(
         },
         batch=STATE_SLOTS,
         batch_type=StateBatch,
-        batch_features={"checkpoints": CheckpointBatch},
+        batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
         multiples=(("HV", "H"),),
         needs=RAW_NEEDS,
         state_layout="VK",

@@ -21,7 +21,7 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
 
     contract: ClassVar[Contract]
 
-    def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
+    def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         self.contract.check(phase, call, batch)
@@ -57,9 +57,7 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
             return s, layer.scale * (s * q_t).sum(-1)
 
         states = walk(batch, layer.state, out, token)
-        if phase == "prefill":
-            self.finish(batch, layer.state, states)
-        return states
+        return self.finish(call, batch, states)
 
 
 __all__ = ["ReferenceDelta"]

@@ -5,9 +5,24 @@ from __future__ import annotations
 import inspect
 import sys
 
-from switchrail.ops.batch import CheckpointBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, VerifyBatch
 from switchrail.ops.catalog import CONTRACTS, DEFINITIONS
-from switchrail.ops.contract import CHECKPOINTS, COMPUTE, INPUT, PARENTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import (
+    CHECKPOINTS,
+    COMPUTE,
+    INPUT,
+    PARENTS,
+    ROW_SLOTS,
+    Contract,
+    OptionSpec,
+    TensorSpec,
+)
+
+_OWN = {
+    CheckpointBatch: ("checkpoint_slots", CHECKPOINTS),
+    RowStatesBatch: ("row_slots", ROW_SLOTS),
+}
+"""The tensor that a class of batch adds; the others add `parents`."""
 
 _HEAD = """# Contracts
 
@@ -22,7 +37,8 @@ suite come from the same contracts.
   one of several, leaves the other strides free.
 - A feature is an ability that not every backend of the op has. A call that doesn't use a feature omits its
   arguments or gives None for them. Only backends that declare the feature can serve a call that uses it; the
-  others are rejected, and the reason names the feature.
+  others are rejected, and the reason names the feature. Some features widen what a tensor may be: its column
+  *memory* or *dtypes* says what else it may be, and with which feature.
 - Tensors *of the layer* never change for a layer. Each call brings the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
@@ -43,7 +59,7 @@ def describe(contract: Contract) -> str:
     if "read_slots" in contract.batch:
         kinds["in verify: a `VerifyBatch`"] = VerifyBatch
     for condition, kind in kinds.items():
-        name, spec = ("checkpoint_slots", CHECKPOINTS) if kind is CheckpointBatch else ("parents", PARENTS)
+        name, spec = _OWN.get(kind, ("parents", PARENTS))
         *row, about = _tensor_row(name, spec, contract)
         rows.append((*row, f"{about}; {condition}"))
     parts.append(_table((f"`{contract.batch_type.__name__}`", "axes", "dtypes", "memory", "about"), rows))
@@ -52,6 +68,7 @@ def describe(contract: Contract) -> str:
     facts += [
         f"`{needed}` must be given where `{option}` is {value!r}" for option, value, needed in contract.needs
     ]
+    facts += [f"with the feature `{name}`, {text}" for name, text in contract.field_features.items()]
     if contract.state_layout is not None:
         facts.append(f"the layout of the state is called `{contract.state_layout}`")
     facts += [f"gate: {name}: {text}" for name, text in contract.gate.items()]
@@ -78,6 +95,21 @@ def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, .
     memory = (
         f"dense [{', '.join(spec.memory)}]" if spec.memory else f"stride 1 along {_any(spec.unit_stride)}"
     )
+    for allowance in spec.also:
+        if allowance.dtypes:
+            dtypes.append(f"any of {', '.join(allowance.dtypes)} with `{allowance.feature}`")
+        wider = []
+        if allowance.memory:
+            wider.append(f"dense [{', '.join(allowance.memory)}]")
+        if allowance.free:
+            wider.append(
+                "any strides"
+                if allowance.free == len(spec.axes)
+                else f"gaps between the outermost {allowance.free}"
+            )
+        if allowance.unit_stride:
+            wider.append(f"stride 1 along {_any(allowance.unit_stride)}")
+        memory += "".join(f"; with `{allowance.feature}` {text}" for text in wider)
     about = [spec.about]
     if spec.same_if_none is not None:
         about.append(f"if None, {' = '.join(spec.same_if_none)}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from switchrail.ops.contract import COMPUTE, INPUT, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Allowance, OptionSpec, TensorSpec
 
 GateKind = Literal["softplus", "sigmoid"]
 
 FEATURE = "raw_gates"
 """The feature of backends that accept raw gates."""
+
+MIXED = Allowance(feature="mixed_weights", dtypes=FLOATS)
+"""The weights of gates in any dtype."""
 
 RAW_OPTIONS: Mapping[str, OptionSpec] = {
     "gate": OptionSpec(
@@ -43,13 +46,19 @@ def raw_tensors(bias_axes: tuple[str, ...]) -> Mapping[str, TensorSpec]:
     """The tensors for raw gates; the bias has the axes `bias_axes`."""
     return {
         "A_log": TensorSpec(
-            axes=("HV",), dtypes=(COMPUTE,), memory=("HV",), feature=FEATURE, about="log of each head's rate"
+            axes=("HV",),
+            dtypes=(COMPUTE,),
+            memory=("HV",),
+            feature=FEATURE,
+            also=(MIXED,),
+            about="log of each head's rate",
         ),
         "dt_bias": TensorSpec(
             axes=bias_axes,
             dtypes=(INPUT, COMPUTE),
             memory=bias_axes,
             feature=FEATURE,
+            also=(MIXED,),
             about="added to a raw gate",
         ),
     }

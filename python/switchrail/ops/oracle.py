@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from switchrail.ops.backend import Backend, foreign
-from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import (
+    CheckpointBatch,
+    PagedBatch,
+    PagedTreeBatch,
+    RowStatesBatch,
+    StateBatch,
+    VerifyBatch,
+)
 from switchrail.ops.call import CallT
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
@@ -31,7 +38,7 @@ def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
     for n, length in enumerate(batch.seqlens):
         rows = range(row, row + length)
         row += length
-        if batch.write_slots[n] == -1:
+        if batch.read_slots[n] <= batch.null_slot:
             out[rows.start : rows.stop] = 0
             states.append([])
             continue
@@ -40,7 +47,7 @@ def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
             first = state[batch.read_slots[n]].double()
         after = [first]
         for i, t in enumerate(rows):
-            parent = batch.parent_rows[t] if isinstance(batch, VerifyBatch) else i - 1
+            parent = int(batch.parents[t]) if isinstance(batch, VerifyBatch) else i - 1
             s, result = token(after[parent + 1], t)
             out[t] = result.to(out.dtype)
             after.append(s)
@@ -50,14 +57,14 @@ def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
 
 def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> list[int]:
     """The positions visible to row i of sequence n, which is the packed row `row`; none for padding."""
-    past = batch.kv_seqlens[n] - batch.seqlens[n]
-    if batch.kv_seqlens[n] == 0:
+    past = int(batch.kv_lens[n]) - batch.seqlens[n]
+    if batch.kv_lens[n] == 0:
         return []
     if not isinstance(batch, PagedTreeBatch):
         return list(range(0 if window is None else max(0, past + i + 1 - window), past + i + 1))
     followed = [i]
-    while batch.parent_rows[row - i + followed[-1]] >= 0:
-        followed.append(batch.parent_rows[row - i + followed[-1]])
+    while (parent := int(batch.parents[row - i + followed[-1]])) >= 0:
+        followed.append(parent)
     return [*range(past), *(past + r for r in followed)]
 
 
@@ -65,16 +72,28 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
     """Writes a reference's states to the pool."""
 
     @staticmethod
-    def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:
-        """Write each sequence's final state and its checkpoints from the result of `walk`."""
+    def finish(
+        call: CallT, batch: StateBatch, states: list[list[torch.Tensor]]
+    ) -> list[list[torch.Tensor]] | None:
+        """Write the states that `walk` returned: final ones, checkpoints, or those after each row.
+
+        Returns:
+            In verification the states, as the record for a commit, unless they were written by row.
+        """
+        state = call[0].state
+        if isinstance(batch, VerifyBatch) and not isinstance(batch, RowStatesBatch):
+            return states
+        rows = getattr(call[0], "row_states", None)
         for n, after in enumerate(states):
+            if isinstance(batch, RowStatesBatch):
+                _write(state if rows is None else rows, batch, batch.row_slots[n], after[1:])
+                continue
             if len(after) > 1:
-                state[batch.write_slots[n]] = after[-1].to(state.dtype)
+                _write(state, batch, batch.write_slots[n : n + 1], after[-1:])
             if isinstance(batch, CheckpointBatch):
                 kept = after[batch.checkpoint_every :: batch.checkpoint_every]
-                for slot, s in zip(batch.checkpoint_slots[n].tolist(), kept, strict=False):
-                    if slot >= 0:
-                        state[slot] = s.to(state.dtype)
+                _write(state, batch, batch.checkpoint_slots[n], kept)
+        return None
 
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
@@ -85,7 +104,15 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
         state = call[0].state
         for n, after in enumerate(record):
             if len(after) > 1:
-                state[batch.write_slots[n]] = after[int(accepted[n]) + 1].to(state.dtype)
+                _write(state, batch, batch.write_slots[n : n + 1], [after[int(accepted[n]) + 1]])
+
+
+def _write(
+    pool: torch.Tensor, batch: StateBatch, slots: torch.Tensor, states: Sequence[torch.Tensor]
+) -> None:
+    for slot, s in zip(slots.tolist(), states, strict=False):
+        if slot > batch.null_slot:
+            pool[slot] = s.to(pool.dtype)
 
 
 __all__ = ["ReferenceRecurrent", "Token", "seen_by", "walk"]

@@ -60,12 +60,14 @@ class ManyRows:
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
+        past: The number of positions that all rows see, at least.
         tokens: [L] int64, the place in the cache of each position.
         blocks: Its rows.
     """
 
     start: int
     stop: int
+    past: int
     tokens: torch.Tensor
     blocks: tuple[Block, ...]
 
@@ -91,7 +93,7 @@ class PagedPlan:
     """
 
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
-        contract.check_batch(phase, batch, ("trees",))
+        contract.check_batch(phase, batch, contract.features)
         self._contract = contract
         self._batch = batch
         self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
@@ -99,16 +101,13 @@ class PagedPlan:
         for length in batch.seqlens:
             self._starts.append(self._starts[-1] + length)
         check_lengths(contract, batch)
-        padding = [
-            row
-            for n, kv in enumerate(batch.kv_seqlens)
-            if kv == 0
-            for row in range(self._starts[n], self._starts[n + 1])
-        ]
         self._padding_rows: torch.Tensor | None = None
-        """int64; None if there is no padding."""
-        if padding:
-            self._padding_rows = indices(padding, batch.page_table.device)
+        """[T] bool; None if there is known to be no padding."""
+        if batch.kv_bounds or 0 in batch.kv_seqlens:
+            lengths = indices(batch.seqlens, batch.kv_lens.device)
+            self._padding_rows = torch.repeat_interleave(
+                batch.kv_lens == 0, lengths, output_size=self._starts[-1]
+            )
 
     @property
     def seqlens(self) -> tuple[int, ...]:
@@ -123,9 +122,9 @@ class PagedPlan:
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Write the results of padding rows: zeros, and log-sum-exps of -inf."""
         if self._padding_rows is not None:
-            out.index_fill_(0, self._padding_rows, 0)
+            out.masked_fill_(self._padding_rows[:, None, None], 0)
             if lse is not None:
-                lse.index_fill_(0, self._padding_rows, -torch.inf)
+                lse.masked_fill_(self._padding_rows[:, None], -torch.inf)
 
     def parts(
         self, page: int, *, window: int | None = None, causal: bool = True, longer: bool = False
@@ -142,6 +141,7 @@ class PagedPlan:
             if window is not None:
                 raise self._contract.error("window", f"{window} with trees", "None with trees")
             causal = False
+        causal &= not self._batch.kv_bounds
         key = (page, window, causal, longer)
         if key not in self._parts:
             batch = self._batch
@@ -182,25 +182,40 @@ class PagedPlan:
         counts = torch.tensor([self._seen(n, window) for n in members])[:, None]
         ends = torch.tensor([self._batch.kv_seqlens[n] for n in members])[:, None]
         place = torch.arange(int(counts.max()))
+        chosen = indices(members, device)
+        if self._batch.kv_bounds:
+            place = place.to(device, non_blocking=True)
+            ends = self._batch.kv_lens.index_select(0, chosen)[:, None].long()
+            counts = ends if window is None else ends.clamp_max(window)
         mask = place < counts
         positions = (ends - counts + place * mask).to(device, non_blocking=True)
-        table = self._batch.page_table[indices(members, device)].long()
+        table = self._batch.page_table[chosen].long()
         tokens = table.gather(1, positions // page) * page + positions % page
+        if self._batch.kv_bounds:  # padding has no pages
+            tokens = torch.where(ends > 0, tokens, 0)
+        is_full = not self._batch.kv_bounds and bool(mask.all())
         return SingleRows(
             indices([self._starts[n] for n in members], device),
             tokens.flatten(),
-            None if mask.all() else mask[:, None, None].to(device, non_blocking=True),
+            None if is_full else mask[:, None, None].to(device, non_blocking=True),
         )
 
-    def _ancestors(self, start: int, length: int) -> torch.Tensor | None:
+    def _ancestors(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
         """The ancestors of each row, itself included, [length, length] bool; None for a chain."""
         if not isinstance(self._batch, PagedTreeBatch):
             return None
-        follows = torch.eye(length, dtype=torch.bool)
+        follows = torch.eye(length, dtype=torch.bool, device=device)
+        if self._batch.parent_rows is None:
+            parents = self._batch.parents[start : start + length].long()
+            follows |= parents[:, None] == torch.arange(length, device=device)
+            for _ in range((length - 1).bit_length()):  # each time, paths of twice the length
+                follows = (follows.float() @ follows.float()) > 0
+            return follows
+        follows = follows.cpu()
         for row, parent in enumerate(self._batch.parent_rows[start : start + length]):
             if parent >= 0:
                 follows[row] |= follows[parent]
-        return follows
+        return follows.to(device, non_blocking=True)
 
     def _many_rows(
         self, n: int, page: int, window: int | None, causal: bool, longer: bool, device: torch.device
@@ -208,10 +223,12 @@ class PagedPlan:
         length, kv, start = self._batch.seqlens[n], self._batch.kv_seqlens[n], self._starts[n]
         positions = torch.arange(kv, device=device)
         tokens = self._batch.page_table[n].long().index_select(0, positions // page) * page + positions % page
+        if self._batch.kv_bounds:
+            return self._bounded_rows(n, tokens, positions, window)
         if causal and (longer or length == kv) and (window is None or window >= kv):
             whole = Block(start, start + length, 0, kv, None)
-            return ManyRows(start, start + length, tokens, (whole,))
-        ancestors = self._ancestors(start, length)
+            return ManyRows(start, start + length, kv - length, tokens, (whole,))
+        ancestors = self._ancestors(start, length, device)
         blocks = []
         for low in range(0, length, BLOCK):
             high = min(low + BLOCK, length)
@@ -222,9 +239,42 @@ class PagedPlan:
             if window is not None:
                 mask &= positions[first:seen] > own - window
             if ancestors is not None:
-                mask[:, kv - length :] = ancestors[low:high, :high].to(device, non_blocking=True)
+                mask[:, kv - length :] = ancestors[low:high, :high]
             blocks.append(Block(start + low, start + high, first, seen, mask))
-        return ManyRows(start, start + length, tokens, tuple(blocks))
+        return ManyRows(start, start + length, kv - length, tokens, tuple(blocks))
+
+    def _bounded_rows(
+        self, n: int, tokens: torch.Tensor, positions: torch.Tensor, window: int | None
+    ) -> ManyRows:
+        """A sequence of which the host knows an upper bound only. Places past its end repeat its first."""
+        length, start = self._batch.seqlens[n], self._starts[n]
+        kv = self._batch.kv_lens[n].long()
+        tokens = torch.where(positions < kv, tokens, torch.where(kv > 0, tokens[0], 0))
+        row_of = positions - (kv - length)
+        ancestors = self._ancestors(start, length, positions.device)
+        blocks = []
+        for low in range(0, length, BLOCK):
+            high = min(low + BLOCK, length)
+            rows = torch.arange(low, high, device=positions.device)[:, None]
+            mask = row_of <= rows
+            if window is not None:
+                mask &= row_of > rows - window
+            if ancestors is not None:
+                seen = ancestors[low:high].index_select(1, row_of.clamp(0, length - 1))
+                mask &= (row_of < 0) | seen
+            blocks.append(Block(start + low, start + high, 0, len(positions), mask))
+        return ManyRows(start, start + length, -length, tokens, tuple(blocks))
+
+
+def take(cache: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Gather entries [L, ...] of a cache [pages, page, ...] from their places, counted by token.
+
+    The cache may have gaps between pages and between tokens.
+    """
+    page = cache.shape[1]
+    if cache.stride(0) == page * cache.stride(1) or cache.is_contiguous():
+        return cache.flatten(0, 1).index_select(0, tokens)
+    return cache[tokens // page, tokens % page]
 
 
 def check_lengths(contract: Contract, batch: PagedBatch) -> None:
@@ -284,4 +334,5 @@ __all__ = [
     "check_lengths",
     "check_paged_plan",
     "check_pages",
+    "take",
 ]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
 
 from switchrail.ops.backend import Backend, foreign
-from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import Bounds, Phase, RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
 from switchrail.ops.chunks import ChunkPlan, plan_chunks
 from switchrail.ops.contract import Contract
-from switchrail.ops.slots import Slots, indices
+from switchrail.ops.slots import Slots, indices, keep, normal
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Runs one token from each of the states [R, ...], which it updates in place, and returns the results [R,
@@ -34,6 +35,7 @@ class TreePlan:
         lengths: [M] int64, their lengths.
         levels: For each depth of the trees its rows, and the bank indices of the states before them.
         padding_rows: [T] bool, the rows of padding; None if there is known to be none.
+        row_slots: [T] int64, the slot for the state after each row; None if a commit follows.
     """
 
     seqlens: tuple[int, ...]
@@ -43,6 +45,7 @@ class TreePlan:
     lengths: torch.Tensor
     levels: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     padding_rows: torch.Tensor | None
+    row_slots: torch.Tensor | None
 
 
 def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
@@ -51,39 +54,79 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     Raises:
         ContractError: The batch breaks the contract.
     """
-    contract.check_batch("verify", batch)
+    contract.check_batch("verify", batch, contract.features)
     assert isinstance(batch, VerifyBatch)
     device = batch.read_slots.device
-
     sequences = [n for n, length in enumerate(batch.seqlens) if length]
-    starts: list[int] = []
-    depths: list[int] = []
-    before: list[int] = []
-    levels: list[list[int]] = []
-    for m, n in enumerate(sequences):
-        start = len(depths)
-        starts.append(start)
-        for row in range(start, start + batch.seqlens[n]):
-            parent = batch.parent_rows[row]
-            depths.append(0 if parent < 0 else depths[start + parent] + 1)
-            before.append(m if parent < 0 else len(sequences) + start + parent)
-            if depths[row] == len(levels):
-                levels.append([])
-            levels[depths[row]].append(row)
+    counts = [batch.seqlens[n] for n in sequences]
+    starts = [0, *accumulate(counts)][: len(counts)]
     slots = Slots(contract, batch, sequences)
-    lengths = indices([batch.seqlens[n] for n in sequences], device)
-    padding_rows = None
+    lengths = indices(counts, device)
+    total = sum(counts)
+    padding_rows = row_slots = None
     if slots.padding is not None:
-        padding_rows = torch.repeat_interleave(slots.padding, lengths, output_size=len(depths))
+        padding_rows = torch.repeat_interleave(slots.padding, lengths, output_size=total)
+    if isinstance(batch, RowStatesBatch):
+        places = [
+            n * batch.row_slots.shape[1] + i
+            for n, count in zip(sequences, counts, strict=True)
+            for i in range(count)
+        ]
+        row_slots = normal(batch.row_slots, batch).flatten().index_select(0, indices(places, device))
+        if device.type == "cpu":
+            _check_row_slots(contract, row_slots.tolist())
+    levels = _device_levels if batch.parent_rows is None else _host_levels
     return TreePlan(
         batch.seqlens,
         slots,
         indices(sequences, device),
         indices(starts, device),
         lengths,
-        tuple((indices(rows, device), indices([before[row] for row in rows], device)) for rows in levels),
+        levels(batch, starts, counts),
         padding_rows,
+        row_slots,
     )
+
+
+Levels = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
+    """The rows of each depth, and the bank indices of the states before them."""
+    assert batch.parent_rows is not None
+    depths: list[int] = []
+    before: list[int] = []
+    levels: list[list[int]] = []
+    for m, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        for row in range(start, start + count):
+            parent = batch.parent_rows[row]
+            depths.append(0 if parent < 0 else depths[start + parent] + 1)
+            before.append(m if parent < 0 else len(starts) + start + parent)
+            if depths[row] == len(levels):
+                levels.append([])
+            levels[depths[row]].append(row)
+    device = batch.parents.device
+    return tuple((indices(rows, device), indices([before[row] for row in rows], device)) for rows in levels)
+
+
+def _device_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
+    """The same by the rows' order, since a row's parent always comes before it."""
+    device = batch.parents.device
+    levels = []
+    for i in range(max(counts, default=0)):
+        present = [m for m, count in enumerate(counts) if count > i]
+        rows = indices([starts[m] + i for m in present], device)
+        parents = batch.parents.index_select(0, rows).long()
+        after = indices([len(starts) + starts[m] for m in present], device) + parents
+        levels.append((rows, torch.where(parents < 0, indices(present, device), after)))
+    return tuple(levels)
+
+
+def _check_row_slots(contract: Contract, slots: list[int]) -> None:
+    used = sorted(slot for slot in slots if slot >= 0)
+    for slot, other in pairwise(used):
+        if slot == other:
+            raise contract.error("batch.row_slots", f"slot {slot} twice", "a slot for each state")
 
 
 class TorchRecurrent(Backend[CallT, StateBatch]):
@@ -129,6 +172,11 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
         state: torch.Tensor = call[0].state
         return state
 
+    def row_pool(self, call: CallT) -> torch.Tensor:
+        """The layer's pool of states after drafted rows, with the same axes."""
+        rows: torch.Tensor | None = getattr(call[0], "row_states", None)
+        return call[0].state if rows is None else rows
+
 
 def run_single(
     plan: ChunkPlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
@@ -143,9 +191,18 @@ def run_single(
 
 
 def run_tree(
-    plan: TreePlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
-) -> torch.Tensor:
-    """Run drafted rows, computing in `dtype`, and return the bank of their states."""
+    plan: TreePlan,
+    state: torch.Tensor,
+    row_states: torch.Tensor,
+    out: torch.Tensor,
+    dtype: torch.dtype,
+    step: Step,
+) -> torch.Tensor | None:
+    """Run drafted rows, computing in `dtype`.
+
+    Returns:
+        The bank of their states; None if they are stored by row.
+    """
     count = len(plan.sequences)
     bank = torch.empty(count + len(out), *state.shape[1:], dtype=dtype, device=state.device)
     bank[:count] = plan.slots.load(state, dtype, copy=True)
@@ -155,7 +212,10 @@ def run_tree(
         bank.index_copy_(0, rows + count, states)
     if plan.padding_rows is not None:
         out.masked_fill_(plan.padding_rows.view(-1, *[1] * (out.ndim - 1)), 0)
-    return bank
+    if plan.row_slots is None:
+        return bank
+    keep(row_states, bank[count:], plan.row_slots)
+    return None
 
 
 __all__ = ["Step", "TorchRecurrent", "TreePlan", "plan_tree", "run_single", "run_tree"]

@@ -10,6 +10,12 @@ from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import Contract
 
 
+def normal(slots: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+    """A table of slots in int64, with -1 for none."""
+    slots = slots.long()
+    return slots.masked_fill(slots == 0, -1) if batch.null_slot == 0 else slots
+
+
 def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     """Copy host numbers, possibly none, to a device as int64 without waiting for it."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
@@ -35,8 +41,8 @@ class Slots:
         device = batch.read_slots.device
         visible = device.type == "cpu"
         index = indices(sequences, device)
-        read, write = batch.read_slots[index], batch.write_slots[index]
-        is_padding = write < 0
+        read, write = (normal(slots[index], batch) for slots in (batch.read_slots, batch.write_slots))
+        is_padding, unwritten = read < 0, write < 0
         fresh = ~batch.has_initial_state[index]
         self._highest = -1
         self._run: tuple[int, int] | None = None
@@ -50,6 +56,7 @@ class Slots:
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
         """[M] bool, which sequences are padding; None if there is known to be none."""
+        self._unwritten = None if visible and not unwritten.any() else unwritten
         self._fresh = None if visible and not fresh.any() else fresh
         self._all_fresh = visible and bool(fresh.all())
         self._read = read.clamp_min(0)
@@ -66,7 +73,7 @@ class Slots:
                 f"slot {self._highest}",
                 f"below {pool.shape[0]}, the number of the pool's slots",
             )
-        if self._run is not None and pool.dtype == dtype and not copy:
+        if self._run is not None and pool.dtype == dtype and not copy and pool.is_contiguous():
             states = pool[slice(*self._run)]
             if self._fresh is not None:
                 states.masked_fill_(_broadcast(self._fresh, states), 0)
@@ -78,25 +85,32 @@ class Slots:
             states = torch.where(_broadcast(self._fresh, states), 0, states)
         return states
 
-    def keep(self, pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write checkpoints [R, ...] to slots [R] of the pool; skips slots of -1."""
-        there = slots.clamp_min(0)
-        # Skipped rows rewrite slot 0, which is never assigned, with its old value.
-        unwanted = _broadcast(slots < 0, states)
-        pool.index_copy_(0, there, torch.where(unwanted, pool.index_select(0, there), states.to(pool.dtype)))
-
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
-        """Write the final states [M, ...]; skips padding."""
+        """Write the final states [M, ...]; skips sequences without a slot to write."""
         if self._run is not None:
             home = pool[slice(*self._run)]
             if home.data_ptr() != states.data_ptr():
                 home.copy_(states)
             return
         states = states.to(pool.dtype)
-        if self.padding is not None:
-            # Padding rewrites slot 0, which is never assigned, with its old value.
-            states = torch.where(_broadcast(self.padding, states), pool.index_select(0, self._write), states)
+        if self._unwritten is not None:
+            # Skipped sequences rewrite slot 0, which is never assigned, with its old value.
+            old = pool.index_select(0, self._write)
+            states = torch.where(_broadcast(self._unwritten, states), old, states)
         pool.index_copy_(0, self._write, states)
+
+
+def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write states [R, ...] to slots [R] of a pool; skips slots of -1."""
+    if len(slots) == 0:
+        return
+    wanted = slots >= 0
+    # Skipped rows repeat a row that is written. If there is none, slot 0 keeps its old value.
+    own = torch.arange(len(slots), device=slots.device)
+    own = torch.where(wanted, own, wanted.int().argmax())
+    there = slots.index_select(0, own).clamp_min(0)
+    new = states.index_select(0, own).to(pool.dtype)
+    pool.index_copy_(0, there, torch.where(wanted.any(), new, pool.index_select(0, there)))
 
 
 def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -105,21 +119,21 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
     """Check the slots that are read and written; return the sequence of each used slot."""
-    reads: list[int] = batch.read_slots.tolist()
-    writes: list[int] = batch.write_slots.tolist()
+    reads: list[int] = normal(batch.read_slots, batch).tolist()
+    writes: list[int] = normal(batch.write_slots, batch).tolist()
     owners: dict[int, int] = {}
     for n, (read, write, length) in enumerate(zip(reads, writes, batch.seqlens, strict=True)):
         if min(read, write) < -1:
             raise contract.error(
                 "batch.read_slots, batch.write_slots", f"{read}, {write} for sequence {n}", "-1 or more"
             )
-        if (read == -1) != (write == -1):
+        if (read == -1) != (write == -1) and not (batch.read_only and write == -1):
             raise contract.error(
                 "batch.read_slots, batch.write_slots",
                 f"{read}, {write} for sequence {n}",
                 "-1 in both or in none",
             )
-        if write >= 0 and length and owners.setdefault(write, n) != n:
+        if write > 0 and length and owners.setdefault(write, n) != n:
             raise contract.error(
                 "batch.write_slots",
                 f"slot {write} for sequences {owners[write]} and {n}",
@@ -139,9 +153,9 @@ def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[
     """Check that each checkpoint has a slot of its own; return the highest slot, -1 for none."""
     taken = dict(owners)
     highest = -1
-    for n, slots in enumerate(batch.checkpoint_slots.tolist()):
+    for n, slots in enumerate(normal(batch.checkpoint_slots, batch).tolist()):
         for slot in slots[: batch.seqlens[n] // batch.checkpoint_every]:
-            padding = bool(batch.write_slots[n] < 0)
+            padding = bool(batch.read_slots[n] <= batch.null_slot)
             if slot < -1 or (padding and slot != -1):
                 valid = "-1, of padding" if padding else "-1 or more"
                 raise contract.error("batch.checkpoint_slots", f"{slot} for sequence {n}", valid)
@@ -157,4 +171,4 @@ def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[
     return highest
 
 
-__all__ = ["Slots", "indices"]
+__all__ = ["Slots", "indices", "keep", "normal"]

@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from switchrail.ops.contract import COMPUTE, INPUT, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, INPUT, Allowance, OptionSpec, TensorSpec
 
 
-def rows(*axes: str, about: str, dtypes: Sequence[str] = (INPUT,)) -> TensorSpec:
-    """A tensor, or a view of one, with one row per token and a contiguous last axis."""
-    return TensorSpec(axes=axes, dtypes=tuple(dtypes), unit_stride=axes[-1:], about=about)
+def rows(
+    *axes: str, about: str, dtypes: Sequence[str] = (INPUT,), time_innermost: bool = False
+) -> TensorSpec:
+    """A tensor, or a view of one, with one row per token and a contiguous last axis.
+
+    With `time_innermost` the feature of that name allows a contiguous first axis instead.
+    """
+    also = (Allowance(feature="time_innermost", unit_stride=axes[:1]),) if time_innermost else ()
+    return TensorSpec(axes=axes, dtypes=tuple(dtypes), unit_stride=axes[-1:], also=also, about=about)
 
 
 def result(*axes: str) -> TensorSpec:
     """`out`."""
-    return TensorSpec(axes=axes, dtypes=(INPUT,), memory=axes, mutated=True, about="the result")
-
-
-def states(*axes: str) -> TensorSpec:
-    """`state`, a matrix per head."""
     return TensorSpec(
         axes=axes,
-        dtypes=(COMPUTE, "bfloat16"),
+        dtypes=(INPUT,),
         memory=axes,
         mutated=True,
-        about="pool of recurrent states",
+        also=(Allowance(feature="strided_out", free=len(axes) - 1),),
+        about="the result",
     )
+
+
+def states(
+    *axes: str,
+    memory: tuple[str, ...] | None = None,
+    dtypes: tuple[str, ...] = (COMPUTE, "bfloat16", "float16"),
+    free: int = 1,
+    about: str = "pool of recurrent states",
+) -> Mapping[str, TensorSpec]:
+    """`state` and `row_states`.
+
+    Args:
+        axes: The axes of `state`.
+        memory: Their order in memory.
+        dtypes: The valid dtypes.
+        free: The number of outermost axes in memory whose strides are free in a strided pool.
+        about: The meaning of `state`.
+    """
+    order = memory or axes
+    transposed = (*order[:-2], order[-1], order[-2])
+
+    def pool(slots: str, about: str, feature: str | None) -> TensorSpec:
+        return TensorSpec(
+            axes=(slots, *axes[1:]),
+            dtypes=dtypes,
+            memory=(slots, *order[1:]),
+            mutated=True,
+            feature=feature,
+            also=(
+                Allowance(feature="strided_pool", free=free),
+                Allowance(feature="transposed_state", memory=(slots, *transposed[1:])),
+            ),
+            about=about,
+        )
+
+    rows = "pool of the states after each row of a `RowStatesBatch`; None: they are in `state`"
+    return {"state": pool("slots", about, None), "row_states": pool("row_slots", rows, "row_states")}
+
+
+def cache(*axes: str, about: str) -> TensorSpec:
+    """A paged cache."""
+    strided = Allowance(feature="strided_pool", free=len(axes) - 1)
+    return TensorSpec(axes=axes, dtypes=(INPUT,), memory=axes, also=(strided,), about=about)
 
 
 def log_sum_exp(about: str) -> TensorSpec:
@@ -63,6 +108,7 @@ __all__ = [
     "PAGE_NOTES",
     "SMALL_DECAY",
     "STATE_NOTES",
+    "cache",
     "log_sum_exp",
     "result",
     "rows",

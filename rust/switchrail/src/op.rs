@@ -48,18 +48,33 @@ impl Op {
                 &[
                     "batch_invariant",
                     "cuda_graph",
+                    "device_parents",
+                    "index_views",
+                    "kv_bounds",
                     "lse",
                     "sinks",
                     "soft_cap",
+                    "strided_out",
+                    "strided_pool",
                     "trees",
                     "window",
                 ],
             ),
-            Self::Mla => (Memory::Pages, &["batch_invariant", "cuda_graph", "lse", "trees"]),
-            Self::GatedDelta | Self::Kda => (
-                Memory::Heads,
-                &["batch_invariant", "checkpoints", "cuda_graph", "raw_gates"],
+            Self::Mla => (
+                Memory::Pages,
+                &[
+                    "batch_invariant",
+                    "cuda_graph",
+                    "device_parents",
+                    "index_views",
+                    "kv_bounds",
+                    "lse",
+                    "strided_out",
+                    "strided_pool",
+                    "trees",
+                ],
             ),
+            Self::GatedDelta | Self::Kda => (Memory::Heads, DELTA),
             Self::Lightning | Self::Mamba2 => (Memory::Heads, STATEFUL),
             Self::ShortConv => (Memory::Channels, STATEFUL),
         }
@@ -89,8 +104,39 @@ impl Op {
     }
 }
 
-/// The features that all ops with a state have.
-const STATEFUL: &[&str] = &["batch_invariant", "checkpoints", "cuda_graph"];
+/// The features of ops with a state.
+const STATEFUL: &[&str] = &[
+    "batch_invariant",
+    "checkpoints",
+    "cuda_graph",
+    "device_parents",
+    "index_views",
+    "null_slot",
+    "read_only_states",
+    "row_states",
+    "strided_out",
+    "strided_pool",
+    "time_innermost",
+    "transposed_state",
+];
+
+/// The features of the delta rule: those of all ops with a state, and those of its gates.
+const DELTA: &[&str] = &[
+    "batch_invariant",
+    "checkpoints",
+    "cuda_graph",
+    "device_parents",
+    "index_views",
+    "mixed_weights",
+    "null_slot",
+    "raw_gates",
+    "read_only_states",
+    "row_states",
+    "strided_out",
+    "strided_pool",
+    "time_innermost",
+    "transposed_state",
+];
 
 /// The supported axis orders of the last two axes of a recurrent state. A plugin's own order is written
 /// `oot:NAME`.

@@ -1,10 +1,10 @@
 """Causal softmax attention, multi-head or grouped-query, over a paged cache."""
 
-from switchrail.ops.definition import OpDefinition
+from switchrail.ops.definition import PAGES, OpDefinition
 
 DEFINITION = OpDefinition(
     op="attention",
-    claims={"features": ("lse", "sinks", "soft_cap", "trees", "window")},
+    claims={"features": (*PAGES, "sinks", "soft_cap", "window")},
     arguments={"H": "heads", "HKV": "kv_heads", "D": "head_size", "page": "page"},
     head_size=("D", "D"),
     heads=("H", "HKV"),

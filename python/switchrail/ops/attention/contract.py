@@ -11,7 +11,7 @@ from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
-from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, rows, scale
+from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, cache, log_sum_exp, result, rows, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -65,8 +65,8 @@ CONTRACT = Contract(
     layer=AttentionLayer,
     tensors={
         "q": rows("T", "H", "D", about="queries", dtypes=FLOATS),
-        "k_cache": TensorSpec(axes=_CACHE, dtypes=(INPUT,), memory=_CACHE, about="pool of keys"),
-        "v_cache": TensorSpec(axes=_CACHE, dtypes=(INPUT,), memory=_CACHE, about="pool of values"),
+        "k_cache": cache(*_CACHE, about="pool of keys"),
+        "v_cache": cache(*_CACHE, about="pool of values"),
         "sinks": TensorSpec(
             axes=("H",),
             dtypes=(INPUT, COMPUTE),

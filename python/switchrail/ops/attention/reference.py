@@ -21,7 +21,7 @@ class ReferenceAttention(AttentionBackend):
         page = k_cache.shape[1]
         group = q.shape[1] // k_cache.shape[2]
         row = 0
-        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_lens.tolist(), strict=True)):
             used = batch.page_table[n, : -(-kv_length // page)].long()
             keys = k_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             values = v_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
-from switchrail.ops.pages import PagedPlan, check_paged_plan
+from switchrail.ops.pages import PagedPlan, check_paged_plan, take
 from switchrail.ops.softmax import attend
 
-FEATURES = ("lse", "sinks", "soft_cap", "trees", "window")
+FEATURES = tuple(CONTRACT.features)
 
 
 class TorchAttention(AttentionBackend):
@@ -44,27 +44,26 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
     layer, q, out, _ = call
     k_cache, v_cache, scale, window = layer.k_cache, layer.v_cache, layer.scale, layer.window
     page, kv_heads, head_size = k_cache.shape[1:]
-    keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     if q.device.type == "cuda" and any(
         number % 16 for number in (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
     ):
         # torch 2.11 passes such a view to a fused kernel that loads 16 bytes at a time and returns NaN
         q = q.contiguous()
-    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))
+    parts = plan.parts(page, window=window, longer=_has_flash(q, k_cache[0], v_cache[0]))
     for single in parts.single:
         count = len(single.rows)
         shape = (count, -1, kv_heads, head_size)
         attended = scaled_dot_product_attention(
             q.index_select(0, single.rows).view(count, kv_heads, -1, head_size),
-            keys.index_select(0, single.tokens).view(shape).transpose(1, 2),
-            values.index_select(0, single.tokens).view(shape).transpose(1, 2),
+            take(k_cache, single.tokens).view(shape).transpose(1, 2),
+            take(v_cache, single.tokens).view(shape).transpose(1, 2),
             attn_mask=single.mask,
             scale=scale,
         )
         out.index_copy_(0, single.rows, attended.reshape(count, -1, head_size))
     for many in parts.many:
-        k = keys.index_select(0, many.tokens).transpose(0, 1)[None]
-        v = values.index_select(0, many.tokens).transpose(0, 1)[None]
+        k = take(k_cache, many.tokens).transpose(0, 1)[None]
+        v = take(v_cache, many.tokens).transpose(0, 1)[None]
         for block in many.blocks:
             rows, seen, mask = block.stop - block.start, block.seen - block.first, block.mask
             if mask is None and rows < seen:
@@ -102,15 +101,15 @@ def _attend_plainly(plan: PagedPlan, call: AttentionCall) -> None:
     page, kv_heads, head_size = k_cache.shape[1:]
     parts = plan.parts(page, window=window, causal=False)
     compute = torch.promote_types(q.dtype, torch.float32)
-    queries, keys, values = q.to(compute), k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    queries = q.to(compute)
     by_group = None if sinks is None else sinks.to(compute).view(kv_heads, -1)
     for single in parts.single:
         count = len(single.rows)
         shape = (count, -1, kv_heads, head_size)
         result, total = attend(
             queries.index_select(0, single.rows).view(count, kv_heads, -1, head_size),
-            keys.index_select(0, single.tokens).view(shape).transpose(1, 2).to(compute),
-            values.index_select(0, single.tokens).view(shape).transpose(1, 2).to(compute),
+            take(k_cache, single.tokens).view(shape).transpose(1, 2).to(compute),
+            take(v_cache, single.tokens).view(shape).transpose(1, 2).to(compute),
             scale=scale,
             mask=single.mask,
             soft_cap=soft_cap,
@@ -120,8 +119,8 @@ def _attend_plainly(plan: PagedPlan, call: AttentionCall) -> None:
         if lse is not None:
             lse.index_copy_(0, single.rows, total.view(count, -1))
     for many in parts.many:
-        k = keys.index_select(0, many.tokens).transpose(0, 1)[:, None].to(compute)
-        v = values.index_select(0, many.tokens).transpose(0, 1)[:, None].to(compute)
+        k = take(k_cache, many.tokens).transpose(0, 1)[:, None].to(compute)
+        v = take(v_cache, many.tokens).transpose(0, 1)[:, None].to(compute)
         for block in many.blocks:
             rows = queries[block.start : block.stop].view(block.stop - block.start, kv_heads, -1, head_size)
             result, total = attend(

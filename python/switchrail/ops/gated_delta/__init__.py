@@ -4,7 +4,7 @@ from switchrail.ops.definition import RECURRENT, OpDefinition
 
 DEFINITION = OpDefinition(
     op="gated_delta",
-    claims={**RECURRENT, "features": ("checkpoints", "raw_gates")},
+    claims={**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")},
     arguments={"H": "heads", "HV": "value_heads", "K": "key_size", "V": "value_size"},
     head_size=("K", "V"),
     heads=("H", "HV"),

@@ -29,6 +29,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     """
 
     contract = CONTRACT
+    features = tuple(CONTRACT.features)
     chunk = CHUNK
     gate_dtype = torch.float64
 

@@ -30,6 +30,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     """
 
     contract = CONTRACT
+    features = tuple(CONTRACT.features)
     chunk = CHUNK
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, STATE_SLOTS, Contract, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
@@ -21,6 +21,7 @@ class LightningLayer(Layer):
     g: torch.Tensor
     state: torch.Tensor
     scale: float
+    row_states: torch.Tensor | None = None
 
 
 class LightningCall(NamedTuple):
@@ -55,19 +56,19 @@ CONTRACT = Contract(
     call=LightningCall,
     layer=LightningLayer,
     tensors={
-        "q": rows("T", "H", "K", about="queries", dtypes=FLOATS),
-        "k": rows("T", "H", "K", about="keys"),
-        "v": rows("T", "H", "V", about="values"),
+        "q": rows("T", "H", "K", about="queries", dtypes=FLOATS, time_innermost=True),
+        "k": rows("T", "H", "K", about="keys", time_innermost=True),
+        "v": rows("T", "H", "V", about="values", time_innermost=True),
         "g": TensorSpec(
             axes=("H",), dtypes=(COMPUTE,), memory=("H",), about="log of the decay, the same for all tokens"
         ),
-        "state": states("slots", "H", "V", "K"),
+        **states("slots", "H", "V", "K"),
         "out": result("T", "H", "V"),
     },
     options={"scale": scale("queries")},
     batch=STATE_SLOTS,
     batch_type=StateBatch,
-    batch_features={"checkpoints": CheckpointBatch},
+    batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     state_layout="VK",
     gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},
     notes=(

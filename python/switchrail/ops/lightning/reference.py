@@ -15,7 +15,7 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     The state here is the transpose of the paper's kv.
     """
 
-    def run(self, call: LightningCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
+    def run(self, call: LightningCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
@@ -28,9 +28,7 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
             return s, scale * (s * q[t].double()[:, None, :]).sum(-1)
 
         states = walk(batch, state, out, token)
-        if phase == "prefill":
-            self.finish(batch, state, states)
-        return states
+        return self.finish(call, batch, states)
 
 
 __all__ = ["ReferenceLightning"]

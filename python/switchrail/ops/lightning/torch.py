@@ -12,6 +12,8 @@ from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
+FEATURES = tuple(CONTRACT.features)
+
 CHUNK = 32
 """Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
@@ -34,7 +36,7 @@ class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
 
     def run(self, call: LightningCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        CONTRACT.check_call(call, batch, ("checkpoints",))
+        CONTRACT.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, out = call
         g, state, scale = layer.g, layer.state, layer.scale
@@ -50,7 +52,7 @@ class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
             return (states.flatten(0, 1) @ (queries * scale).reshape(-1, q.shape[2], 1)).view(values.shape)
 
         if isinstance(plan, TreePlan):
-            return run_tree(plan, state, out, compute, step)
+            return run_tree(plan, state, self.row_pool(call), out, compute, step)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
@@ -25,6 +25,7 @@ class Mamba2Layer(Layer):
     dt_softplus: bool
     dt_min: float
     dt_max: float
+    row_states: torch.Tensor | None = None
 
 
 class Mamba2Call(NamedTuple):
@@ -62,9 +63,11 @@ CONTRACT = Contract(
     call=Mamba2Call,
     layer=Mamba2Layer,
     tensors={
-        "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS),
-        "B": rows("T", "G", "S", about="direction in the state that an input is written to"),
-        "C": rows("T", "G", "S", about="direction in the state that the output reads"),
+        "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS, time_innermost=True),
+        "B": rows(
+            "T", "G", "S", about="direction in the state that an input is written to", time_innermost=True
+        ),
+        "C": rows("T", "G", "S", about="direction in the state that the output reads", time_innermost=True),
         "dt": TensorSpec(
             axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
         ),
@@ -84,7 +87,7 @@ CONTRACT = Contract(
         "dt_bias": TensorSpec(
             axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="added to dt"
         ),
-        "state": states("slots", "H", "P", "S"),
+        **states("slots", "H", "P", "S"),
         "out": result("T", "H", "P"),
     },
     options={
@@ -94,7 +97,7 @@ CONTRACT = Contract(
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
-    batch_features={"checkpoints": CheckpointBatch},
+    batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     multiples=(("H", "G"),),
     state_layout="VK",
     gate={

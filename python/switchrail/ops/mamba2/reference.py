@@ -15,7 +15,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t + D x_t.
     """
 
-    def run(self, call: Mamba2Call, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
+    def run(self, call: Mamba2Call, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
@@ -39,9 +39,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
             return h, y if D is None else y + D.double()[:, None] * x[t].double()
 
         states = walk(batch, state, out, token)
-        if phase == "prefill":
-            self.finish(batch, state, states)
-        return states
+        return self.finish(call, batch, states)
 
 
 __all__ = ["ReferenceMamba2"]

@@ -12,6 +12,8 @@ from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, Mamba2Layer
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
+FEATURES = tuple(CONTRACT.features)
+
 CHUNK = 32
 """Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
@@ -36,7 +38,7 @@ class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
 
     def run(self, call: Mamba2Call, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        CONTRACT.check_call(call, batch, ("checkpoints",))
+        CONTRACT.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, x, B, C, dt, out = call
         A, D, state = layer.A, layer.D, layer.state
@@ -55,7 +57,7 @@ class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
             return result if D is None else result.addcmul_(inputs, D[:, None].to(compute))
 
         if isinstance(plan, TreePlan):
-            return run_tree(plan, state, out, compute, step)
+            return run_tree(plan, state, self.row_pool(call), out, compute, step)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None

@@ -1,10 +1,10 @@
 """Multi-head latent attention over a paged cache of latents."""
 
-from switchrail.ops.definition import OpDefinition
+from switchrail.ops.definition import PAGES, OpDefinition
 
 DEFINITION = OpDefinition(
     op="mla",
-    claims={"features": ("lse", "trees")},
+    claims={"features": PAGES},
     arguments={
         "H": "heads",
         "D": "nope_size",

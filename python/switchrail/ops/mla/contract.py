@@ -11,7 +11,7 @@ from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import FLOATS, INPUT, PAGES, Contract, TensorSpec
-from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, rows, scale
+from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, cache, log_sum_exp, result, rows, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -80,12 +80,7 @@ CONTRACT = Contract(
             same_if_none=("R", "V"),
             about="maps a latent to a value; None: out stays a latent",
         ),
-        "kv_cache": TensorSpec(
-            axes=_CACHE,
-            dtypes=(INPUT,),
-            memory=_CACHE,
-            about="pool of latents, each followed by the rotated part of the key",
-        ),
+        "kv_cache": cache(*_CACHE, about="pool of latents, each followed by the rotated part of the key"),
         "out": result("T", "H", "V"),
         "lse": log_sum_exp("natural log of each row's sum of exponentials"),
     },

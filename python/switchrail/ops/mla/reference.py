@@ -23,7 +23,7 @@ class ReferenceMla(MlaBackend):
         page = kv_cache.shape[1]
         heads, rope_size = q_rope.shape[1:]
         row = 0
-        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_lens.tolist(), strict=True)):
             used = batch.page_table[n, : -(-kv_length // page)].long()
             cached = kv_cache[used].flatten(0, 1)[:kv_length].double()
             latents, rotated = cached[:, :-rope_size], cached[:, -rope_size:]

@@ -6,8 +6,10 @@ import torch
 
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
-from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan
+from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan, take
 from switchrail.ops.softmax import attend, merge
+
+FEATURES = tuple(CONTRACT.features)
 
 KEYS = 512
 """Positions attended to at once. Bounds the memory for logits and for expanded keys and values."""
@@ -28,19 +30,18 @@ class TorchMla(MlaBackend):
 
     def run(self, call: MlaCall, batch: PagedBatch, plan: PagedPlan) -> None:
         """Compute attention for T packed query rows of N sequences of any length."""
-        CONTRACT.check_call(call, batch, ("lse", "trees"))
+        CONTRACT.check_call(call, batch, FEATURES)
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         check_paged_plan(plan, batch)
         parts = plan.parts(kv_cache.shape[1], causal=False)
         compute = torch.promote_types(q_nope.dtype, torch.float32)
-        cached = kv_cache.flatten(0, 1)
         latent_size = kv_cache.shape[2] - q_rope.shape[2]
         plain, rotated = q_nope.to(compute), q_rope.to(compute)
         key_weights = None if w_k is None else w_k.to(compute)
         value_weights = None if w_v is None else w_v.to(compute)
         for single in parts.single:
-            latents = cached.index_select(0, single.tokens).view(len(single.rows), -1, cached.shape[1])
+            latents = take(kv_cache, single.tokens).view(len(single.rows), -1, kv_cache.shape[2])
             latents = latents.to(compute)
             query = plain.index_select(0, single.rows)
             if key_weights is not None:
@@ -57,7 +58,7 @@ class TorchMla(MlaBackend):
         queries = torch.cat([plain, rotated], dim=-1).transpose(0, 1)
         for many in parts.many:
             rows = slice(many.start, many.stop)
-            latents = cached.index_select(0, many.tokens)
+            latents = take(kv_cache, many.tokens)
             result, total = _attend_in_pieces(
                 many, queries[:, rows], latents, latent_size, key_weights, value_weights, scale
             )
@@ -94,7 +95,6 @@ def _attend_in_pieces(
     value_size = latent_size if value_weights is None else value_weights.shape[1]
     out = torch.zeros(heads, count, value_size, dtype=queries.dtype, device=queries.device)
     lse = torch.full((heads, count), -torch.inf, dtype=queries.dtype, device=queries.device)
-    past = len(latents) - count
     for low in range(0, len(latents), KEYS):
         piece = latents[low : low + KEYS].to(queries.dtype)
         high = low + len(piece)
@@ -107,7 +107,9 @@ def _attend_in_pieces(
                 continue
             rows = slice(block.start - many.start, block.stop - many.start)
             mask = (
-                block.mask[:, low:high] if past + rows.start + 1 < high and block.mask is not None else None
+                block.mask[:, low:high]
+                if many.past + rows.start + 1 < high and block.mask is not None
+                else None
             )
             part, total = attend(
                 queries[:, rows],

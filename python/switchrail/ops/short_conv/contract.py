@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
-from switchrail.ops.specs import STATE_NOTES, result
+from switchrail.ops.specs import STATE_NOTES, result, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -22,6 +22,7 @@ class ShortConvLayer(Layer):
     bias: torch.Tensor | None
     state: torch.Tensor
     activation: Literal["silu"] | None
+    row_states: torch.Tensor | None = None
 
 
 class ShortConvCall(NamedTuple):
@@ -65,11 +66,11 @@ CONTRACT = Contract(
         "bias": TensorSpec(
             axes=("C",), dtypes=(INPUT, COMPUTE), memory=("C",), optional=True, about="added bias"
         ),
-        "state": TensorSpec(
-            axes=("slots", "C", "W-1"),
-            dtypes=(INPUT, COMPUTE),
+        **states(
+            *("slots", "C", "W-1"),
             memory=("slots", "W-1", "C"),
-            mutated=True,
+            dtypes=(INPUT, COMPUTE),
+            free=2,
             about="pool of the last W - 1 inputs, oldest first",
         ),
         "out": result("T", "C"),
@@ -79,7 +80,7 @@ CONTRACT = Contract(
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
-    batch_features={"checkpoints": CheckpointBatch},
+    batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     notes=(
         "the state holds inputs, not outputs; after fewer than W - 1 rows it keeps part of the old state",
         "a slot that is not read may hold anything",

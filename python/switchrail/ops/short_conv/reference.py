@@ -12,7 +12,7 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
     """The sum in `ShortConvBackend`'s docstring, in float64."""
 
-    def run(self, call: ShortConvCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
+    def run(self, call: ShortConvCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
@@ -29,9 +29,7 @@ class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
             return inputs[:, 1:], y
 
         states = walk(batch, state, out, token)
-        if phase == "prefill":
-            self.finish(batch, state, states)
-        return states
+        return self.finish(call, batch, states)
 
 
 __all__ = ["ReferenceShortConv"]

@@ -11,7 +11,9 @@ from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
-from switchrail.ops.slots import Slots, indices
+from switchrail.ops.slots import Slots, indices, keep, normal
+
+FEATURES = tuple(CONTRACT.features)
 
 BLOCK_NUMBERS = 2**17
 """Numbers summed over all taps before the next block: half a megabyte, which fits in the cache."""
@@ -61,7 +63,8 @@ class _Plan:
                 places += [n * batch.checkpoint_slots.shape[1] + i for i in range(length // every)]
                 start += length
             wanted = indices(places, self._device)
-            self.kept_slots = batch.checkpoint_slots.flatten().index_select(0, wanted)
+            kept = normal(batch.checkpoint_slots, batch)
+            self.kept_slots = kept.flatten().index_select(0, wanted)
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
         """[T, 1] bool, the rows of padding; None if there is known to be none."""
@@ -118,12 +121,12 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
         """Prepare the states and rows of the sequences."""
         if phase == "verify":
             return plan_tree(CONTRACT, batch)
-        CONTRACT.check_batch(phase, batch, ("checkpoints",))
+        CONTRACT.check_batch(phase, batch, CONTRACT.features)
         return _Plan(batch)
 
     def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
         """Run T packed rows of N sequences of any length, or drafted rows if the plan is for them."""
-        CONTRACT.check_call(call, batch, ("checkpoints",))
+        CONTRACT.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (_Plan,), TreePlan)
         layer, x, out = call
         bias, activation, pool = layer.bias, layer.activation, self.pool(call)
@@ -137,7 +140,7 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
                 states.copy_(window[:, 1:])
                 return _activate(window.mul_(taps).sum(1), bias, activation)
 
-            return run_tree(plan, pool, out, compute, step)
+            return run_tree(plan, pool, self.row_pool(call), out, compute, step)
         if len(x) == 0:
             return None
         if plan.single and plan.kept_slots is None:
@@ -156,6 +159,10 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
     def pool(self, call: ShortConvCall) -> torch.Tensor:
         """The layer's pool of windows, with the time axis first."""
         return call.layer.state.transpose(1, 2)
+
+    def row_pool(self, call: ShortConvCall) -> torch.Tensor:
+        """The layer's pool of windows after drafted rows, with the time axis first."""
+        return super().row_pool(call).transpose(1, 2)
 
 
 def _convolve(
@@ -182,7 +189,7 @@ def _convolve(
     windows = near.index_select(0, ends.windows).view(-1, width, channels)
     y.index_copy_(0, ends.first_rows, (windows * taps).sum(1))
     if plan.kept_slots is not None:
-        plan.slots.keep(pool, near.index_select(0, ends.kept).view(-1, width - 1, channels), plan.kept_slots)
+        keep(pool, near.index_select(0, ends.kept).view(-1, width - 1, channels), plan.kept_slots)
     plan.slots.store(pool, near.index_select(0, ends.states).view(-1, width - 1, channels))
     return y
 

@@ -50,7 +50,8 @@ def alone(call: Sample, n: int) -> Sample:
     fields["seqlens"] = (length,)
     if isinstance(call.batch, VerifyBatch):
         fields["parents"] = call.batch.parents[rows]
-        fields["parent_rows"] = call.batch.parent_rows[rows]
+        parents = call.batch.parent_rows
+        fields["parent_rows"] = None if parents is None else parents[rows]
     if isinstance(call.batch, PagedBatch):
         fields["kv_seqlens"] = call.batch.kv_seqlens[n : n + 1]
     return dataclasses.replace(
