@@ -102,7 +102,7 @@ test-python: build
 	$(PY) -m pytest -n $(WORKERS) $(ORDER)
 
 test-families: build
-	$(PY) -m pytest -n $(WORKERS) -m families tests/families
+	$(PY) -m pytest -n $(WORKERS) -m families tests/families tests/bridges
 
 lint-python: build
 	$(PY) rust/dependencies.py

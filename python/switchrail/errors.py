@@ -214,6 +214,10 @@ class DispatchError(SwitchrailError, RuntimeError):
     """An op of a layer did not run exactly once in a step. Fields: `layer`, `op`, `found`."""
 
 
+class BridgeError(SwitchrailError, ValueError):
+    """A bridge can't serve a model, a cache or a call of another library. Fields: `found`, `valid`."""
+
+
 class TimesError(SwitchrailError, ValueError):
     """The file of measured times can't be read or written. Fields: `path`, `problem`."""
 

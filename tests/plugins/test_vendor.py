@@ -191,3 +191,28 @@ def test_in_processes_of_their_own(processes, site, tmp_path, speak):
     assert (gone.returncode, gone.stdout) == (2, "")
     assert re.search(r"^switchrail: .*acme", gone.stderr, re.M)
     assert "Traceback" not in gone.stderr
+
+
+def test_in_transformers(installed, runtime):
+    """Its kernel runs in `generate` of a transformers model: alone, padded, and with beams."""
+    import switchrail.bridges.transformers as sr
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, padding_side="left")
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
+
+    def generate(texts, **more):
+        return model.generate(
+            **tokenizer(texts, return_tensors="pt", padding=True), **options, **more
+        ).tolist()
+
+    calls = ([PROMPT], {}), ([PROMPT, "In"], {}), ([PROMPT, "In"], {"num_beams": 2})
+    expected = [generate(texts, **more) for texts, more in calls]
+    with sr.use(model, runtime=runtime, backends={"gated_delta": "acme"}) as handle:
+        layers = linear_layers(handle)
+        kernel = handle.bound.backend("gated_delta", "prefill", layers[0])
+        for number, (texts, more) in enumerate(calls, 1):
+            assert generate(texts, **more) == expected[number - 1]
+            assert kernel.calls == number * NEW_TOKENS * len(layers)
+        assert re.search(r"gated_delta decode, layers 0, .*: acme of .*acme-gdn", handle.explain())

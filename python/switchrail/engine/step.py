@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from switchrail.dispatch import Part
 from switchrail.engine.scheduler import Schedule
+from switchrail.engine.transfer import transfer
 from switchrail.errors import DispatchError
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
 
@@ -147,7 +146,7 @@ class StepBuilder:
         padding = np.zeros(max(0, rows - int(ends[-1])), dtype=np.int64)
         unread = np.zeros(max(0, logits - int(wanted.sum())), dtype=np.int64)
 
-        ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = _transfer(
+        ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = transfer(
             [
                 np.concatenate([np.zeros(n_decode, dtype=np.int64), *prompts, padding]),
                 np.concatenate([np.arange(ends[-1]) + (before - ends + counts).repeat(counts), padding]),
@@ -196,23 +195,6 @@ class StepBuilder:
             logit_slots=logit_slots,
             parts=tuple(parts),
         )
-
-
-def _transfer(
-    arrays: Sequence[npt.NDArray[np.generic]], device: torch.device, pin_memory: bool
-) -> list[torch.Tensor]:
-    """Copy one-dimensional arrays to the device in one transfer, without waiting for it."""
-    starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
-    # torch's cache of pinned memory reuses a block only after its copy is done
-    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
-    raw = host.numpy()
-    for start, array in zip(starts, arrays, strict=False):
-        raw[start : start + array.nbytes] = array.view(np.uint8)
-    there = host.to(device, non_blocking=True)
-    return [
-        there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype)
-        for start, array in zip(starts, arrays, strict=False)
-    ]
 
 
 __all__ = ["Running", "Step", "StepBuilder", "part_of"]

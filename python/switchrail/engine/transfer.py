@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -23,4 +25,21 @@ def sent(
     return host.to(device, non_blocking=True)
 
 
-__all__ = ["sent"]
+def transfer(
+    arrays: Sequence[npt.NDArray[np.generic]], device: torch.device, pin_memory: bool
+) -> list[torch.Tensor]:
+    """Copy one-dimensional arrays to the device in one transfer, without waiting for it."""
+    starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
+    # torch's cache of pinned memory reuses a block only after its copy is done
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
+    raw = host.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        raw[start : start + array.nbytes] = array.view(np.uint8)
+    there = host.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+
+
+__all__ = ["sent", "transfer"]

@@ -1,0 +1,1 @@
+"""Bridges: Switchrail's dispatch within models and engines of other libraries."""

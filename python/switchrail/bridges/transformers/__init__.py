@@ -1,0 +1,8 @@
+"""Serves loaded transformers models: `sr.use(model)`; see docs/bridges.md."""
+
+from __future__ import annotations
+
+from switchrail.bridges.transformers.bridge import Handle, use
+from switchrail.bridges.transformers.cache import ServedCache
+
+__all__ = ["Handle", "ServedCache", "use"]

@@ -1,0 +1,302 @@
+"""Serving a loaded transformers model through Switchrail's dispatch.
+
+The model's forward gets its tokens packed, as in the engine: one row of all sequences without padding, no
+cache and no mask. So each layer takes one path in all phases, and the engine's hooks serve it. Results are
+unpacked to transformers' shapes. Norms, products, experts and sampling stay with transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from switchrail._core import BoundPlan, Layout, RoutePlan
+from switchrail.bridges.transformers.attention import IMPLEMENTATION
+from switchrail.bridges.transformers.cache import ServedCache, adopt
+from switchrail.bridges.transformers.call import Call
+from switchrail.bridges.transformers.explain import explain
+from switchrail.bridges.transformers.memory import Memory, Model
+from switchrail.current import current_runtime
+from switchrail.engine.dtypes import choose_dtype
+from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
+from switchrail.engine.models.contract import KEYWORD, Connected
+from switchrail.engine.models.families import FAMILIES, Family
+from switchrail.engine.options import options_on
+from switchrail.engine.routes import plan_routes
+from switchrail.engine.watch import ENGINE
+from switchrail.errors import BridgeError
+from switchrail.hooks import Hooks
+from switchrail.nearest import nearest
+from switchrail.runtime import Runtime
+
+_ATTRIBUTE: Final = "_switchrail_bridge"
+
+_ROOM: Final = 128
+"""Tokens per sequence that a cache has room for after its first call."""
+
+
+def use(
+    model: nn.Module,
+    *,
+    runtime: Runtime | None = None,
+    backends: Mapping[str, str] | None = None,
+    page_size: int | None = None,
+    state_dtype: str = "float32",
+) -> Handle:
+    """Serve the attention and linear layers of a loaded model through Switchrail's dispatch.
+
+    `model.generate` and calls of the model work as before, with padding, beams, sampling, and with a
+    `DynamicCache` or none. A cache of the model is adopted at its first call: keys, values and states then
+    are in Switchrail's memory.
+
+    Example:
+        >>> import switchrail.bridges.transformers as sr
+        >>> handle = sr.use(model)  # doctest: +SKIP
+        >>> handle.remove()  # doctest: +SKIP
+
+    Args:
+        model: A causal language model of transformers, with its head, in eval mode on one device.
+        runtime: The runtime with the backends; None for the current one, with the installed plugins loaded.
+        backends: Chosen backends, as for `Engine`.
+        page_size: Tokens per page of keys and values; None for the platform's default.
+        state_dtype: The dtype of recurrent states.
+
+    Returns:
+        A handle with the routes, which also removes the bridge.
+
+    Raises:
+        BridgeError: The model is in use already, in training mode, on several devices, or no model that
+            Switchrail serves.
+        SwitchrailError: As for `Engine`: an unknown backend, no backend that can serve a layer, and so on.
+    """
+    if runtime is None:
+        runtime = current_runtime()
+        runtime.load()
+    return Handle(model, runtime, backends, {"page_size": page_size, "state_dtype": state_dtype})
+
+
+class Handle(AbstractContextManager["Handle"]):
+    """A served model. Leaving the context removes the bridge.
+
+    Attributes:
+        plan: The route plan.
+        bound: The plan's backends.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        runtime: Runtime,
+        backends: Mapping[str, str] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """See `use`."""
+        config = getattr(model, "config", None)
+        family = _family_of(config, runtime)
+        device, dtype = _checked(model)
+        platform = runtime.find_platform(device)
+        choose_dtype(dtype, {}, platform.hardware)
+        layout = _layout(runtime, config)
+        mixers = find_mixers(model, family, layout.layers)
+        check_shapes(mixers, layout)
+        chosen = options_on(platform, {name: value for name, value in options.items() if value is not None})
+        self.plan: RoutePlan = plan_routes(
+            runtime,
+            layout,
+            platform=platform,
+            dtype=str(dtype),
+            page_size=chosen.page_size,
+            state_dtype=chosen.state_dtype,
+            preferences=backends,
+        )
+        self.bound: BoundPlan = runtime.bind(self.plan)
+        self._model = Model(
+            mixers=mixers,
+            shapes=read_shapes(mixers),
+            bound=self.bound,
+            platform=platform,
+            options=chosen,
+            dtype=dtype,
+        )
+        path = family.layers.rpartition(".")[0]
+        self._base: Any = attrgetter(path)(model) if path else model
+        self._family = family
+        if _ATTRIBUTE in self._base.__dict__:
+            raise BridgeError("got a model that is served already; call remove() of its handle first")
+        parameters = inspect.signature(type(self._base).forward).parameters
+        self._names = tuple(parameters)
+        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self._running = threading.local()
+        self.eager: Callable[..., Any] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            self.forward, reason="Switchrail's bridge plans each step on the host, outside of compiled code"
+        )
+        self._connect()
+
+    def _connect(self) -> None:
+        hooks = Hooks()
+        wanted: dict[str, Callable[..., Any]] = {}
+        for _, _, contract in self._model.mixers:
+            wanted.update(contract.hooks)
+        targets = {f"{self._family.module}.{name}": hook for name, hook in wanted.items()}
+        base = type(self._base)
+        targets[f"{base.__module__}.{base.__qualname__}.forward"] = _forward
+        hooks.commit(
+            [hooks.prepare(target, hook, "around", source=ENGINE) for target, hook in targets.items()]
+        )
+        self._unhook = weakref.finalize(self, hooks.clear)
+        self._handles = [
+            mixer.register_forward_pre_hook(
+                _Keyword(self._running, number, contract.packed), with_kwargs=True
+            )
+            for number, (_, mixer, contract) in enumerate(self._model.mixers)
+        ]
+        for _, mixer, contract in self._model.mixers:
+            mixer.__dict__.update(contract.methods)
+        configs = {id(part.config): part.config for part in self._base.modules() if hasattr(part, "config")}
+        self._configs = [(config, config._attn_implementation) for config in configs.values()]
+        for config, _ in self._configs:
+            config._attn_implementation = IMPLEMENTATION
+        self._base.__dict__[_ATTRIBUTE] = _Served(self)
+
+    def remove(self) -> None:
+        """Restore the model. Caches that it filled can't be continued, except by serving it again."""
+        if not self._unhook.alive:
+            return
+        del self._base.__dict__[_ATTRIBUTE]
+        for config, implementation in self._configs:
+            config._attn_implementation = implementation
+        for handle in self._handles:
+            handle.remove()
+        for _, mixer, contract in self._model.mixers:
+            for name in contract.methods:
+                mixer.__dict__.pop(name, None)
+        self._unhook()
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def cache(self, sequences: int, tokens: int) -> ServedCache:
+        """A cache whose memory is allocated once, for `past_key_values` of `generate`; `reset` reuses it.
+
+        Args:
+            sequences: The largest number of sequences, beams included.
+            tokens: The largest number of tokens per sequence, prompt and output together.
+        """
+        found = adopt(DynamicCache(config=self._base.config))
+        found.memory = Memory(self._model, sequences, tokens, grows=False)
+        return found
+
+    def explain(self) -> str:
+        """Describe which backend serves each layer and why, and what stays with transformers."""
+        return explain(self.plan, self._base, [mixer for _, mixer, _ in self._model.mixers])
+
+    def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of the model without its head; `args` begins with the module."""
+        given = dict(zip(self._names[1:], args[1:], strict=False)) | kwargs
+        call = Call(given, self._cache_name, self._base)
+        memory = self._memory_of(call)
+        if getattr(self._running, "memory", None) is not None:
+            raise BridgeError("the model was called from within one of its own calls")
+        step = memory.step(call.counts, call.ids, call.positions)
+        try:
+            self._running.memory, memory.running.now = memory, step
+            with torch.no_grad(), memory.dispatcher.running(step.parts):
+                output = original(self._base, **call.arguments)
+        finally:
+            self._running.memory = memory.running.now = None
+        memory.advance(call.counts, call.columns)
+        return call.unpacked(output)
+
+    def _memory_of(self, call: Call) -> Memory:
+        """The memory of a call's cache; of its own, if it has none."""
+        cache = call.cache
+        if cache is None:
+            return Memory(self._model, call.sequences, call.columns)
+        if cache.memory is None:
+            cache.memory = Memory(self._model, call.sequences, call.columns + _ROOM)
+        elif not cache.memory.columns:
+            cache.memory.clear(call.sequences)
+        call.check(cache.memory)
+        return cache.memory
+
+
+def _forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hook: serves a module that has a handle."""
+    served: _Served | None = args[0].__dict__.get(_ATTRIBUTE)
+    return original(*args, **kwargs) if served is None else served.handle.eager(original, *args, **kwargs)
+
+
+def _family_of(config: Any, runtime: Runtime) -> Family:
+    model_type = getattr(config, "model_type", None)
+    found = runtime.family_of(model_type) or FAMILIES.get(str(model_type))
+    if not isinstance(found, Family):
+        names, hint = nearest(str(model_type), FAMILIES)
+        raise BridgeError(
+            f"got a model of model_type {model_type!r}, which Switchrail does not serve{hint}; valid: "
+            f"{', '.join(FAMILIES)}",
+            found=model_type,
+            valid=tuple(FAMILIES),
+            nearest=names,
+        )
+    return found
+
+
+def _layout(runtime: Runtime, config: Any) -> Layout:
+    values = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    kinds = runtime.kinds_of(values)
+    return Layout.from_config(values) if kinds is None else Layout.from_kinds(config.model_type, kinds)
+
+
+def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype of a model that can be served."""
+    if model.training:
+        raise BridgeError("got a model in training mode, expected one in eval mode: call model.eval()")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type == "meta":
+        names = ", ".join(sorted(map(str, devices)))
+        raise BridgeError(f"got a model on {names}, expected one device", found=names)
+    return devices.pop(), model.dtype  # type: ignore[return-value]
+
+
+class _Served:
+    """The handle of a module, in its `__dict__`. A copy of the module has none."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+
+class _Keyword:
+    """A forward pre-hook for a mixer: adds `KEYWORD` in steps of its model, and `seq_idx` if `packed`."""
+
+    def __init__(self, running: threading.local, number: int, packed: bool) -> None:
+        self._running = running
+        self._number = number
+        self._packed = packed
+
+    def __deepcopy__(self, memo: object) -> _Keyword:
+        return self
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        memory: Memory | None = getattr(self._running, "memory", None)
+        if memory is None:
+            return None
+        connected: Connected = memory.connected[self._number]
+        kwargs[KEYWORD] = connected
+        if self._packed:
+            kwargs["seq_idx"] = memory.running.step.sequence_ids
+        return args, kwargs
+
+
+__all__ = ["Handle", "use"]

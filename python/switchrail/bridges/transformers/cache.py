@@ -1,0 +1,167 @@
+"""Transformers' caches whose keys, values and states are in Switchrail's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from transformers import DynamicCache
+
+from switchrail.bridges.transformers.memory import Memory
+from switchrail.errors import BridgeError
+
+
+class ServedCache(DynamicCache):  # type: ignore[misc]
+    """A `DynamicCache` of a model that Switchrail serves; its memory is the dispatched ops' own.
+
+    Attributes:
+        memory: The memory; None before the first call.
+    """
+
+    memory: Memory | None
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> ServedCache:
+        other: ServedCache = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.memory = None if self.memory is None else self.memory.copy()
+        return other
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of columns that the model was called with, padding included."""
+        return 0 if self.memory is None else self.memory.columns
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No limit."""
+        return -1
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The number of columns before the next one."""
+        return self.get_seq_length()
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """The length and offset of masks."""
+        return self.get_seq_length() + query_length, 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether there are tokens."""
+        return self.get_seq_length() > 0
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences; -1 before the first call."""
+        return -1 if self.memory is None else len(self.memory.lengths)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether there is memory."""
+        return self.memory is not None
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: transformers does not compile what the backends run."""
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether the newest tokens can be forgotten: not those in recurrent states."""
+        return self.memory is None or not self.memory.has_state
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        if self.memory is not None:
+            self.memory.clear(len(self.memory.lengths))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest tokens; a negative number, as in transformers.
+
+        Raises:
+            BridgeError: The model has recurrent states.
+        """
+        if self.memory is not None:
+            self.memory.drop(-tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Continue the given sequences."""
+        if self.memory is not None:
+            self.memory.select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Continue the given sequences."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Continue each sequence `repeats` times."""
+        if self.memory is not None:
+            count = len(self.memory.lengths)
+            self.memory.select([number for number in range(count) for _ in range(repeats)])
+
+    def activate_past_recording(self) -> None:
+        """Prepare for drafts, which a model with states can't roll back."""
+        if self.memory is not None:
+            self.memory.drop(0)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise BridgeError(
+            "this cache was filled by a model that Switchrail serves, and has no tensors of transformers' "
+            "own; valid: the same model while it is served, or a new cache"
+        )
+
+    update = update_conv_state = update_recurrent_state = update_indexer = _refuse
+    get_conv_state = get_recurrent_state = offload = prefetch = early_initialization = _refuse
+    set_linear_cache = get_linear_cache = __iter__ = _refuse
+
+
+@cache
+def _served_class(cls: Any) -> type[ServedCache]:
+    return type(f"Served{cls.__name__}", (ServedCache, cls), {"__doc__": ServedCache.__doc__})
+
+
+def adopt(found: Any) -> ServedCache:
+    """Make an empty cache of transformers one whose memory is Switchrail's. Keeps it the same object.
+
+    Raises:
+        BridgeError: It is no `DynamicCache`, or not empty, or has an option that is not supported.
+    """
+    if isinstance(found, ServedCache):
+        return found
+    cls: Any = type(found)
+    if not isinstance(found, DynamicCache) or not (
+        cls is DynamicCache or cls.__module__.startswith("transformers.models.")
+    ):
+        problem = f"got a {cls.__name__}"
+    elif found.offloading:
+        problem = "got a cache with offloading"
+    elif any(
+        getattr(layer, "record_past", False) and hasattr(layer, "conv_states") for layer in found.layers
+    ):
+        problem = "got a cache for drafts (assisted generation), which recurrent states can't roll back"
+    elif _holds_tokens(found):
+        problem = "got a cache with tokens from before the model was served"
+    else:
+        problem = ""
+    if problem:
+        raise BridgeError(
+            f"{problem}, expected an empty DynamicCache without offloading, a cache of `use`'s handle, or "
+            "none",
+            found=found,
+            valid=("DynamicCache",),
+        )
+    served: ServedCache = found
+    served.__class__ = _served_class(cls)
+    served.memory = None
+    return served
+
+
+def _holds_tokens(found: Any) -> bool:
+    """Whether a cache of transformers is in use."""
+    keys = [layer.keys for layer in found.layers if getattr(layer, "keys", None) is not None]
+    states = [layer.has_previous_state for layer in found.layers if hasattr(layer, "has_previous_state")]
+    return any(one.numel() for one in keys) or any(any(state.values()) for state in states)
+
+
+__all__ = ["ServedCache", "adopt"]

@@ -1,0 +1,179 @@
+"""One call of a served model: its arguments packed, its results unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from transformers import DynamicCache
+
+from switchrail.bridges.transformers.cache import adopt
+from switchrail.bridges.transformers.memory import Memory
+from switchrail.errors import BridgeError
+
+_DROPPED: Final = ("cache_position", "past_key_values", "cache_params")
+"""Arguments that the packed call lacks."""
+
+_PACKED: Final = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+"""Arguments that describe sequences in one row."""
+
+
+class Call:
+    """A call of a model without its head, on B sequences of T columns.
+
+    Attributes:
+        sequences: B.
+        columns: T.
+        counts: The number of tokens of each sequence, without padding.
+        ids: [1, R] tokens or [1, R, H] embeddings without padding, R the sum of `counts`.
+        positions: [1, R].
+        arguments: The arguments of the packed call.
+        cache: The given or wanted cache; None for none.
+    """
+
+    def __init__(self, given: Mapping[str, Any], cache_name: str, base: Any) -> None:
+        """Check and pack the arguments.
+
+        Args:
+            given: The arguments by name.
+            cache_name: The name of the argument with the cache.
+            base: The model without its head.
+
+        Raises:
+            BridgeError: An argument asks for something that is not served.
+        """
+        if base.training:
+            raise BridgeError("got a call in training mode, expected eval mode: call model.eval()")
+        if _wanted(given, base, "output_attentions"):
+            raise BridgeError("got output_attentions, which no backend returns; expected False")
+        packed = [key for key in _PACKED if given.get(key) is not None]
+        if packed:
+            raise BridgeError(
+                f"got {', '.join(packed)}, expected a row for each sequence, padded", found=packed
+            )
+        name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
+        tokens = given.get(name)
+        if tokens is None:
+            raise BridgeError("got neither input_ids nor inputs_embeds, expected one of them")
+        self.sequences, self.columns = tokens.shape[:2]
+        self._cache_name, self._base = cache_name, base
+        found = given.get(cache_name)
+        if found is None and _wanted(given, base, "use_cache"):
+            found = DynamicCache(config=base.config)
+        self.cache = None if found is None else adopt(found)
+        mask = given.get("attention_mask")
+        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
+            raise BridgeError(
+                f"got an attention mask of {_described(mask)}, expected [sequences, columns], which tells "
+                "tokens from padding"
+            )
+        seen = 0 if self.cache is None else self.cache.get_seq_length()
+        if mask is not None and mask.shape != (self.sequences, seen + self.columns):
+            raise BridgeError(
+                f"got an attention mask of {_described(mask)}, expected [{self.sequences}, "
+                f"{seen + self.columns}], with the columns in the cache and those of the call"
+            )
+        self._before: list[int] | None = None
+        self._index: torch.Tensor | None = None
+        self.counts = [self.columns] * self.sequences
+        if mask is not None:
+            real = mask != 0
+            parts = torch.split(real, [seen, self.columns], dim=1)
+            self._before, self.counts = torch.stack([part.sum(1) for part in parts]).tolist()
+            if min(self.counts) < self.columns:
+                self._index = parts[1].flatten().nonzero().squeeze(1)
+        if not any(self.counts):
+            raise BridgeError("got padding only, expected at least one token")
+        positions = given.get("position_ids")
+        if positions is None:
+            positions = torch.arange(seen, seen + self.columns, device=tokens.device).unsqueeze(0)
+        elif positions.dim() != 2:
+            raise BridgeError(f"got position_ids of {_described(positions)}, expected [sequences, columns]")
+        self.ids = self._packed(tokens)
+        self.positions = self._packed(positions.expand(self.sequences, self.columns))
+        self._as_tuple = _wanted(given, base, "return_dict", default=True) is False
+        self.arguments = {key: value for key, value in given.items() if key not in _DROPPED}
+        self.arguments |= {
+            name: self.ids,
+            "attention_mask": None,
+            "position_ids": self.positions,
+            cache_name: None,
+            "use_cache": False,
+            "return_dict": True,
+        }
+
+    def check(self, memory: Memory) -> None:
+        """Check that the call continues the sequences in memory.
+
+        Raises:
+            BridgeError: It has another number of sequences, or its mask hides tokens in memory.
+        """
+        if len(memory.lengths) != self.sequences:
+            raise BridgeError(
+                f"got {self.sequences} sequences, expected {len(memory.lengths)}, those in the cache",
+                found=self.sequences,
+            )
+        if self._before not in (None, memory.lengths):
+            raise BridgeError(
+                f"got an attention mask with {self._before} tokens before the call, expected "
+                f"{memory.lengths}, those in the cache: a token can't be hidden later"
+            )
+
+    def unpacked(self, output: Any) -> Any:
+        """The output with transformers' shapes and the cache."""
+        for key, value in output.items():
+            output[key] = self._unpacked(value)
+        output[self._cache_name] = self.cache
+        if torch.is_grad_enabled() and any(one.requires_grad for one in self._base.parameters()):
+            switch = torch.zeros((), requires_grad=True)
+            output["last_hidden_state"] = _NoGradient.apply(output["last_hidden_state"], switch)
+        return output.to_tuple() if self._as_tuple else output
+
+    def _packed(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, 1)
+        return (rows if self._index is None else rows[self._index]).unsqueeze(0)
+
+    def _unpacked(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self._unpacked, value))
+        rows = sum(self.counts)
+        if not isinstance(value, torch.Tensor) or rows not in value.shape[:2]:
+            return value
+        if value.shape[0] != rows:  # [1, R, ...]; router logits are [R, experts]
+            return torch.unflatten(self._padded(value.squeeze(0)), 0, (self.sequences, self.columns))
+        return self._padded(value)
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of zeros for padding."""
+        if self._index is None:
+            return rows
+        whole = rows.new_zeros(self.sequences * self.columns, *rows.shape[1:])
+        return whole.index_copy_(0, self._index, rows)
+
+
+class _NoGradient(torch.autograd.Function):
+    """Refuses to compute gradients, which would lack everything that is served."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, switch: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise BridgeError("a served model has no gradients; call remove() of its handle before training")
+
+
+def _wanted(given: Mapping[str, Any], base: Any, name: str, *, default: bool = False) -> Any:
+    """An argument, or the model's default for it."""
+    value = given.get(name)
+    return getattr(base.config, name, default) if value is None else value
+
+
+def _described(found: object) -> str:
+    if isinstance(found, torch.Tensor):
+        return f"shape {list(found.shape)}"
+    return f"type {type(found).__name__}"
+
+
+__all__ = ["Call"]

@@ -1,0 +1,331 @@
+"""The memory of one cache's sequences: keys and values in pages, states in slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from switchrail._core import BoundPlan
+from switchrail.dispatch import Dispatcher
+from switchrail.engine.memory import Pools
+from switchrail.engine.models.binding import Mixer
+from switchrail.engine.models.contract import Connected, Connection
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.step import Running, Step, part_of
+from switchrail.engine.transfer import sent, transfer
+from switchrail.errors import BridgeError
+from switchrail.ops.batch import Phase
+from switchrail.platforms import Platform
+from switchrail.pools import Shape, pages_of
+
+_GROWTH: Final = 1.5
+"""Factor by which a cache without a limit grows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What the memory of all caches of one model shares.
+
+    Attributes:
+        mixers: The mixers of the model.
+        shapes: The shape of the memory of each (layer id, op).
+        bound: The routes with their backends.
+        platform: The platform of the model.
+        options: `page_size` and `state_dtype`.
+        dtype: The dtype of keys, values and convolution windows.
+    """
+
+    mixers: Sequence[Mixer]
+    shapes: Mapping[tuple[int, str], Shape]
+    bound: BoundPlan
+    platform: Platform
+    options: EngineOptions
+    dtype: torch.dtype
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model has recurrent states or convolution windows."""
+        return any(op not in ("attention", "mla") for _, op in self.shapes)
+
+
+class _Sequences:
+    """The pools for a number of sequences with equally many pages, and the model's connection to them."""
+
+    @torch.inference_mode(False)
+    def __init__(self, model: Model, count: int, pages: int) -> None:
+        options = EngineOptions(
+            max_sequences=count,
+            max_tokens_per_step=count,
+            page_size=model.options.page_size,
+            state_dtype=model.options.state_dtype,
+            num_pages=count * pages + 1,
+        )
+        self.pages = pages
+        self.pools = Pools(
+            model.shapes,
+            options,
+            platform=model.platform,
+            max_length=pages * options.page_size,
+            dtype=model.dtype,
+            state_dtype=getattr(torch, options.state_dtype),
+        )
+        self.dispatcher = Dispatcher(model.bound)
+        self.running = Running()
+        connection = Connection(self.dispatcher, self.pools, self.running)
+        self.connected = []
+        for layer, mixer, contract in model.mixers:
+            halves = contract.layers(mixer, partial(self.pools.of, layer))
+            self.connected.append(Connected(layer, halves, connection))
+            for half in halves.values():
+                self.dispatcher.add(layer, half)
+
+    def pages_of(self, place: int, count: int) -> range:
+        """The first `count` pages of a place."""
+        first = 1 + place * self.pages
+        return range(first, first + count)
+
+
+class Memory:
+    """The memory and progress of the sequences of one cache.
+
+    Each sequence has a place: as many pages as any other, and one slot. Padding is never stored, so a
+    sequence's tokens are consecutive.
+
+    Attributes:
+        lengths: The number of tokens of each sequence in memory, without padding.
+        columns: The number of columns that the model was called with, padding included.
+    """
+
+    def __init__(self, model: Model, sequences: int, tokens: int, *, grows: bool = True) -> None:
+        """Allocate the memory.
+
+        Args:
+            model: The model.
+            sequences: The number of sequences, or the largest one if it doesn't grow.
+            tokens: Tokens per sequence to allocate memory for.
+            grows: Whether to allocate more if sequences become longer.
+        """
+        self._model = model
+        self._grows = grows
+        self._capacity = sequences
+        self._device = torch.device(model.platform.device)
+        self._pinned = model.platform.hardware.pin_memory_available()
+        self._own = _Sequences(model, sequences, max(1, pages_of(tokens, model.options.page_size)))
+        self.clear(sequences)
+
+    def clear(self, sequences: int) -> None:
+        """Forget all tokens.
+
+        Args:
+            sequences: The number of sequences that follow.
+
+        Raises:
+            BridgeError: There is memory for fewer.
+        """
+        if sequences > self._capacity:
+            raise BridgeError(
+                f"got {sequences} sequences, expected at most {self._capacity}, for which the cache was made",
+                found=sequences,
+                valid=(self._capacity,),
+            )
+        self.lengths = [0] * sequences
+        self.columns = 0
+        self._places = list(range(sequences))
+        self._place()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model has states, which can't be rolled back."""
+        return self._model.has_state
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per sequence that fit without growing."""
+        return self._own.pages * self._model.options.page_size
+
+    @property
+    def connected(self) -> list[Connected]:
+        """The connected mixers, in the order of `Model.mixers`."""
+        return self._own.connected
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of the connected mixers."""
+        return self._own.dispatcher
+
+    @property
+    def running(self) -> Running:
+        """The step for the connected mixers."""
+        return self._own.running
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors of the pools."""
+        return self._own.pools.tensors()
+
+    def step(self, counts: Sequence[int], ids: torch.Tensor, positions: torch.Tensor) -> Step:
+        """Make the step that appends tokens to sequences; `advance` follows when it has run.
+
+        Args:
+            counts: The number of new tokens of each sequence.
+            ids: [1, T] int64 tokens, or [1, T, H] embeddings, sequence by sequence.
+            positions: [1, T] int64.
+
+        Raises:
+            BridgeError: The memory doesn't grow, and is full.
+        """
+        before, new = np.array(self.lengths), np.array(counts)
+        after = before + new
+        self._reserve(int(after.max()))
+        ends = new.cumsum()
+        starts = (1 + np.array(self._places) * self._own.pages) * self._model.options.page_size
+        first = np.zeros(len(counts) + 1, dtype=np.int32)
+        first[1:] = ends
+        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # of each row in its sequence
+        rows, owners, cu_seqlens, kv_lens, started = transfer(
+            [
+                (starts + before).repeat(new) + numbers,
+                np.arange(len(counts), dtype=np.int32).repeat(new),
+                first,
+                after.astype(np.int32),
+                before > 0,
+            ],
+            self._device,
+            self._pinned,
+        )
+        phase: Phase = "decode" if (new == 1).all() and (before > 0).all() else "prefill"
+        kv_seqlens = tuple(after.tolist())
+        pages = pages_of(int(after.max()), self._model.options.page_size)
+        part = part_of(
+            phase,
+            slice(0, int(ends[-1])),
+            seqlens=tuple(new.tolist()),
+            cu_seqlens=cu_seqlens,
+            slots=self._slots,
+            has_initial_state=started,
+            page_table=self._table[:, :pages].contiguous(),
+            kv_lens=kv_lens,
+            kv_seqlens=kv_seqlens,
+        )
+        none = rows[:0]
+        return Step(
+            input_ids=ids,
+            position_ids=positions,
+            sequence_ids=owners.unsqueeze(0),
+            kv_rows=rows,
+            logit_rows=none,
+            logit_slots=none,
+            parts=(part,),
+        )
+
+    def advance(self, counts: Sequence[int], columns: int) -> None:
+        """Count the tokens of a step that has run."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.columns += columns
+
+    def drop(self, columns: int) -> None:
+        """Forget the newest tokens.
+
+        Raises:
+            BridgeError: The model has states, which can't be rolled back, or fewer tokens.
+        """
+        if columns and self._model.has_state:
+            raise BridgeError("a cache with recurrent states can't be cropped; generate without drafts")
+        if not 0 <= columns <= min(self.lengths):
+            raise BridgeError(
+                f"got {columns} tokens to remove, expected at most {min(self.lengths)}", found=columns
+            )
+        self.lengths = [length - columns for length in self.lengths]
+        self.columns -= columns
+
+    def select(self, parents: Sequence[int]) -> None:
+        """Continue other sequences than before, for instance those of the best beams.
+
+        Nothing is copied for the first sequence that continues a parent. Further ones get copies of what the
+        parent has written.
+
+        Args:
+            parents: For each new sequence, the number of the one it continues.
+        """
+        if len(parents) > self._capacity:
+            if not self._grows:
+                raise BridgeError(
+                    f"got {len(parents)} sequences, expected at most {self._capacity}, for which the cache "
+                    "was made",
+                    found=len(parents),
+                    valid=(self._capacity,),
+                )
+            self._move(len(parents), self._own.pages)
+        used = set(parents)
+        kept = {self._places[parent] for parent in used}
+        free = [place for place in range(self._capacity) if place not in kept]
+        places: list[int] = []
+        pages: list[tuple[int, int]] = []
+        slots: list[tuple[int, int]] = []
+        left = set(used)
+        for parent in parents:
+            place = self._places[parent]
+            if parent in left:
+                left.remove(parent)
+                places.append(place)
+                continue
+            target = free.pop()
+            count = pages_of(self.lengths[parent], self._model.options.page_size)
+            pages += zip(self._own.pages_of(place, count), self._own.pages_of(target, count), strict=True)
+            slots.append((place + 1, target + 1))
+            places.append(target)
+        if self.columns:
+            self._own.pools.copy(pages, slots)
+        self._places = places
+        self.lengths = [self.lengths[parent] for parent in parents]
+        self._place()
+
+    def copy(self) -> Memory:
+        """Another memory with the same contents."""
+        other: Memory = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._move(self._capacity, self._own.pages)
+        return other
+
+    def _reserve(self, tokens: int) -> None:
+        if tokens <= self.tokens:
+            return
+        if not self._grows:
+            raise BridgeError(
+                f"a sequence has {tokens} tokens, expected at most {self.tokens}, for which the cache was "
+                "made",
+                found=tokens,
+                valid=(self.tokens,),
+            )
+        self._move(
+            self._capacity, pages_of(max(tokens, int(_GROWTH * self.tokens)), self._model.options.page_size)
+        )
+
+    def _move(self, sequences: int, pages: int) -> None:
+        """Move everything to memory of another size."""
+        old, self._own = self._own, _Sequences(self._model, sequences, pages)
+        used = pages_of(max(self.lengths), self._model.options.page_size)
+        for kind, pool in old.pools.kv.items():
+            for tensor, target in zip(pool.tensors(), self._own.pools.kv[kind].tensors(), strict=True):
+                for place in self._places:
+                    to, start = self._own.pages_of(place, used), old.pages_of(place, used)
+                    target[to.start : to.stop] = tensor[start.start : start.stop]
+        count = min(self._capacity, sequences) + 1
+        for tensor, target in zip(old.pools.state.tensors(), self._own.pools.state.tensors(), strict=True):
+            target[:count] = tensor[:count]
+        self._capacity = sequences
+        self._place()
+
+    def _place(self) -> None:
+        """Send the places to the device."""
+        table = [list(self._own.pages_of(place, self._own.pages)) for place in self._places]
+        slots = [place + 1 for place in self._places]
+        self._table = sent(table, torch.int32, self._device, pin_memory=self._pinned)
+        self._slots = sent(slots, torch.int64, self._device, pin_memory=self._pinned)
+
+
+__all__ = ["Memory", "Model"]

@@ -1,0 +1,270 @@
+"""Models of transformers that Switchrail serves."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import switchrail.bridges.transformers as sr
+import torch
+from switchrail.errors import BridgeError, UnknownBackendError
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from tests.bridges.conftest import END, Small, compare
+from tests.families.made import CONFIGS
+
+Get = Callable[[str], Small]
+
+QUICK = ("kimi_linear", "minimax", "bamba", "lfm2")
+"""A family of each linear op, beside the trained checkpoint; all run in `make test-families`."""
+
+FAMILIES = [
+    "qwen3_next",
+    *QUICK,
+    *(pytest.param(name, marks=pytest.mark.families) for name in CONFIGS if name not in QUICK),
+]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_greedy_tokens_of_a_padded_batch(model_type: str, small_of: Get) -> None:
+    small = small_of(model_type)
+    expected = small.alone()
+    with sr.use(small.model) as handle:
+        compare(small.generate(), expected)
+        assert all(f"{op} {phase}," in handle.explain() for _, op, phase, _ in handle.plan.table)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen3_next",
+        *(pytest.param(name, marks=pytest.mark.families) for name in ("bamba", "lfm2", "kimi_linear")),
+    ],
+)
+def test_beams(model_type: str, small_of: Get) -> None:
+    small = small_of(model_type)
+    expected = small.generate(12, num_beams=3)
+    with sr.use(small.model):
+        assert small.generate(12, num_beams=3) == expected
+
+
+def test_without_a_cache(small: Small) -> None:
+    expected = [(tokens[:4], margins[:4]) for tokens, margins in small.alone()]
+    with sr.use(small.model):
+        compare(small.generate(4, use_cache=False), expected)
+
+
+def test_sampling_with_a_seed(small: Small) -> None:
+    def sample() -> list[list[int]]:
+        torch.manual_seed(1)
+        return small.generate(8, do_sample=True, temperature=0.8, num_return_sequences=2)
+
+    expected = sample()
+    with sr.use(small.model):
+        assert sample() == expected
+
+
+def test_padding_on_the_right(small: Small) -> None:
+    """A row's logits are those of the prompt alone, and the next token sees no padding."""
+    batch = small.padded("right")
+    lengths = [len(prompt) for prompt in small.prompts]
+    with sr.use(small.model), torch.no_grad():
+        positions = (batch["attention_mask"].cumsum(1) - 1).clamp_min(0)
+        cache = DynamicCache(config=small.model.config)
+        first = small.model(**batch, position_ids=positions, past_key_values=cache).logits
+        tokens = first[range(3), [length - 1 for length in lengths]].argmax(-1)
+        mask = torch.cat([batch["attention_mask"], torch.ones(3, 1, dtype=torch.long)], 1)
+        after = (
+            small.model(
+                tokens[:, None],
+                attention_mask=mask,
+                position_ids=torch.tensor(lengths)[:, None],
+                past_key_values=cache,
+            )
+            .logits[:, -1]
+            .argmax(-1)
+        )
+    expected = [own[:2] for own, _ in small.alone()]
+    assert [[a, b] for a, b in zip(tokens.tolist(), after.tolist(), strict=True)] == expected
+
+
+def test_removal_restores_the_model(small: Small) -> None:
+    model, inputs = small.model, small.padded()
+    before = vars(model.model).keys(), model.config._attn_implementation
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with sr.use(model):
+            served = model(**inputs).logits
+        assert torch.equal(model(**inputs).logits, expected)
+    assert not torch.equal(served, expected)
+    assert (vars(model.model).keys(), model.config._attn_implementation) == before
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_two_calls_with_one_cache(small: Small) -> None:
+    """A conversation: the second call continues the first one's cache, and a copy of it."""
+    prompt = torch.tensor([small.prompts[1]])
+    (whole, _), (first, rest) = small.alone()[1], (prompt[:, :7], prompt[:, 7:])
+    with sr.use(small.model):
+        cache = DynamicCache(config=small.model.config)
+        with torch.no_grad():
+            small.model(first, past_key_values=cache)
+        assert cache.get_seq_length() == 7
+        for one in (copy.deepcopy(cache), cache):
+            out = small.model.generate(
+                torch.cat([first, rest], 1),
+                attention_mask=torch.ones_like(prompt),
+                past_key_values=one,
+                max_new_tokens=5,
+                **END,
+            )
+            assert out[0, prompt.shape[1] :].tolist() == whole[:5]
+
+
+def test_a_cache_of_fixed_size(small: Small) -> None:
+    """Its memory is allocated once; a step allocates nothing that grows with the cache."""
+    expected = [(tokens[:8], margins[:8]) for tokens, margins in small.alone()]
+    with sr.use(small.model) as handle:
+        cache = handle.cache(sequences=6, tokens=64)
+        assert cache.memory is not None
+        places = [tensor.data_ptr() for tensor in cache.memory.tensors()]
+        for _ in range(2):
+            compare(small.generate(8, past_key_values=cache), expected)
+            cache.reset()
+        small.generate(4, num_beams=2, past_key_values=cache)
+        assert [tensor.data_ptr() for tensor in cache.memory.tensors()] == places
+        cache.reset()
+        with pytest.raises(BridgeError, match="at most 6"):
+            small.generate(4, num_beams=3, past_key_values=cache)
+        with pytest.raises(BridgeError, match="at most 64"):
+            small.generate(60, past_key_values=cache)
+
+
+def test_two_models_and_a_plain_one(small: Small, small_of: Get) -> None:
+    other = small_of("lfm2")
+    plain = copy.deepcopy(small.model)
+    expected, others = small.generate(6), other.generate(6)
+    with sr.use(small.model), sr.use(other.model):
+        assert small.generate(6) == expected
+        assert other.generate(6) == others
+        assert Small("", plain, small.prompts).generate(6) == expected
+
+
+def test_threads(small: Small) -> None:
+    expected = small.generate(6)
+    found: list[list[list[int]]] = []
+    with sr.use(small.model):
+        threads = [threading.Thread(target=lambda: found.append(small.generate(6))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [expected] * 3
+
+
+def test_a_compiled_model(small: Small) -> None:
+    inputs = small.padded()
+    with sr.use(small.model), torch.no_grad():
+        expected = small.model(**inputs).logits
+        compiled = torch.compile(small.model, backend="eager")
+        assert torch.equal(compiled(**inputs).logits, expected)
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="plans each step on the host"):
+            torch.compile(small.model, backend="eager", fullgraph=True)(**inputs)
+    torch._dynamo.reset()
+
+
+def test_hidden_states(small: Small) -> None:
+    inputs = small.padded()
+    mask = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        expected = small.model(**inputs, output_hidden_states=True).hidden_states
+        with sr.use(small.model):
+            found = small.model(**inputs, output_hidden_states=True).hidden_states
+            as_tuple = small.model(**inputs, return_dict=False)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[mask], other[mask], atol=1e-4, rtol=1e-4)
+    assert as_tuple[0].shape == (*mask.shape, small.model.config.vocab_size)
+
+
+def test_training_is_refused(small: Small) -> None:
+    inputs = small.padded()
+    with sr.use(small.model):
+        loss = small.model(**inputs, labels=inputs["input_ids"]).loss
+        with pytest.raises(BridgeError, match="no gradients"):
+            loss.backward()
+        small.model.train()
+        try:
+            with pytest.raises(BridgeError, match="eval"):
+                small.model(**inputs)
+        finally:
+            small.model.eval()
+    with pytest.raises(BridgeError, match="eval"):
+        sr.use(
+            LlamaForCausalLM(
+                LlamaConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=8)
+            ).train()
+        )
+
+
+def test_refused_models(small: Small) -> None:
+    with sr.use(small.model), pytest.raises(BridgeError, match="served already"):
+        sr.use(small.model)
+    with pytest.raises(BridgeError, match="model_type None"):
+        sr.use(torch.nn.Linear(2, 2))
+    with pytest.raises(UnknownBackendError, match="triten"):
+        sr.use(small.model, backends={"attention": "triten"})
+    assert small.model.config._attn_implementation != "switchrail_bridge"
+
+
+def test_refused_calls(small: Small) -> None:
+    inputs, config = small.padded(), small.model.config
+    filled = DynamicCache(config=config)
+    with torch.no_grad():
+        small.model(**inputs, past_key_values=filled)
+    ids, offloaded = inputs["input_ids"], DynamicCache(config=config)
+    offloaded.offloading = True  # its stream can't be made without a GPU
+    with sr.use(small.model), torch.no_grad():
+        for given, words in (
+            ({"output_attentions": True}, "output_attentions"),
+            ({"past_key_values": filled}, "before the model was served"),
+            ({"past_key_values": StaticCache(config=config, max_cache_len=64)}, "StaticCache"),
+            ({"past_key_values": offloaded}, "offloading"),
+            ({"attention_mask": torch.ones(3, 1, 4, 4)}, r"shape \[3, 1, 4, 4\]"),
+            ({"attention_mask": torch.zeros_like(ids)}, "padding only"),
+            ({"attention_mask": torch.ones(3, 2)}, r"shape \[3, 2\]"),
+            ({"seq_idx": ids}, "seq_idx"),
+        ):
+            with pytest.raises(BridgeError, match=words):
+                small.model(ids, **given)
+        recording = DynamicCache(config=config)
+        recording.activate_past_recording()
+        with pytest.raises(BridgeError, match="roll back"):
+            small.model(ids, past_key_values=recording)
+        served = DynamicCache(config=config)
+        small.model(**inputs, past_key_values=served)
+        with pytest.raises(BridgeError, match="hidden later"):
+            small.model(ids[:, :1], attention_mask=torch.ones(3, ids.shape[1] + 1), past_key_values=served)
+    with pytest.raises(BridgeError, match="filled by a model"):
+        small.model(ids[:, :1], past_key_values=served)
+
+
+def test_a_copy_of_a_served_model_is_not_served(small_of: Get) -> None:
+    small = small_of("lfm2")
+    with sr.use(small.model):
+        other = copy.deepcopy(small.model)
+        with pytest.raises(BridgeError, match="perhaps a copy"):
+            other(**small.padded())
+
+
+def test_drafts_of_a_model_without_states(small_of: Get) -> None:
+    """Prompt lookup drafts tokens, and crops those that are not accepted."""
+    small = small_of("llama")
+    prompt = torch.tensor([small.prompts[1] * 2])
+    options = {**END, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 12}
+    expected = small.model.generate(prompt, **options)
+    with sr.use(small.model):
+        assert torch.equal(small.model.generate(prompt, prompt_lookup_num_tokens=3, **options), expected)
