@@ -75,6 +75,11 @@ class Capturer:
             self._shares = pieces.last
         return pieces
 
+    def logits_of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits that the last step computed for its sequences' slots, and the slots."""
+        assert self.logits is not None
+        return self.logits[: len(slots)], slots
+
     def _run(self, step: Step, prepared: Prepared, elsewhere: Elsewhere, before: Callable[[], None]) -> None:
         before()
         logits = self._forward(step, prepared, elsewhere)

@@ -216,9 +216,7 @@ def load(
             path=str(path),
         )
     with _loading:
-        model_config = _loaded("config", path, AutoConfig.from_pretrained)
-        _check_length(path, model_config)
-        _check_rotary(path, model_config, max_length)
+        model_config = _model_config(path, max_length)
         skeleton = _skeleton(path, config, model_config, weights)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
@@ -275,6 +273,13 @@ def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -
         raise CheckpointError(f"the {what} in {path} can't be loaded: {error}", path=str(path)) from error
 
 
+def _model_config(path: Path, max_length: int | None) -> Any:
+    model_config = _loaded("config", path, AutoConfig.from_pretrained)
+    _check_length(path, model_config)
+    _check_rotary(path, model_config, max_length)
+    return model_config
+
+
 def _length_of(model_config: Any) -> Any:
     """The longest sequence. Models without positions get a limit for which pools can be allocated."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", _UNLIMITED)
@@ -325,9 +330,7 @@ def load_skeleton(path: Path, dtype: torch.dtype, max_length: int | None) -> tup
         ConfigError: The model's sequences are longer than positions can count.
     """
     with _loading:
-        model_config = _loaded("config", path, AutoConfig.from_pretrained)
-        _check_length(path, model_config)
-        _check_rotary(path, model_config, max_length)
+        model_config = _model_config(path, max_length)
         return _make_skeleton(path, model_config, dtype=dtype), _length_of(model_config)
 
 

@@ -70,8 +70,7 @@ class Decodes:
                 captured.pieces.replay(dispatcher.dispatch_rows)
         else:
             captured.pieces.replay(dispatcher.dispatch)
-        assert self._capturer.logits is not None
-        return self._capturer.logits[: len(tasks)], step.logit_slots[: len(tasks)]
+        return self._capturer.logits_of(step.logit_slots[: len(tasks)])
 
 
 __all__ = ["Decodes"]

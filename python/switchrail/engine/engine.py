@@ -142,7 +142,7 @@ class Engine(AbstractContextManager["Engine"]):
                     choose_tokens=choose_tokens,
                 )
             self._runner = make(self.options, working=working)
-            self._unhook = weakref.finalize(self, self._runner.hooks.clear)
+            self._unhook = weakref.finalize(self, self._runner.disconnect)
             try:
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)

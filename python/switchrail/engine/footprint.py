@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import torch
 
 from switchrail._core import Layout
 from switchrail.engine.checkpoint import load_skeleton, read_config
-from switchrail.engine.memory import FRACTION, KINDS, table_bytes
+from switchrail.engine.memory import FRACTION, PoolClasses, table_bytes
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
 from switchrail.platforms import Platform
-from switchrail.pools import Shape, pages_of
+from switchrail.pools import pages_of
 from switchrail.runtime import Runtime
 
 
@@ -93,6 +92,7 @@ def footprint(
     Raises:
         CheckpointError: The engine doesn't run the checkpoint.
         LayoutError: The layout is not the model's.
+        PlatformError: The platform returns an invalid pool class.
     """
     state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     _, family = read_config(checkpoint, runtime.family_of)
@@ -105,19 +105,21 @@ def footprint(
     for kind in dict.fromkeys(layer.kind for layer in layout.layers):
         ids = {layer.id for layer in layout.layers if layer.kind == kind}
         own = {key: shape for key, shape in shapes.items() if key[0] in ids}
+        classes = PoolClasses(own, platform)
         kinds.append(
             KindFootprint(
                 kind=kind,
                 layers=len(ids),
                 weights=_weights(modules[id] for id in ids),
-                token=_page(platform, own, 1, dtype),
-                sequence=_slot(platform, own, dtype, state_dtype),
+                token=classes.page_bytes(1, dtype),
+                sequence=classes.slot_bytes(dtype, state_dtype),
             )
         )
     max_length = options.max_length or longest
     weights = _weights([model])
-    page = _page(platform, shapes, options.page_size, dtype)
-    states = (options.max_sequences + 1) * _slot(platform, shapes, dtype, state_dtype)
+    classes = PoolClasses(shapes, platform)
+    page = classes.page_bytes(options.page_size, dtype)
+    states = (options.max_sequences + 1) * classes.slot_bytes(dtype, state_dtype)
     table = table_bytes(options, max_length)
     tokens = sequences = None
     if memory is not None:
@@ -145,27 +147,6 @@ def _weights(modules: Any) -> int:
     """Bytes of the parameters and buffers of modules, each counted once."""
     found = {id(one): one for part in modules for one in (*part.parameters(), *part.buffers())}
     return sum(one.nbytes for one in found.values())
-
-
-def _page(
-    platform: Platform, shapes: Mapping[tuple[int, str], Shape], page_size: int, dtype: torch.dtype
-) -> int:
-    total = 0
-    for op, kind in KINDS.items():
-        own = [shape for (_, each), shape in shapes.items() if each == op]
-        if own:
-            total += platform.serving.kv_pool_class(kind).page_bytes(own, page_size, dtype)
-    return total
-
-
-def _slot(
-    platform: Platform,
-    shapes: Mapping[tuple[int, str], Any],
-    dtype: torch.dtype,
-    state_dtype: torch.dtype,
-) -> int:
-    own = [shape for (_, op), shape in shapes.items() if op not in KINDS]
-    return platform.serving.state_pool_class().slot_bytes(own, dtype, state_dtype)
 
 
 __all__ = ["Footprint", "KindFootprint", "footprint"]

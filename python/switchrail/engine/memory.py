@@ -35,6 +35,51 @@ _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 T = TypeVar("T", bound=type)
 
 
+class PoolClasses:
+    """A platform's classes for the pools of a model or of some of its layers.
+
+    Attributes:
+        kv: The classes of the key-value pools, by kind.
+        tokens: By kind, the shape of a token's memory in each layer.
+        state: The class of the state pool.
+        states: The shape of a sequence's memory for each (layer id, op).
+    """
+
+    def __init__(self, shapes: Mapping[tuple[int, str], Shape], platform: Platform) -> None:
+        """Ask the platform for the classes.
+
+        Args:
+            shapes: The shape of the memory of each (layer id, op).
+            platform: The platform, which provides the pools.
+
+        Raises:
+            PlatformError: The platform returns an invalid pool class.
+        """
+        serving = platform.serving
+        self.tokens: dict[KVKind, dict[int, Any]] = {}
+        self.states: dict[tuple[int, str], StateShape] = {}
+        for (layer, op), shape in shapes.items():
+            if isinstance(shape, KVShape | LatentShape):
+                self.tokens.setdefault(shape.kind, {})[layer] = shape
+            else:
+                self.states[layer, op] = shape
+        self.kv: dict[KVKind, type[KVPool[Any]]] = {
+            kind: _checked(serving.kv_pool_class(kind), _BASES[kind], platform, f"kv_pool_class({kind!r})")
+            for kind in self.tokens
+        }
+        self.state = _checked(serving.state_pool_class(), StatePool, platform, "state_pool_class()")
+
+    def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page in all layers."""
+        return sum(
+            cls.page_bytes(self.tokens[kind].values(), page_size, dtype) for kind, cls in self.kv.items()
+        )
+
+    def slot_bytes(self, dtype: torch.dtype, state_dtype: torch.dtype) -> int:
+        """Bytes of one slot in all layers."""
+        return self.state.slot_bytes(self.states.values(), dtype, state_dtype)
+
+
 class Pools:
     """The memory of an engine, allocated once. Freed pages and slots are not cleared.
 
@@ -71,20 +116,10 @@ class Pools:
             ConfigError: The state pool, the page table and one assignable page don't fit.
             PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
-        serving = platform.serving
-        tokens: dict[KVKind, dict[int, Any]] = {}
-        states: dict[tuple[int, str], StateShape] = {}
-        for (layer, op), shape in shapes.items():
-            if isinstance(shape, KVShape | LatentShape):
-                tokens.setdefault(shape.kind, {})[layer] = shape
-            else:
-                states[layer, op] = shape
-        kv_classes: dict[KVKind, type[KVPool[Any]]] = {
-            kind: _checked(serving.kv_pool_class(kind), _BASES[kind], platform, f"kv_pool_class({kind!r})")
-            for kind in tokens
-        }
-        state_class = _checked(serving.state_pool_class(), StatePool, platform, "state_pool_class()")
-        allocator = _checked(serving.paged_allocator_class(), FreeList, platform, "paged_allocator_class()")
+        classes = PoolClasses(shapes, platform)
+        allocator = _checked(
+            platform.serving.paged_allocator_class(), FreeList, platform, "paged_allocator_class()"
+        )
 
         num_slots = options.max_sequences + 1
         num_pages = _count_pages(
@@ -92,11 +127,8 @@ class Pools:
             working=working,
             platform=platform,
             max_length=max_length,
-            page=sum(
-                cls.page_bytes(tokens[kind].values(), options.page_size, dtype)
-                for kind, cls in kv_classes.items()
-            ),
-            slots=num_slots * state_class.slot_bytes(states.values(), dtype, state_dtype),
+            page=classes.page_bytes(options.page_size, dtype),
+            slots=num_slots * classes.slot_bytes(dtype, state_dtype),
         )
         self._device = device = torch.device(platform.device)
         self._pinned = platform.hardware.pin_memory_available()
@@ -104,12 +136,16 @@ class Pools:
         self.slots = FreeList(num_slots)
         self.kv = {
             kind: cls(
-                tokens[kind], num_pages=num_pages, page_size=options.page_size, dtype=dtype, device=device
+                classes.tokens[kind],
+                num_pages=num_pages,
+                page_size=options.page_size,
+                dtype=dtype,
+                device=device,
             )
-            for kind, cls in kv_classes.items()
+            for kind, cls in classes.kv.items()
         }
-        self.state = state_class(
-            states, num_slots=num_slots, dtype=dtype, state_dtype=state_dtype, device=device
+        self.state = classes.state(
+            classes.states, num_slots=num_slots, dtype=dtype, state_dtype=state_dtype, device=device
         )
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
@@ -251,4 +287,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["FRACTION", "KINDS", "Pools", "memory_in_use", "table_bytes"]
+__all__ = ["FRACTION", "KINDS", "PoolClasses", "Pools", "memory_in_use", "table_bytes"]

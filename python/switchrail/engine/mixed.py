@@ -77,8 +77,7 @@ class MixedSteps:
         self._real_rows.fill_(made.parts[-1].rows.stop)
         with dispatcher.running(prepared):
             captured.pieces.replay(dispatcher.dispatch_rows)
-        assert self._capturer.logits is not None
-        return self._capturer.logits[: len(made.logit_slots)], made.logit_slots
+        return self._capturer.logits_of(made.logit_slots)
 
     def _logits(self, rows: int) -> int:
         return min(rows, self._sequences)

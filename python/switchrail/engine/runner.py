@@ -61,7 +61,7 @@ class Runner:
         graphs: The captured steps; None for none.
         blocks: The compiled layers; None for none.
         sequences: The assignment of the memory to sequences.
-        hooks: The hooks on the modelling module, to be cleared when the model is no longer used.
+        disconnect: Disconnects the model; for use by another runner, or when it is no longer used.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Runner:
             device=torch.device(platform.device),
             pin_memory=platform.hardware.pin_memory_available(),
         )
-        self.hooks, self._on_mixers = connect(
+        self.disconnect = connect(
             self.model,
             mixers,
             checkpoint.family,
@@ -148,12 +148,6 @@ class Runner:
             except BaseException:
                 self.disconnect()
                 raise
-
-    def disconnect(self) -> None:
-        """Disconnect the model, for use by another runner."""
-        self.hooks.clear()
-        for handle in self._on_mixers:
-            handle.remove()
 
     @property
     def nbytes(self) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from switchrail._core import Layout
 from switchrail.engine.compiled import opaque
@@ -111,7 +111,7 @@ def connect(
     forward_of: ForwardOf,
     *,
     is_compiled: bool = False,
-) -> tuple[Hooks, list[RemovableHandle]]:
+) -> Callable[[], None]:
     """Connect a model to the dispatcher and the platform; other models in the process are not affected.
 
     Args:
@@ -123,39 +123,36 @@ def connect(
         is_compiled: Whether its layers may be `blocks.Blocks`.
 
     Returns:
-        The hooks on the modelling module's functions, to be cleared when the model is no longer used; and the
-        handles on its mixers, to be removed before it is connected again.
+        Removes the hooks on the mixers and on the modelling module's functions; to be called when the model
+        is no longer used, or before it is connected again.
     """
-    wanted: dict[str, Any] = {}
-    added = []
-    for layer, mixer, contract in mixers:
-        connected = Connected(layer, contract.layers(mixer, partial(connection.pools.of, layer)), connection)
-        for half in connected.layers.values():
-            connection.dispatcher.add(layer, half)
-        mixer.__dict__.update(contract.methods)
-        keyword = Keyword(connected, contract.packed)
-        added.append(mixer.register_forward_pre_hook(keyword, with_kwargs=True))
-        wanted.update(contract.hooks)
-    methods = [
-        (f"{family.module}.{name}.forward", operations.forward, operations.INNERMOST)
-        for name in operations.bind(forward_of, model, family.module, family.operations, connection.running)
-    ]
-    if is_compiled:
-        methods += _compiled_methods(model, family)
-    hooks = Hooks()
-    hooks.commit(
-        [
-            *(
-                hooks.prepare(f"{family.module}.{name}", hook, "around", source=ENGINE)
-                for name, hook in wanted.items()
-            ),
-            *(
-                hooks.prepare(target, hook, "around", source=ENGINE, priority=priority)
-                for target, hook, priority in methods
-            ),
+    functions: dict[str, Callable[..., Any]] = {}
+    with ExitStack() as undo:
+        for layer, mixer, contract in mixers:
+            layers = contract.layers(mixer, partial(connection.pools.of, layer))
+            for half in layers.values():
+                connection.dispatcher.add(layer, half)
+            mixer.__dict__.update(contract.methods)
+            keyword = Keyword(Connected(layer, layers, connection), contract.packed)
+            undo.callback(mixer.register_forward_pre_hook(keyword, with_kwargs=True).remove)
+            functions.update(contract.hooks)
+        wanted = [(f"{family.module}.{name}", hook, 0) for name, hook in functions.items()] + [
+            (f"{family.module}.{name}.forward", operations.forward, operations.INNERMOST)
+            for name in operations.bind(
+                forward_of, model, family.module, family.operations, connection.running
+            )
         ]
-    )
-    return hooks, added
+        if is_compiled:
+            wanted += _compiled_methods(model, family)
+        hooks = Hooks()
+        undo.callback(hooks.clear)
+        hooks.commit(
+            [
+                hooks.prepare(target, hook, "around", source=ENGINE, priority=priority)
+                for target, hook, priority in wanted
+            ]
+        )
+        return undo.pop_all().close
 
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from typing import Any, Final
 
 import torch
@@ -106,6 +107,21 @@ class Keyword:
         return args, kwargs
 
 
+def in_engines(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `around` hook that calls `function` for an engine's layers, and the original for others."""
+
+    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return (original if kwargs.get(KEYWORD) is None else function)(*args, **kwargs)
+
+    made: Any = update_wrapper(hook, function)
+    del made.__wrapped__  # its signature has no `original`
+    return hook
+
+
+Memory = Callable[[str], tuple[torch.Tensor, ...]]
+"""Returns the memory of a mixer's op."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixerContract:
     """A mixer whose functions the engine replaces.
@@ -122,12 +138,12 @@ class MixerContract:
         packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) if the hooks are missing.
     """
 
-    shapes: Callable[[nn.Module], dict[str, Shape]]
-    layers: Callable[[nn.Module, Callable[[str], tuple[torch.Tensor, ...]]], dict[str, Layer]]
+    shapes: Callable[[Any], dict[str, Shape]]
+    layers: Callable[[Any, Memory], dict[str, Layer]]
     window: Callable[[Any], int | None] = lambda mixer: None
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     packed: bool = False
 
 
-__all__ = ["KEYWORD", "Connected", "Connection", "Keyword", "MixerContract"]
+__all__ = ["KEYWORD", "Connected", "Connection", "Keyword", "Memory", "MixerContract", "in_engines"]

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
-from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
+from switchrail.engine.models.contract import KEYWORD, Connected, Memory, MixerContract, in_engines
 from switchrail.errors import CheckpointError
 from switchrail.ops import Layer, ShortConvLayer
-from switchrail.pools import ConvShape, Shape
+from switchrail.pools import ConvShape, Shape, StateShape
 
 _ACTIVATIONS: Final[dict[str | None, Literal["silu"] | None]] = {"silu": "silu", "swish": "silu", None: None}
 
 
-def causal_conv1d_fn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the convolution with its window in the pool, or the original for other models."""
-    call = kwargs.get(KEYWORD)
-    return original(*args, **kwargs) if call is None else _convolve(*args, **kwargs)
-
-
-def _convolve(
+@in_engines
+def causal_conv1d_fn(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Convolve [1, C, T] hidden states. The result is a view of [T, C], which the caller transposes back."""
+    """Convolve [1, C, T] hidden states, with the window in the pool.
+
+    The result is a view of [T, C], which the caller transposes back.
+    """
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]
     is_other = not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr()
@@ -41,7 +39,7 @@ def _convolve(
     return out.transpose(0, 1).unsqueeze(0)
 
 
-def conv_shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
+def _shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
     """The shape of a convolution's window.
 
     Raises:
@@ -55,7 +53,7 @@ def conv_shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
     return ConvShape(channels=conv.weight.shape[0], width=conv.weight.shape[-1])
 
 
-def conv_layer(conv: nn.Conv1d, activation: str | None, state: torch.Tensor) -> ShortConvLayer:
+def _layer(conv: nn.Conv1d, activation: str | None, state: torch.Tensor) -> ShortConvLayer:
     """The constant arguments of a convolution's calls."""
     return ShortConvLayer(
         weight=conv.weight.detach().squeeze(1),
@@ -65,19 +63,45 @@ def conv_layer(conv: nn.Conv1d, activation: str | None, state: torch.Tensor) -> 
     )
 
 
-def _shapes(mixer: nn.Module) -> dict[str, Shape]:
-    conv: Any = mixer.conv
-    return {"short_conv": conv_shape(conv, None)}
+def _shapes(mixer: Any) -> dict[str, Shape]:
+    return {"short_conv": _shape(mixer.conv, None)}
 
 
-def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
-    conv: Any = mixer.conv
-    return {"short_conv": conv_layer(conv, None, *memory("short_conv"))}
+def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
+    return {"short_conv": _layer(mixer.conv, None, *memory("short_conv"))}
 
 
-HOOKS: Final = {"causal_conv1d_fn": causal_conv1d_fn}
+def before_recurrence(
+    op: str,
+    *,
+    shape: Callable[[Any], StateShape],
+    layer: Callable[[Any, torch.Tensor], Layer],
+    hooks: Mapping[str, Callable[..., Any]],
+) -> MixerContract:
+    """The contract of a mixer that convolves the inputs of a recurrence.
 
-SHORT_CONV: Final = MixerContract(shapes=_shapes, layers=_layers, hooks=HOOKS, packed=True)
+    Args:
+        op: The op of the recurrence.
+        shape: Returns the shape of a mixer's recurrent state.
+        layer: Returns the constant arguments of the recurrence, given the mixer and its states.
+        hooks: The hook of the recurrence, as in `MixerContract`.
+    """
+
+    def shapes(mixer: Any) -> dict[str, Shape]:
+        return {"short_conv": _shape(mixer.conv1d, mixer.activation), op: shape(mixer)}
+
+    def layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
+        return {
+            "short_conv": _layer(mixer.conv1d, mixer.activation, *memory("short_conv")),
+            op: layer(mixer, *memory(op)),
+        }
+
+    return MixerContract(shapes=shapes, layers=layers, hooks={**_HOOKS, **hooks}, packed=True)
+
+
+_HOOKS: Final = {"causal_conv1d_fn": causal_conv1d_fn}
+
+SHORT_CONV: Final = MixerContract(shapes=_shapes, layers=_layers, hooks=_HOOKS, packed=True)
 """Layers that consist of a gated convolution."""
 
-__all__ = ["HOOKS", "SHORT_CONV", "conv_layer", "conv_shape"]
+__all__ = ["SHORT_CONV", "before_recurrence"]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import nn
 
-from switchrail.engine.models.contract import Connected, MixerContract
+from switchrail.engine.models.contract import Connected, Memory, MixerContract
 from switchrail.ops import Layer, MlaLayer
 from switchrail.pools import LatentShape, Shape
 
@@ -45,17 +43,15 @@ def _expand_kv(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor
     return kv_nope, k_rot
 
 
-def _shapes(mixer: nn.Module) -> dict[str, Shape]:
-    read: Any = mixer
-    return {"mla": LatentShape(latent=read.kv_lora_rank, rotary=read.qk_rope_head_dim)}
+def _shapes(mixer: Any) -> dict[str, Shape]:
+    return {"mla": LatentShape(latent=mixer.kv_lora_rank, rotary=mixer.qk_rope_head_dim)}
 
 
-def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
-    read: Any = mixer
+def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
     (kv_cache,) = memory("mla")
-    weight = read.kv_b_proj.weight.detach().unflatten(0, (-1, read.qk_nope_head_dim + read.v_head_dim))
-    w_k, w_v = weight.split([read.qk_nope_head_dim, read.v_head_dim], dim=1)
-    return {"mla": MlaLayer(kv_cache=kv_cache, w_k=w_k, w_v=w_v, scale=float(read.scaling))}
+    weight = mixer.kv_b_proj.weight.detach().unflatten(0, (-1, mixer.qk_nope_head_dim + mixer.v_head_dim))
+    w_k, w_v = weight.split([mixer.qk_nope_head_dim, mixer.v_head_dim], dim=1)
+    return {"mla": MlaLayer(kv_cache=kv_cache, w_k=w_k, w_v=w_v, scale=float(mixer.scaling))}
 
 
 LATENT: Final = MixerContract(shapes=_shapes, layers=_layers, methods={"expand_kv": _expand_kv})

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from switchrail.engine.models import latent
-from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
+from switchrail.engine.models.contract import KEYWORD, Connected, Memory, MixerContract
 from switchrail.errors import CheckpointError, DispatchError
 from switchrail.ops import AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
@@ -79,30 +79,24 @@ def attention(
     return out.unsqueeze(0), None
 
 
-def _shapes(mixer: nn.Module) -> dict[str, Shape]:
-    read: Any = mixer
-    if not read.is_causal:
+def _shapes(mixer: Any) -> dict[str, Shape]:
+    if not mixer.is_causal:
         raise CheckpointError(
             "attends to later tokens too (its is_causal is False); valid: causal attention",
             found=False,
         )
-    return {"attention": KVShape(heads=read.config.num_key_value_heads, size=read.head_dim)}
+    return {"attention": KVShape(heads=mixer.config.num_key_value_heads, size=mixer.head_dim)}
 
 
-def _layers(
-    window_of: Callable[[Any], int | None],
-    mixer: nn.Module,
-    memory: Callable[[str], tuple[torch.Tensor, ...]],
-) -> dict[str, Layer]:
-    read: Any = mixer
+def _layers(window_of: Callable[[Any], int | None], mixer: Any, memory: Memory) -> dict[str, Layer]:
     k_cache, v_cache = memory("attention")
-    cap, sinks = getattr(read, "attn_logit_softcapping", None), getattr(read, "sinks", None)
+    cap, sinks = getattr(mixer, "attn_logit_softcapping", None), getattr(mixer, "sinks", None)
     return {
         "attention": AttentionLayer(
             k_cache=k_cache,
             v_cache=v_cache,
-            scale=float(read.scaling),
-            window=window_of(read),
+            scale=float(mixer.scaling),
+            window=window_of(mixer),
             soft_cap=None if cap is None else float(cap),
             sinks=None if sinks is None else sinks.detach(),
         )
