@@ -41,3 +41,23 @@ def test_what_a_closed_engine_leaves_is_freed_while_another_is_open() -> None:
     garbage.thaw()
     assert dropped() is None
     assert gc.get_freeze_count()
+
+
+def test_what_a_program_has_excluded_stays_excluded_after_the_last_engine() -> None:
+    kept = Cycle()
+    gc.freeze()
+    try:
+        garbage.freeze()
+        dropped = weakref.ref(left := Cycle())
+        garbage.freeze()
+        del left
+        garbage.thaw()
+        garbage.thaw()
+        assert dropped() is None
+        assert gc.get_freeze_count()
+        dropped = weakref.ref(kept)
+        del kept
+        gc.collect()
+        assert dropped() is not None
+    finally:
+        gc.unfreeze()

@@ -9,24 +9,27 @@ from switchrail.forks import lock_across_forks
 
 _lock = lock_across_forks()
 _engines = 0
+_was_frozen = False  # whether the program itself had called `gc.freeze` before the first engine
 
 
 def freeze() -> None:
     """Exclude existing objects from later collections, until as many calls of `thaw`."""
-    global _engines
+    global _engines, _was_frozen
     gc.collect()
     with _lock:
+        if not _engines:
+            _was_frozen = gc.get_freeze_count() > 0
         _engines += 1
         gc.freeze()
 
 
 def thaw() -> None:
-    """Undo `freeze`, at the call for the last engine."""
+    """Undo `freeze`, at the call for the last engine; objects that the program had excluded stay excluded."""
     global _engines
     with _lock:
         _engines -= 1
         gc.unfreeze()
-        if _engines:  # frees the closed engine's objects before the other engines' objects are excluded again
+        if _engines or _was_frozen:  # frees the closed engine's objects before others are excluded again
             gc.collect()
             gc.freeze()
 
