@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 
@@ -24,6 +25,12 @@ os.environ["SWITCHRAIL_TIMES"] = str(Path(__file__).with_name("none.json"))
 from tests import leftovers
 from tests.interpreter import spare_repetition
 from tests.processes import processes  # noqa: F401  (a fixture for all)
+
+# No example and no draw has a time limit, since another process may have the cores.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 spare_repetition()
 leftovers.remember_triton()

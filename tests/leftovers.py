@@ -34,7 +34,7 @@ OWN_MODULES = (
 )
 OWN_THREADS = ("tqdm_monitor",)
 """Threads that libraries start when they are imported, beside their own modules."""
-GRACE = 5.0
+GRACE = 60.0
 """Seconds that a finished thread may take to end, on a busy machine."""
 
 LISTS = [(sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (gc, "callbacks")]

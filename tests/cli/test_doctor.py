@@ -4,14 +4,17 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from switchrail import waiting
 from switchrail.doctor import device, diagnose
 from switchrail.lock import write_lock
+from switchrail.plugins import attempt
 from switchrail.testing import isolated
 
 NOTHING = "def register(registry): pass"
@@ -27,6 +30,28 @@ def clean(monkeypatch, tmp_path):
     yield
     for name in [name for name in sys.modules if name.startswith("ill_")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of loads: only what plugins, as `ill_clock`, say has passed."""
+
+    class Clock(ModuleType):
+        seconds = 0.0
+        go = threading.Event()
+
+        def monotonic(self):
+            return self.seconds
+
+        def pass_time(self):
+            self.seconds += 0.5
+            time.sleep(0.1)
+
+    clock = Clock("ill_clock")
+    monkeypatch.setitem(sys.modules, "ill_clock", clock)
+    for module in (waiting, attempt):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -126,10 +151,14 @@ def test_a_broken_plugin(install, find, code, problem):
     assert "switchrail plugins --json" in finding.advice
 
 
-def test_a_plugin_that_hangs(install, find, monkeypatch):
-    install("ill-gdn", "import threading\ndef register(registry): threading.Event().wait(5)")
+def test_a_plugin_that_hangs(install, find, clock, monkeypatch):
+    install(
+        "ill-gdn",
+        "import ill_clock\ndef register(registry):\n    ill_clock.seconds += 1\n    ill_clock.go.wait(60)\n",
+    )
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
     finding = find("plugins", "ill-gdn:ill-gdn")
+    clock.go.set()
     assert finding.problem.startswith("hung: its function takes longer than 0.2 s")
     assert "SWITCHRAIL_LOAD_TIMEOUT" in finding.advice
 
@@ -198,11 +227,11 @@ def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tm
     assert advice in find("backends", "kda backend ill").advice
 
 
-def test_little_time_for_plugins_is_not_little_time_for_torch(install, monkeypatch):
+def test_little_time_for_plugins_is_not_little_time_for_torch(install, clock, monkeypatch):
     """The limit does not affect imports of torch, of backends' modules and of modules that hooks wait for."""
-    monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
-    slow = "import time\ntime.sleep(0.5)\n"
-    monkeypatch.setattr("switchrail.doctor.check_device", lambda: time.sleep(0.5) or [])
+    monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.01")
+    slow = "import ill_clock\nill_clock.pass_time()\n"
+    monkeypatch.setattr("switchrail.doctor.check_device", lambda: clock.pass_time() or [])
     install(
         "ill-gdn",
         "def register(registry):\n"

@@ -199,7 +199,7 @@ def build(root: Path, sites: list[Site]) -> list[str]:
     return paths
 
 
-_SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+_SLOW = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 
 
 @_SLOW

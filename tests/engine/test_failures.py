@@ -273,7 +273,6 @@ ACTIONS = st.one_of(
 
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(ACTIONS, max_size=25), st.integers(0, 1000))

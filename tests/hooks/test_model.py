@@ -289,7 +289,7 @@ SPECIFICATION = st.builds(
 
 
 @pytest.mark.parametrize("path", TARGETS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(changes=st.lists(SPECIFICATION | st.integers(-6, 5), min_size=1, max_size=9))
 def test_chains_do_what_the_model_does(path, changes):
     module, plain = made(), made()

@@ -275,7 +275,7 @@ def test_handlers_of_the_log_run_without_the_lock(hooks, module):
             told.append(record.getMessage())
             other = threading.Thread(target=lambda: Hooks().clear(), daemon=True)
             other.start()
-            other.join(5)
+            other.join(60)
             waiting.append(other.is_alive())
 
     module.adder = functools.partial(max, 1)

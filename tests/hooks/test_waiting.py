@@ -224,7 +224,7 @@ def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module
 def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder, fails):
     """A hook takes effect after an import that another thread began before Switchrail's finder was asked."""
     (folder / "late_slow.py").write_text(
-        "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(20)\n"
+        "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(60)\n"
         + CODE
         + ("1 / 0" if fails else "")
     )
@@ -241,11 +241,11 @@ def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder
 
     thread = threading.Thread(target=load)
     thread.start()
-    assert entered.wait(20)
+    assert entered.wait(60)
     hook = hooks.add("late_slow.f", double, "after")
     assert hooks.waiting() == (hook,)
     go.set()
-    thread.join(20)
+    thread.join()
     del builtins.late_events
     if fails:
         assert isinstance(results[0], ZeroDivisionError)

@@ -286,7 +286,7 @@ def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
         "    calls.append(1)\n"
         "    entered.set()\n"
         "    if len(calls) == 1:\n"
-        "        assert go.wait(20)\n"
+        "        assert go.wait(60)\n"
         "        raise KeyboardInterrupt\n"
         "    registry.register('second', 'a:B', op='kda')\n",
     )
@@ -296,7 +296,7 @@ def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
     waiting = threading.Thread(target=lambda: results.append(host.load(["acme-bb"])))
 
     def follow() -> None:
-        assert acme_bb.entered.wait(20)
+        assert acme_bb.entered.wait(60)
         waiting.start()
         acme_bb.go.set()
 
@@ -304,8 +304,8 @@ def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
     other.start()
     with pytest.raises(KeyboardInterrupt):
         host.load(["acme-bb"])
-    other.join(20)
-    waiting.join(20)
+    other.join()
+    waiting.join()
     assert [plugin.state for plugin in results[0] if plugin.name == "acme-bb"] == ["loaded"]
     assert acme_bb.calls == [1, 1]
     assert host.backend("kda", "second")
@@ -336,7 +336,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
     thread = threading.Thread(target=host._loader._alone, args=(hold,))
     thread.start()
-    assert entered.wait(20)
+    assert entered.wait(60)
     before = state_of(host)
     lock = Told(host._loader._flight._lock)
     monkeypatch.setattr(host._loader._flight, "_lock", lock)

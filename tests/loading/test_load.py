@@ -284,12 +284,12 @@ def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
     def stop(hooks: Any, *args: Any, **options: Any) -> None:
         commit(hooks, *args, **options)
         reached.set()
-        go.wait(20)
+        go.wait(60)
 
     monkeypatch.setattr(switchrail.hooks.Hooks, "commit", stop)
     thread = threading.Thread(target=runtime.load)
     thread.start()
-    assert reached.wait(20)
+    assert reached.wait(60)
     child = os.fork()
     if child == 0:
         status = 1
@@ -305,7 +305,7 @@ def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
         finally:
             os._exit(status)
     go.set()
-    thread.join(20)
+    thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert find("acme-both").state == "loaded"
     assert acme_target.greet() == "hello there"

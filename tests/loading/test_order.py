@@ -128,7 +128,7 @@ def record(name: str) -> Plugin:
     return Plugin.from_json(json.dumps({**fields, "state": "discovered"}))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.permutations(range(7)), st.data())
 def test_the_order_is_one_whatever_the_order_of_discovery(shuffled: list[int], data: st.DataObject) -> None:
     """Plugins run in the same order however they are discovered.

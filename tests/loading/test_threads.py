@@ -72,7 +72,7 @@ class Crew:
 
         def run(number: int) -> None:
             try:
-                barrier.wait(30)
+                barrier.wait(60)
                 self._work[number](random.Random(number))
             except BaseException as error:
                 self.errors.append(error)
@@ -82,10 +82,10 @@ class Crew:
         for thread in threads:
             thread.start()
         for thread in threads[:writers]:
-            thread.join(60)
+            thread.join()
         self.done.set()
         for thread in threads[writers:]:
-            thread.join(60)
+            thread.join()
         assert not any(thread.is_alive() for thread in threads)
         if self.errors:
             raise self.errors[0]
@@ -238,7 +238,7 @@ def test_a_thread_that_asks_meanwhile_waits_for_the_result(
         "def register(registry):\n"
         "    calls.append(1)\n"
         "    entered.set()\n"
-        "    assert go.wait(20)\n"
+        "    assert go.wait(60)\n"
         "    registry.register('slow', 'acme:Slow', op='gated_delta', priority=-1)\n",
     )
     results: list[Any] = []
@@ -252,11 +252,11 @@ def test_a_thread_that_asks_meanwhile_waits_for_the_result(
     threads = [threading.Thread(target=load) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert acme_slow.entered.wait(20)
+    assert acme_slow.entered.wait(60)
     assert results == []
     acme_slow.go.set()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert results == [(runtime.plugins, True)] * 4
     assert find("acme-slow").state == "loaded"
     assert acme_slow.calls == [1]

@@ -242,7 +242,7 @@ def test_a_thread_of_the_plugin_belongs_to_it_until_it_ends(
         "    registry.hook('acme_target.greet', lambda result, name: result + str(number), 'after',"
         " priority=-number)\n"
         "def late(registry):\n"
-        "    go.wait(20)\n"
+        "    go.wait(60)\n"
         "    for attempt in (lambda: registry.register('late', 'a:L', op='kda'),\n"
         "                    lambda: registry.hook('acme_target.greet', lambda name: None)):\n"
         "        try: attempt()\n"
@@ -262,7 +262,7 @@ def test_a_thread_of_the_plugin_belongs_to_it_until_it_ends(
     assert target.greet() == "hello world76543210"
     assert {hook.plugin for hook in runtime.hooks.list()} == {"acme-threads"}
     module.go.set()
-    module.left.join(20)
+    module.left.join()
     assert [type(error) for error in module.errors] == [TransactionClosedError] * 2
     assert "plugin acme-threads:acme-threads is closed" in str(module.errors[0])
     assert target.greet() == "hello world76543210"

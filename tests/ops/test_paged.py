@@ -45,7 +45,7 @@ def test_chunks_of_any_size_equal_one_pass(backend, make):
             assert measure(output, expected.outputs[name]).within(BOUNDS[torch.float32])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=5),
     dtype=st.sampled_from(DTYPES),

@@ -57,7 +57,7 @@ every_phase = pytest.mark.parametrize("phase", ["prefill", "decode"])
 
 
 @every_op
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     lengths=lengths,
     heads=st.integers(1, 3),
@@ -227,7 +227,7 @@ every_stateful = pytest.mark.parametrize("op", STATEFUL)
 
 
 @every_stateful
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=0, max_size=5),
     dtype=st.sampled_from(DTYPES),
@@ -297,7 +297,7 @@ def test_drafts_that_break_the_contract(op):
 
 
 @every_stateful
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 135)), min_size=0, max_size=5),
     every=st.sampled_from([1, 2, 3, 7, 16, 24, 32, 64, 128]),

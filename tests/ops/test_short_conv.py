@@ -15,7 +15,7 @@ def backend():
     return TorchShortConv()
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250, derandomize=True)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 4), st.integers(0, 40)), max_size=6),
     arguments=st.fixed_dictionaries(

@@ -352,16 +352,16 @@ def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..
     def activate() -> str:
         began.set()
         if os.getpid() == parent:
-            assert go_on.wait(30)
+            assert go_on.wait(60)
         return acme.answer
 
     acme.activate = activate
     thread = threading.Thread(target=lambda: runtime.platform)
     thread.start()
-    assert began.wait(30)
+    assert began.wait(60)
     child = os.fork()
     if not child:
-        signal.alarm(30)
+        signal.alarm(60)
         os._exit(0 if runtime.platform.kind == "oot:acme" else 1)
     _, status = os.waitpid(child, 0)
     go_on.set()
@@ -388,7 +388,7 @@ def test_threads_that_load_and_threads_that_ask(
         return runtime.load() and None if number % 2 else runtime.platform
 
     with ThreadPoolExecutor(4) as pool:
-        found = [future.result(30) for future in [pool.submit(work, number) for number in range(4)]]
+        found = [future.result() for future in [pool.submit(work, number) for number in range(4)]]
     assert {one.kind for one in found if one is not None} == {"oot:acme"}
     assert {plugin.state for plugin in runtime.plugins if plugin.name == "beta"} == {"loaded"}
 
@@ -650,15 +650,15 @@ def test_a_forked_child_initialises_for_itself() -> None:
             calls.append(1)
             began.set()
             if os.getpid() == parent:
-                assert go_on.wait(30)
+                assert go_on.wait(60)
 
     platform = type("SlowPlatform", (CpuPlatform,), {"serving_class": Slow})()
     thread = threading.Thread(target=platform.initialize)
     thread.start()
-    assert began.wait(30)
+    assert began.wait(60)
     child = os.fork()
     if not child:
-        signal.alarm(30)
+        signal.alarm(60)
         platform.initialize()
         os._exit(0 if len(calls) == 2 else 1)
     _, status = os.waitpid(child, 0)

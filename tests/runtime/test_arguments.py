@@ -260,7 +260,7 @@ def values() -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(PLACES), found=values())
 def test_nothing_raises_anything_else(place: tuple[str, str], found: Any) -> None:
     told(call(*place, found))

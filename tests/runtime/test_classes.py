@@ -148,7 +148,7 @@ def of_as_many(count):
     return st.lists(st.integers(0, 32_768 // count), min_size=count, max_size=count)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=st.integers(1, 40).flatmap(of_as_many))
 @example(lengths=[1, 1646])
 def test_the_best_or_near_it_at_any_lengths(lengths):

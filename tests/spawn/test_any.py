@@ -74,7 +74,7 @@ def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
 
 # A plugin that may take a name only because another one's was cleared before.
 @example(steps=[("load", "acme-first"), ("clear", "x"), ("load", "acme-second")])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, max_size=12))
 def test_it_comes_across(plugins: None, userland: Any, steps: list[tuple[Any, ...]]) -> None:
     runtime = Runtime()

@@ -222,15 +222,15 @@ def test_another_installation_in_a_worker(
     expected = "plugin acme-one:acme-one: version is '2.0', not '1.0'"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
-        error = pool.submit(userland.restored, state).exception(60)
+        error = pool.submit(userland.restored, state).exception()
         assert isinstance(error, InstallationError)
         assert error.fields["differences"] == (expected,)
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
-        assert isinstance(pool.submit(userland.report).exception(60), BrokenProcessPool)
+        assert isinstance(pool.submit(userland.report).exception(), BrokenProcessPool)
     assert expected in capfd.readouterr().err
     process = context.Process(target=userland.restored, args=(state,))
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode == 1
     assert expected in capfd.readouterr().err
 
@@ -246,7 +246,7 @@ def test_a_worker_whose_load_fails(runtime: Runtime, install: Callable[..., Path
     )
     runtime.load(["acme-one"])
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        error = pool.submit(userland.restored, RuntimeState.of(runtime)).exception(60)
+        error = pool.submit(userland.restored, RuntimeState.of(runtime)).exception()
     assert isinstance(error, InstallationError)
     assert isinstance(error, SwitchrailError)
     assert error.fields["differences"] == (

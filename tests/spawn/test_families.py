@@ -169,7 +169,7 @@ def test_a_worker_has_it(runtime: Runtime, mla: Any, override: Callable[[Runtime
     state = RuntimeState.of(runtime, runtime.plan(LAYOUT, device="cpu", dtype="float32"))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
-        report = pool.submit(mla.report, state).result(60)
+        report = pool.submit(mla.report, state).result()
     assert report == {
         "fingerprint": runtime.fingerprint(),
         "overridden": [True, False],

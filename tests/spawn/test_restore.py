@@ -98,7 +98,7 @@ def test_as_an_initializer(parent: Runtime, userland: Any, method: str) -> None:
     state = RuntimeState.of(parent)
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
-        checked(pool.submit(userland.report).result(60), parent, userland)
+        checked(pool.submit(userland.report).result(), parent, userland)
 
 
 def test_as_an_argument(parent: Runtime, userland: Any) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,21 @@ from switchrail.tune import ATTEMPTS, machine, tune
 from switchrail.tune.clock import Time
 
 
+class Clock:
+    """Advances by a millisecond with each look, and by what `Slow` takes."""
+
+    seconds = 0.0
+
+    def perf_counter(self):
+        self.seconds += 1e-3
+        return self.seconds
+
+
 class Slow(TorchShortConv):
+    clock = Clock()
+
     def run(self, call, batch, plan):
-        time.sleep(0.02)
+        self.clock.seconds += 0.02
         return super().run(call, batch, plan)
 
 
@@ -38,6 +49,7 @@ class Wrong(TorchShortConv):
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    monkeypatch.setattr("switchrail.tune.clock.time", Slow.clock)
     with isolated() as runtime:
         runtime.register("slow", Slow, op="short_conv", priority=10)
         runtime.register("wrong", Wrong, op="short_conv", priority=5)

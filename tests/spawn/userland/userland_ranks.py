@@ -14,8 +14,11 @@ import switchrail
 import torch.distributed as dist
 
 
-def run(sites, what, group, timeout):
-    """Make a runtime with the plugins of a scenario, change it, and compare it with the other ranks'."""
+def run(sites, what, group, timeout, meet):
+    """Make a runtime with the plugins of a scenario, change it, and compare it with the other ranks'.
+
+    `meet` is called before the comparison.
+    """
     runtime = switchrail.Runtime()
     runtime.discover(sites)
     sys.path[:0] = sites
@@ -32,6 +35,7 @@ def run(sites, what, group, timeout):
         runtime.register("more", "a:B", op="kda")
     if what == "platform":
         runtime._platforms._platform = SimpleNamespace(kind="cuda", capability=(8, 0))
+    meet()
     try:
         return {"fingerprint": switchrail.check_ranks(runtime, plan, group, timeout=timeout)}
     finally:
@@ -53,13 +57,17 @@ def work(folder, rank, size, listener):
         what = scenario["ranks"].get(str(rank))
         if what == "gone":
             break
-        if "timeout" in scenario:  # the timeout is for the comparison, not for the ranks' earlier work
-            coming = size - [*scenario["ranks"].values()].count("gone")
-            store.add("coming", 1)
-            while store.add("coming", 0) < coming:
-                time.sleep(0.01)
-        if what == "late":
-            time.sleep(0.5)
+        coming = size - [*scenario["ranks"].values()].count("gone")
+
+        def meet(scenario=scenario, coming=coming, what=what):
+            """The timeout is for the comparison, not for the ranks' earlier work."""
+            if "timeout" in scenario:
+                store.add("coming", 1)
+                while store.add("coming", 0) < coming:
+                    time.sleep(0.01)
+            if what == "late":
+                time.sleep(0.5)
+
         members = scenario.get("members")
         group = None if members is None else dist.new_group(members)
         if members is not None and rank not in members:
@@ -72,7 +80,7 @@ def work(folder, rank, size, listener):
             results[name] = (
                 {"fingerprint": switchrail.check_ranks(timeout=timeout)}
                 if scenario.get("default")
-                else run(*arguments, timeout)
+                else run(*arguments, timeout, meet)
             )
         except switchrail.SwitchrailError as error:
             results[name] = {
