@@ -139,8 +139,8 @@ class Served:
                 backend = self._backends[phase, name]
                 text = f"{decision.op} {phase}: {name}"
                 if isinstance(backend, Adapter):
-                    adaptations = sorted({ADAPTED[each] for each in backend.added & self._needed[phase]})
-                    text += f", adapted: {'; '.join(adaptations)}"
+                    added = sorted(backend.added & self._needed[phase])
+                    text += ", adapted: " + ", ".join(f"{each} ({ADAPTED[each]})" for each in added)
                 lines.append(text)
         return "\n".join(lines)
 

@@ -95,7 +95,8 @@ def test_verify_sees_a_read_beyond_the_end():
     class Beyond(ReferenceAttention):
         def run(self, call, batch, plan):
             longer = tuple(kv + 1 for kv in batch.kv_seqlens)
-            super().run(call, dataclasses.replace(batch, kv_seqlens=longer), plan)
+            batch = dataclasses.replace(batch, kv_seqlens=longer, kv_lens=batch.kv_lens + 1)
+            super().run(call, batch, plan)
 
     with pytest.raises(AssertionError, match="out is off by inf"):
         verify(Beyond(), attention_call([3, 5]))

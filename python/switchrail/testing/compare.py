@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from switchrail.ops.backend import AnyBackend
+from switchrail.ops.batch import StateBatch
 from switchrail.testing.diagnosis import (
     Finding,
     Mismatch,
@@ -68,28 +69,22 @@ def verify(
             problems.append(Problem(f"{call.op}: {name} is off by {off}, the bound is {bound}", found))
         error |= off
 
-    if "state" in call.tensors:
-        slots = [] if call.phase == "verify" else call.written_slots
-        state = actual.state.cpu()
-        before = call.state.cpu()
-        stray = _changed_slots(before, state, slots)
+    for name, slots in call.written.items():
+        state, before, right = (_pool(each, name).cpu() for each in (actual, call, expected))
+        stray = _changed_slots(before, state, [*slots, *_spare(call)])
         if stray:
-            findings = stray_slots(call, stray, state.double(), expected.state, bound)
+            findings = stray_slots(call, stray, state.double(), right, bound)
             problems.append(Problem(f"{call.op}: a slot was written that no sequence owns", tuple(findings)))
-        off = measure(state[slots], expected.state[slots])
+        if not same_bits(_gaps(_pool(call, name)), _gaps(_pool(actual, name))):
+            finding = Finding(f"numbers are written between the slots of {name}")
+            problems.append(Problem(f"{call.op}: {name} was written between its slots", (finding,)))
+        off = measure(state[slots], right[slots])
         if not off.within(bound):
-            found = diagnose(
-                of_states(
-                    call,
-                    slots,
-                    state[slots],
-                    expected.state[slots],
-                    bound,
-                    before=before[slots],
-                    rerun=rerun,
-                )
+            states = of_states(
+                call, slots, state[slots], right[slots], bound, before=before[slots], rerun=rerun
             )
-            problems.append(Problem(f"{call.op}: the state is off by {off}, the bound is {bound}", found))
+            headline = f"{call.op}: the state is off by {off}, the bound is {bound}"
+            problems.append(Problem(headline, diagnose(states)))
         error |= off
     if problems:
         raise Mismatch(problems)
@@ -156,7 +151,7 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
             )
             headline = f"{call.op}: the state after row {last} is off by {off}, the bound is {bound}"
             problems.append(Problem(headline, found))
-        stray = _changed_slots(before, result, slots)
+        stray = _changed_slots(before, result, [*slots, *_spare(call)])
         if stray:
             findings = stray_slots(call, stray, result.double(), truths[last], bound)
             headline = f"{call.op}: the commit wrote a slot that no sequence owns"
@@ -165,6 +160,25 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
             raise Mismatch(problems)
         error |= off
     return error
+
+
+def _pool(call: Sample, name: str) -> torch.Tensor:
+    pool = call.tensors[name]
+    assert pool is not None
+    return pool
+
+
+def _spare(call: Sample) -> list[int]:
+    """The slots that the call may overwrite with anything."""
+    return [0] if isinstance(call.batch, StateBatch) and call.batch.read_only else []
+
+
+def _gaps(pool: torch.Tensor) -> torch.Tensor:
+    """The memory of a pool's storage outside of the pool."""
+    whole = torch.empty(0, dtype=pool.dtype, device=pool.device).set_(pool.untyped_storage()).cpu()
+    outside = torch.ones(len(whole), dtype=torch.bool)
+    outside.as_strided(pool.shape, pool.stride(), pool.storage_offset()).fill_(False)
+    return whole[outside]
 
 
 def _accepted(call: Sample, last: int) -> torch.Tensor:

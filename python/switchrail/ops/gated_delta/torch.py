@@ -49,7 +49,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
         alignment = (keys * queries).sum(-1).view(count, heads, 1, 1)
         result = (decay * recalled).addcmul_(written, alignment)
         states.mul_(decay.view(count, value_heads, 1, 1))
-        by_head.addcmul_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
+        by_head.addcmul_(written.reshape(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
         return result.view(count, value_heads, value_size)
 
     @staticmethod

@@ -47,7 +47,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
         predicted, recalled = products.view(count, value_heads, 2, value_size).unbind(2)
         written = (tokens.v - predicted) * tokens.beta[:, :, None]
         states.mul_(decay)
-        by_head.addcmul_(written.view(-1, value_size, 1), keys.reshape(-1, 1, key_size))
+        by_head.addcmul_(written.reshape(-1, value_size, 1), keys.reshape(-1, 1, key_size))
         return recalled.addcmul(written, (keys * queries).sum(-1, keepdim=True))
 
     @staticmethod

@@ -51,7 +51,7 @@ class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
             )
             states.mul_((steps * A).exp_()[:, :, None, None])
             by_group = states.view(len(inputs) * B.shape[1], -1, B.shape[2])
-            written = (inputs * steps[..., None]).view(len(by_group), -1, 1)
+            written = (inputs * steps[..., None]).reshape(len(by_group), -1, 1)
             by_group.addcmul_(written, writes.reshape(len(by_group), 1, -1))
             result = torch.bmm(by_group, reads.reshape(len(by_group), -1, 1)).view_as(inputs)
             return result if D is None else result.addcmul_(inputs, D[:, None].to(compute))

@@ -16,6 +16,7 @@ from switchrail.ops.batch import (
     PagedBatch,
     PagedTreeBatch,
     Phase,
+    RowStatesBatch,
     SequenceBatch,
     StateBatch,
     VerifyBatch,
@@ -77,6 +78,8 @@ class Sample:
             names.append("parents")
         if isinstance(self.batch, CheckpointBatch):
             names.append("checkpoint_slots")
+        if isinstance(self.batch, RowStatesBatch):
+            names.append("row_slots")
         return {name: getattr(self.batch, name) for name in names}
 
     @property
@@ -85,18 +88,38 @@ class Sample:
         batch = self.batch
         assert isinstance(batch, StateBatch)
         slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
-        written = [slot for slot, length in slots if slot >= 0 and length]
+        written = [slot for slot, length in slots if slot > batch.null_slot and length]
         if isinstance(batch, CheckpointBatch):
             for kept, length in zip(batch.checkpoint_slots.tolist(), batch.seqlens, strict=True):
-                written += [slot for slot in kept[: length // batch.checkpoint_every] if slot >= 0]
+                kept = kept[: length // batch.checkpoint_every]
+                written += [slot for slot in kept if slot > batch.null_slot]
         return written
+
+    @property
+    def written(self) -> dict[str, list[int]]:
+        """The slots of each pool of states that the call writes, without those that a commit writes."""
+        batch = self.batch
+        if not isinstance(batch, StateBatch):
+            return {}
+        pools: dict[str, list[int]] = {
+            name: [] for name in ("state", "row_states") if self.tensors.get(name) is not None
+        }
+        if isinstance(batch, RowStatesBatch):
+            rows = zip(batch.row_slots.tolist(), batch.seqlens, strict=True)
+            pools[list(pools)[-1]] = [
+                slot for slots, length in rows for slot in slots[:length] if slot > batch.null_slot
+            ]
+        elif self.phase != "verify":
+            pools["state"] = self.written_slots
+        return pools
 
     @property
     def results(self) -> dict[str, torch.Tensor]:
         """The results of the call by name: outputs, and states unless the phase is verify."""
         found = dict(self.outputs)
-        if isinstance(self.batch, StateBatch) and self.phase != "verify":
-            found["state"] = self.state[self.written_slots]
+        for name, slots in self.written.items():
+            if slots or self.phase != "verify":
+                found[name] = self._tensor(name)[slots]
         return found
 
     @property

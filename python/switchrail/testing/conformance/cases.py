@@ -193,7 +193,7 @@ def _checks(subject: Subject) -> Iterator[Check]:
             yield page_size_check(page)
     if subject.op in GATED:
         for name in subject.claims("state_dtypes"):
-            if name == "bfloat16":
+            if name in ("bfloat16", "float16"):
                 yield state_dtype_check(name)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from switchrail._core import OPS
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail.ops.samples.engine import FORMS
 from switchrail.ops.samples.scenario import Scenario
-from switchrail.testing.conformance import behaviour, host, memory, special
+from switchrail.testing.conformance import behaviour, engine, host, memory, special
 from switchrail.testing.conformance.one_layer import calls_of_one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
@@ -114,6 +117,21 @@ def state_dtype_check(name: str) -> Check:
     return Check(name=f"state-{name}", about=f"a state in {name}", run=run)
 
 
+def _of_feature(feature: str) -> Check:
+    """A check of one form of an engine's memory."""
+    ops = tuple(op for op, definition in DEFINITIONS.items() if feature in definition.claims["features"])
+    if feature == "device_parents":
+        ops = RECURRENT
+    return Check(
+        name=feature.replace("_", "-"),
+        about=f"an engine's memory: {' '.join((FORMS[feature].__doc__ or '').split())}",
+        run=partial(engine.on_engine_memory, features=(feature,)),
+        ops=ops,
+        phases=("verify",) if feature in engine.VERIFIED else EVERY_PHASE,
+        features=(feature, "raw_gates") if feature == "mixed_weights" else (feature,),
+    )
+
+
 CHECKS: tuple[Check, ...] = (
     *map(_of_scenario, SCENARIOS),
     Check(
@@ -212,6 +230,21 @@ CHECKS: tuple[Check, ...] = (
         run=behaviour.merged,
         ops=PAGED,
         features=("lse",),
+    ),
+    *map(_of_feature, FORMS),
+    Check(
+        name="trees-on-device",
+        about="drafted rows form trees, and only the device has their parents",
+        run=partial(engine.on_engine_memory, features=("device_parents",)),
+        ops=PAGED,
+        phases=("verify",),
+        features=("device_parents", "trees"),
+    ),
+    Check(
+        name="engine-memory",
+        about="all claimed forms of an engine's memory at once",
+        run=engine.all_claimed,
+        core=True,
     ),
     Check(name="guards", about="nothing is written beside the outputs and the states", run=memory.guards),
     Check(

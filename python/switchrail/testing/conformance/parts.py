@@ -117,8 +117,8 @@ def mismatch(
         bound: The largest allowed error.
         cause: The cause of a `Finding`, if it is known.
     """
-    if name == "state":
-        found = diagnose(of_states(call, call.written_slots, got, expected, bound, is_oracles=False))
+    if name in call.written:
+        found = diagnose(of_states(call, call.written[name], got, expected, bound, is_oracles=False))
     else:
         found = diagnose(of_output(call, name, got, expected, bound, is_oracles=False))
     known = (Finding(cause),) if cause else ()

@@ -11,7 +11,7 @@ import torch
 
 from switchrail._core import LINEAR_OPS, PAGED_OPS
 from switchrail.ops.backend import AnyBackend
-from switchrail.ops.batch import Phase
+from switchrail.ops.batch import Phase, RowStatesBatch
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.contract import Contract
 from switchrail.ops.definition import OpDefinition
@@ -123,7 +123,7 @@ class Setting:
                 change.
         """
         bound = BOUNDS[hardness][self.dtype]
-        if call.phase == "verify" and self.op in RECURRENT:
+        if call.phase == "verify" and self.op in RECURRENT and not isinstance(call.batch, RowStatesBatch):
             return Measured(verify_commit(self.backend, call, bound=bound), bound)
         return Measured(verify(self.backend, call, bound=bound), bound)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure
 
@@ -210,6 +210,9 @@ def owners_of_slots(call: Sample) -> dict[int, int]:
     if isinstance(batch, CheckpointBatch):
         for n, kept in enumerate(batch.checkpoint_slots.tolist()):
             owners |= {slot: n for slot in kept if slot >= 0}
+    if isinstance(batch, RowStatesBatch):
+        for n, slots in enumerate(batch.row_slots.tolist()):
+            owners |= {slot: n for slot in slots if slot >= 0}
     return owners
 
 

@@ -1,0 +1,215 @@
+"""Samples on the memory of an engine: the same numbers in each form that a feature allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from switchrail.ops.batch import (
+    PagedBatch,
+    RowStatesBatch,
+    StateBatch,
+    VerifyBatch,
+)
+from switchrail.ops.samples.sample import Sample, widened
+
+POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
+
+
+def strided_pool(sample: Sample, odd: bool) -> Sample:
+    """Pools with gaps of NaN: states in padded pages, keys and values side by side in one buffer."""
+    tensors = dict(sample.tensors)
+    gap = 3 if odd else 64
+    for name in POOLS[:2]:
+        pool = tensors.get(name)
+        if pool is not None:
+            inner = [_gapped(size, odd) for size in _sizes(pool)[1:]] if sample.op == "short_conv" else None
+            tensors[name] = _spread(pool, gap, odd, inner)
+    if "kv_cache" in tensors:
+        tensors["kv_cache"] = _spread(sample.tensors["kv_cache"], gap, odd)
+    if "k_cache" in tensors:
+        keys, values = (sample.tensors[name] for name in ("k_cache", "v_cache"))
+        assert keys is not None
+        assert values is not None
+        pages, page, heads, size = keys.shape
+        # odd: heads outside of tokens, and gaps; else the tokens' keys, then their values, in a padded page
+        shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
+        both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
+        if odd:
+            views = [both[..., start : start + size].transpose(1, 2) for start in (1, 1 + size)]
+        else:
+            count = page * heads * size
+            views = [both[:, n * count : (n + 1) * count].view(keys.shape) for n in range(2)]
+        for view, name, tensor in zip(views, ("k_cache", "v_cache"), (keys, values), strict=True):
+            view.copy_(tensor)
+            tensors[name] = view
+    return dataclasses.replace(sample, tensors=tensors)
+
+
+def transposed_state(sample: Sample, odd: bool) -> Sample:
+    """States with their last two axes in the other order in memory."""
+    tensors = dict(sample.tensors)
+    for name in POOLS[:2]:
+        pool = tensors.get(name)
+        if pool is not None:
+            is_last = pool.stride(-1) <= pool.stride(-2)
+            tensors[name] = pool.mT.contiguous().mT if is_last else pool.contiguous()
+    return dataclasses.replace(sample, tensors=tensors)
+
+
+def index_views(sample: Sample, odd: bool) -> Sample:
+    """Tables of the other index type, as columns of larger ones."""
+    other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
+    tables = {}
+    for name, table in sample.batch_tensors.items():
+        dtype = other[table.dtype] if odd or table.dtype == torch.int64 else table.dtype
+        wide = torch.full((*table.shape, 3), -9 if dtype != torch.bool else 1, device=table.device)
+        wide = wide.to(dtype)
+        wide[..., 0] = table
+        tables[name] = wide[..., 0]
+    return _with(sample, **tables)
+
+
+def null_slot(sample: Sample, odd: bool) -> Sample:
+    """Slot 0 for padding and for states that are not kept."""
+    tables = {
+        name: sample.batch_tensors[name].clone()
+        for name in ("read_slots", "write_slots", "checkpoint_slots", "row_slots")
+        if name in sample.batch_tensors
+    }
+    for table in tables.values():
+        table[table == -1] = 0
+    return _with(sample, null_slot=0, **tables)
+
+
+def read_only_states(sample: Sample, odd: bool) -> Sample:
+    """No slot to write for every other sequence."""
+    batch = sample.batch
+    assert isinstance(batch, StateBatch)
+    write = batch.write_slots.clone()
+    write[int(odd) :: 2] = batch.null_slot
+    fields: dict[str, Any] = {"write_slots": write, "read_only": True}
+    return _with(sample, **fields)
+
+
+def row_states(sample: Sample, odd: bool) -> Sample:
+    """A state for each drafted row; odd: in the pool, in the slot that the sequence reads among others."""
+    batch, pool = sample.batch, sample.state
+    assert isinstance(batch, VerifyBatch)
+    count, most = len(batch.seqlens), max(batch.seqlens, default=0)
+    slots = torch.arange(count * most, device=pool.device).view(count, most).flip(0)
+    tensors = dict(sample.tensors)
+    if odd:
+        slots += len(pool)
+        for n, length in enumerate(batch.seqlens):
+            if length and int(batch.read_slots[n]) > batch.null_slot:
+                slots[n, length // 2] = batch.read_slots[n]
+        tensors["state"] = widened(pool, len(pool) + count * most)
+    else:
+        tensors["row_states"] = widened(pool[:0], count * most)
+    slots[list(sample.padding)] = -1
+    slots[:, 1::4] = -1
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(VerifyBatch)}
+    return dataclasses.replace(sample, tensors=tensors, batch=RowStatesBatch(**fields, row_slots=slots))
+
+
+def device_parents(sample: Sample, odd: bool) -> Sample:
+    """Random trees that only the device has."""
+    return _with(sample.with_trees(seed=int(odd)), parent_rows=None)
+
+
+def kv_bounds(sample: Sample, odd: bool) -> Sample:
+    """Upper bounds of the cache lengths, padding included."""
+    batch = sample.batch
+    assert isinstance(batch, PagedBatch)
+    bounds = tuple(kv + (17 if odd else 64) + n for n, kv in enumerate(batch.kv_seqlens))
+    page = next(pool.shape[1] for name in POOLS if (pool := sample.tensors.get(name)) is not None)
+    width = -(-max(bounds, default=0) // page)
+    table = torch.full((len(bounds), width + 1), 2**30, dtype=torch.int32, device=batch.page_table.device)
+    known = min(width + 1, batch.page_table.shape[1])
+    table[:, :known] = batch.page_table[:, :known]
+    return _with(sample, page_table=table, kv_seqlens=bounds, kv_bounds=True)
+
+
+def strided_out(sample: Sample, odd: bool) -> Sample:
+    """A result with gaps between rows and between heads."""
+    shape = [*sample.out.shape[:-1], sample.out.shape[-1] + (3 if odd else 64)]
+    whole = torch.full(shape, torch.nan, dtype=sample.out.dtype, device=sample.out.device)
+    out = whole[..., : sample.out.shape[-1]]
+    return dataclasses.replace(sample, tensors={**sample.tensors, "out": out})
+
+
+def time_innermost(sample: Sample, odd: bool) -> Sample:
+    """Inputs with contiguous time, as a convolution over [C, T] returns them."""
+    specs = sample.contract.tensors
+    tensors = dict(sample.tensors)
+    for name, tensor in tensors.items():
+        if tensor is not None and "time_innermost" in specs[name].features:
+            tensors[name] = tensor.movedim(0, -1).contiguous().movedim(-1, 0)
+    return dataclasses.replace(sample, tensors=tensors)
+
+
+def mixed_weights(sample: Sample, odd: bool) -> Sample:
+    """Weights of raw gates in other dtypes than the inputs."""
+    dtypes = {"A_log": torch.float16, "dt_bias": torch.bfloat16}
+    if odd:
+        dtypes = {"A_log": torch.bfloat16, "dt_bias": torch.float32}
+    tensors = dict(sample.tensors)
+    for name, dtype in dtypes.items():
+        tensor = tensors.get(name)
+        assert tensor is not None
+        tensors[name] = tensor.to(dtype)
+    return dataclasses.replace(sample, tensors=tensors)
+
+
+FORMS: Mapping[str, Callable[[Sample, bool], Sample]] = {
+    form.__name__: form
+    for form in (
+        *(device_parents, null_slot, read_only_states, row_states, kv_bounds, time_innermost, mixed_weights),
+        *(transposed_state, strided_pool, strided_out, index_views),
+    )
+}
+"""By feature, a function that puts a sample into the form that needs it; apply several in this order.
+
+Each has two variants: `odd` has odd gaps, which break the alignment of addresses.
+"""
+
+
+def _with(sample: Sample, **fields: Any) -> Sample:
+    return dataclasses.replace(sample, batch=dataclasses.replace(sample.batch, **fields))
+
+
+def _sizes(pool: torch.Tensor) -> list[int]:
+    """The sizes of the axes, outermost in memory first."""
+    return [pool.shape[axis] for axis in _order(pool)]
+
+
+def _order(pool: torch.Tensor) -> list[int]:
+    strides = pool.stride()
+    return sorted(range(pool.ndim), key=lambda axis: (axis > 0, -strides[axis]))
+
+
+def _gapped(size: int, odd: bool) -> int:
+    return size + (1 if odd else 16)
+
+
+def _spread(pool: torch.Tensor | None, gap: int, odd: bool, inner: list[int] | None = None) -> torch.Tensor:
+    """A copy of a pool with a gap after each slot or page, and with gaps up to sizes `inner` inside of it."""
+    assert pool is not None
+    order = _order(pool)
+    sizes = [pool.shape[axis] for axis in order[1:]]
+    room = torch.Size([sizes[0], *(inner or sizes)[1:]])
+    whole = torch.full(
+        (len(pool) * (room.numel() + gap) + 1,), torch.nan, dtype=pool.dtype, device=pool.device
+    )
+    slots = whole[int(odd) : int(odd) + len(pool) * (room.numel() + gap)].view(len(pool), room.numel() + gap)
+    view = slots[:, : room.numel()].view(len(pool), *room)[tuple(map(slice, (len(pool), *sizes)))]
+    view = view.permute([order.index(axis) for axis in range(pool.ndim)])
+    view.copy_(pool)
+    return view
+
+
+__all__ = ["FORMS", "POOLS"]

@@ -1,0 +1,168 @@
+"""The adapter kit, on the example of a backend without any feature."""
+
+import dataclasses
+
+import pytest
+import switchrail
+import torch
+from switchrail.adapters import ADAPTED, Adapter, Served, adapted, needed_features, plain, sequences
+from switchrail.errors import ArgumentError, ContractError, NoBackendError
+from switchrail.ops import CONTRACTS, StateBatch
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail.ops.samples.engine import FORMS
+from switchrail.testing.compare import verify, verify_commit
+from switchrail.testing.inputs import GENERATORS
+
+LENGTHS = {"prefill": [5, 0, 40, 3], "decode": [1] * 4, "verify": [3, 4, 0, 1]}
+PAGED = ("attention", "mla")
+
+
+class Bare:
+    """Makes a backend that has only some features; it refuses the others, as kernels do."""
+
+    def __new__(cls, op, features=()):
+        contract = CONTRACTS[op]
+
+        class Limited(DEFINITIONS[op].torch):
+            def plan(self, phase, batch, bounds=None):
+                contract.check_batch(phase, batch, features)
+                return super().plan(phase, batch, bounds)
+
+            def run(self, call, batch, plan):
+                contract.check_call(call, batch, features)
+                return super().run(call, batch, plan)
+
+        return Limited()
+
+
+CASES = [
+    (op, feature, phase)
+    for op, contract in CONTRACTS.items()
+    for feature in sorted(ADAPTED.keys() & contract.features.keys() & FORMS.keys())
+    for phase in LENGTHS
+]
+
+
+def sample_of(op, feature, phase, odd):
+    arguments = {"raw": "softplus", "beta_scale": 2.0} if feature == "mixed_weights" else {}
+    if op in PAGED and phase != "prefill":
+        arguments["kv_lengths"] = [length + 20 for length in LENGTHS[phase]]
+    call = GENERATORS[op](LENGTHS[phase], phase=phase, padding=(3,), **arguments)
+    return FORMS[feature](call, odd)
+
+
+@pytest.mark.parametrize(("op", "feature", "phase"), CASES)
+def test_an_adapter_adds_a_feature(op, feature, phase):
+    for odd in (False, True):
+        call = sample_of(op, feature, phase, odd)
+        assert feature in needed_features(phase, call.made, call.batch)
+        with pytest.raises(ContractError, match=f"lacks the feature {feature}|lacks the feature raw_gates"):
+            call.clone().run(Bare(op)) if feature != "index_views" else Bare(op).plan(phase, call.batch)
+        backend = adapted(Bare(op), (), (feature,))
+        assert isinstance(backend, Adapter)
+        check = verify_commit if phase == "verify" and op not in PAGED else verify
+        check(backend, call)
+
+
+def test_a_backend_with_all_features_is_not_adapted():
+    backend = Bare("gated_delta")
+    assert adapted(backend, ("index_views", "null_slot"), ("null_slot",)) is backend
+
+
+def test_a_plain_batch_is_left_alone():
+    batch = GENERATORS["gated_delta"]([3, 1]).batch
+    assert plain(batch) is batch
+
+
+def test_tables_are_refreshed_in_place():
+    call = FORMS["index_views"](GENERATORS["gated_delta"]([1, 1], phase="decode"), True)
+    call = FORMS["null_slot"](call, True)
+
+    class Static(Bare("gated_delta").__class__):
+        def refresh(self, plan, batch):
+            self.refreshed = batch
+
+    inner = Static()
+    backend = Adapter(inner, ())
+    plan = backend.plan("decode", call.batch)
+    tables = plan.batch.read_slots
+    other = dataclasses.replace(call.batch, read_slots=torch.tensor([0, 2], dtype=torch.int32))
+    backend.refresh(plan, other)
+    assert plan.batch.read_slots is tables
+    assert tables.tolist() == [-1, 2]
+    assert inner.refreshed is plan.batch
+
+
+def test_what_no_adapter_adds_is_refused():
+    call = FORMS["strided_pool"](GENERATORS["gated_delta"]([3, 1]), False)
+    with pytest.raises(ContractError, match=r"state: got strides .* lacks the feature strided_pool"):
+        call.run(Adapter(Bare("gated_delta"), ()))
+
+
+def test_a_plan_of_another_backend_is_refused():
+    call = GENERATORS["gated_delta"]([3, 1])
+    backend = Adapter(Bare("gated_delta"), ())
+    with pytest.raises(ArgumentError, match="plan: got"):
+        backend.run(call.made, call.batch, Bare("gated_delta").plan("prefill", call.batch))
+    with pytest.raises(ArgumentError, match="plan: got"):
+        backend.run(call.made, call.batch, backend.plan("prefill", GENERATORS["gated_delta"]([2, 2]).batch))
+
+
+def test_served_has_one_instance_for_all_phases_and_says_what_is_adapted():
+    with switchrail.testing.isolated() as runtime:
+        runtime.register(
+            "bare",
+            DEFINITIONS["gated_delta"].torch,
+            op="gated_delta",
+            phases=("prefill", "decode"),
+            features=("strided_pool",),
+            priority=5,
+        )
+        needed = {"index_views", "null_slot", "strided_pool"}
+        served = Served(
+            runtime,
+            "gated_delta",
+            {"prefill": needed, "decode": needed, "verify": {"row_states"}},
+            device="cpu",
+            dtype="float32",
+        )
+        assert {phase: decision.chosen for phase, decision in served.decisions.items()} == {
+            "prefill": "bare",
+            "decode": "bare",
+            "verify": "torch",
+        }
+        text = served.explain()
+        assert (
+            f"gated_delta decode: bare, adapted: index_views ({ADAPTED['index_views']}), null_slot (" in text
+        )
+        assert text.endswith("gated_delta verify: torch")
+        slots = torch.tensor([[2, 7], [0, 7]], dtype=torch.int32)[:, 0]
+        batch = StateBatch(
+            **sequences((1, 1), "cpu"),
+            read_slots=slots,
+            write_slots=slots,
+            has_initial_state=torch.ones(2, dtype=torch.bool),
+            null_slot=0,
+        )
+        first, second = (served.plan(phase, batch).backend for phase in ("prefill", "decode"))
+        assert first.backend is second.backend
+        with pytest.raises(NoBackendError, match="bare: lacks transposed_state; it has strided_pool"):
+            Served(
+                runtime,
+                "gated_delta",
+                {"decode": {"transposed_state", "oot:none"}},
+                device="cpu",
+                dtype="float32",
+            )
+
+
+def test_served_runs_a_call_on_an_engines_memory():
+    call = FORMS["strided_pool"](GENERATORS["gated_delta"]([4, 2]), True)
+    expected = call.clone()
+    expected.run(DEFINITIONS["gated_delta"].torch())
+    with switchrail.testing.isolated() as runtime:
+        needed = needed_features("prefill", call.made, call.batch)
+        served = Served(runtime, "gated_delta", {"prefill": needed}, device="cpu", dtype="float32")
+        assert served.plan("prefill", call.batch).run(call.made) is None
+    assert torch.equal(call.out, expected.out)
+    assert torch.equal(call.state.nan_to_num(), expected.state.nan_to_num())
