@@ -31,8 +31,8 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
     if not is_aligned(pool, alignment):
         raise contract.error(
             name,
-            f"rows that do not begin at multiples of {alignment} bytes",
-            "rows that do, for this backend",
+            f"rows at addresses that are no multiples of {alignment} bytes",
+            "multiples for this backend",
         )
 
 

@@ -81,7 +81,7 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
             ContractError: The plan has no bounds, or the batch is not within them.
         """
         if self.bounds is None:
-            raise self.contract.error("plan", "one that was made without bounds", "one that has bounds")
+            raise self.contract.error("plan", "a plan without bounds", "a plan with bounds")
         self.contract.check_batch("decode", batch)
         self._check_within(batch, self.bounds)
         for page in self._pages:
@@ -92,11 +92,11 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         count, longest = len(batch.seqlens), max(batch.kv_seqlens, default=0)
         if count != bounds.sequences:
             raise self.contract.error(
-                "batch.seqlens", f"{count} sequences", f"{bounds.sequences}, as the plan's bounds have"
+                "batch.seqlens", f"{count} sequences", f"{bounds.sequences}, the plan's bound"
             )
         if longest > bounds.tokens:
             raise self.contract.error(
-                "batch.kv_seqlens", f"{longest} tokens", f"{bounds.tokens} at most, as the plan's bounds have"
+                "batch.kv_seqlens", f"{longest} tokens", f"at most {bounds.tokens}, the plan's bound"
             )
 
 

@@ -37,7 +37,7 @@ def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
     contract.check_batch("decode", batch)
     if len(batch.seqlens) != plan.sequences:
         raise contract.error(
-            "batch.seqlens", f"{len(batch.seqlens)} sequences", f"{plan.sequences}, as the plan has"
+            "batch.seqlens", f"{len(batch.seqlens)} sequences", f"{plan.sequences}, as in the plan"
         )
 
 

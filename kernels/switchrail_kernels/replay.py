@@ -44,7 +44,9 @@ def _build() -> Any:
     from triton.runtime.build import compile_module_from_src  # internal to Triton
 
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise RuntimeError("the interpreter runs without its global lock, which importing it would enable")
+        raise RuntimeError(
+            "importing it would enable the global interpreter lock, without which this Python runs"
+        )
     interface = torch.Tensor.__dlpack_c_exchange_api__
     source = Path(__file__).with_name("replay.c").read_text()
     headers = Path(torch.__file__).parent / "include"
@@ -305,7 +307,7 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
 @cache
 def _warn_without_ptx() -> None:
     warnings.warn(
-        "switchrail_kernels can't repeat calls whose kernels come without PTX, which costs tens of "
+        "switchrail_kernels can't repeat the launches of kernels without PTX, which costs tens of "
         "microseconds a call: TRITON_STORE_BINARY_ONLY is set, or PTX was removed from Triton's cache",
         RuntimeWarning,
         stacklevel=2,

@@ -89,7 +89,7 @@ def text(argument: str, found: object) -> str:
         try:
             found.encode()
         except UnicodeEncodeError:
-            raise refused(argument, found, "a text without halves of surrogate pairs") from None
+            raise refused(argument, found, "a string without lone surrogates") from None
         return found
     raise refused(argument, found, "a text")
 
@@ -118,11 +118,11 @@ def whole(argument: str, found: object, least: int = 0, most: int = MOST) -> int
     """
     number = _index(found)
     if number is None or not least <= number <= most:
-        raise refused(argument, found, f"a whole number from {least} to {most}")
+        raise refused(argument, found, f"an integer from {least} to {most}")
     return number
 
 
-def pair(argument: str, found: object, least: int = 0, meaning: str = "two whole numbers") -> tuple[int, int]:
+def pair(argument: str, found: object, least: int = 0, meaning: str = "two integers") -> tuple[int, int]:
     """Checks that an argument is a tuple or list of two integers.
 
     Raises:
@@ -153,7 +153,7 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
     if optional and values is None:
         return []
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise refused(argument, values, "a list or another iterable that is no text")
+        raise refused(argument, values, "a list or other iterable, but not a string")
     return list(values)
 
 

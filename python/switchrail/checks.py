@@ -23,7 +23,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
     if wrong:
-        problems = {name: f"{name} must be {valid}, found {shown(found)}" for name, found, valid in wrong}
+        problems = {name: f"{name} must be {valid}, got {shown(found)}" for name, found, valid in wrong}
         raise error(
             f"{owner}: " + "; ".join(problems.values()),
             problems=problems,
@@ -34,7 +34,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
 def shown(found: object) -> str:
     """The value as messages show it."""
     if isinstance(found, int) and abs(found) >= _BEYOND:  # Python refuses to format very large integers
-        return f"one of {found.bit_length()} bits; 64 are possible"
+        return f"an integer of {found.bit_length()} bits, more than 64"
     try:
         return f"{found!r:.200}"
     except Exception as error:  # `error` comes from the value's `__repr__`

@@ -90,7 +90,9 @@ def to_json_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         converted = to_jsonable_python(dict(values))
         json.dumps(converted, allow_nan=False, ensure_ascii=False).encode()  # refuses lone surrogates too
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; valid: what JSON can hold", found=dict(values)) from error
+        raise ConfigError(
+            f"{where}: {error}; valid: values that JSON can represent", found=dict(values)
+        ) from error
     return dict(converted)
 
 
@@ -117,7 +119,7 @@ def _adapter(config_type: type[Any], where: str) -> TypeAdapter[Any]:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             f"{where}: the type {config_type.__qualname__} can't be read: {reason}; "
-            "valid: fields that JSON can hold",
+            "valid: fields that JSON can represent",
             found=config_type,
         ) from error
     return adapter

@@ -21,9 +21,11 @@ def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     if found.st_size > limit:
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; valid: at most {limit}", os.fspath(path))
+        raise OSError(
+            errno.EFBIG, f"the file has {found.st_size} bytes; valid: at most {limit}", os.fspath(path)
+        )
 
 
 __all__ = ["LIMIT", "check_file"]

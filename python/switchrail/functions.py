@@ -120,7 +120,7 @@ class Functions:
                 other = next((other for other in every if function.overlaps(other)), None)
                 if other is not None:
                     raise RegistrationError(
-                        f"{function.source} brings a {function}, and so does {other.source}; "
+                        f"both {other.source} and {function.source} register a {function}; "
                         "valid: one of the two",
                         name=function.operation if isinstance(function, Function) else function.model_type,
                         found=other.source,

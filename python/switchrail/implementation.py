@@ -89,10 +89,10 @@ def _phases_without_run(cls: type[AnyBackend]) -> str:
         return ""
     found = " and ".join(map(repr, old))
     return (
-        f"it has {found}, which nobody calls any more; valid: one method for all phases, "
+        f"it has {found}, which Switchrail no longer calls; valid: one method for all phases, "
         "`run(call, batch, plan)`, where `call` has the tensors and `call.layer` the pools, weights and "
-        "options; what `plan` returns can tell the phases apart, and in verify `run` returns the record that "
-        "`commit(call, batch, plan, record, accepted)` is given"
+        "options; the result of `plan` can tell the phases apart, and in verify `run` returns the "
+        "`record` for `commit(call, batch, plan, record, accepted)`"
     )
 
 

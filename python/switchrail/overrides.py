@@ -58,8 +58,8 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
             if near:
                 problems.append(
                     Problem(
-                        f"{where} overrides nothing; nearest: {', '.join(near)}; valid: a name that the base "
-                        "has, or one of your own that is less like it or begins with an underscore",
+                        f"{where} overrides nothing; nearest: {', '.join(near)}; valid: a name of the "
+                        "base, or a name that is less similar or begins with an underscore",
                         near,
                     )
                 )

@@ -59,7 +59,7 @@ def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, 
         ArgumentError: It is something else.
     """
     if isinstance(found, (tuple, list)):
-        return arguments.pair(argument, found, least, "one whole number, or one of q and k and one of v")
+        return arguments.pair(argument, found, least, "an integer, or a pair of integers (of q and k, of v)")
     return arguments.whole(argument, found, least)
 
 

@@ -86,8 +86,8 @@ class Runtime(Registrar):
         staging = staging_of(self.hooks)
         if staging is not None:
             raise PlatformError(
-                f"{staging} can't name the platform while it is loaded; valid: an entry point in the group "
-                "switchrail.platforms, and to leave the choice to the program"
+                f"{staging} can't set the platform while it is being loaded; valid: an entry point in "
+                "the group switchrail.platforms"
             )
         self._platforms.use(platform)
 
@@ -186,7 +186,7 @@ class Runtime(Registrar):
         where = f"configuration of {op} backend {name!r}"
         implementation: Implementation = self._core.object(registration.id)
         if implementation.config_type is None:
-            raise ConfigError(f"{where}: it takes none", found=values, valid=())
+            raise ConfigError(f"{where}: the backend takes no configuration", found=values, valid=())
         given = configs.to_json_values(values, where)
         configs.validate(implementation.config_type, {**registration.default_config, **given}, where)
         with self._open() as staging:
@@ -432,5 +432,5 @@ def _device(device: Platform | str, capability: tuple[int, int] | None) -> tuple
     if isinstance(device, Platform):
         return device.kind, device.capability
     if not isinstance(device, str):
-        raise arguments.refused("device", device, "a platform, or a kind of device as a text")
+        raise arguments.refused("device", device, "a platform, or a kind of device as a string")
     return arguments.text("device", device), read_capability("capability", capability)

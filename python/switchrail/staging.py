@@ -127,7 +127,7 @@ class Staging:
             foreign = next(filterfalse(self._staged.__contains__, hooks), None)
             if foreign is not None:
                 raise HookError(
-                    f"{foreign!r} is not {self}'s; valid while it is loaded: hooks that it added itself",
+                    f"{foreign!r} was not added by {self}, which is being loaded; valid: its own hooks",
                     target=foreign.target_name,
                 )
             self._staged = list(filterfalse(hooks.__contains__, self._staged))
@@ -204,8 +204,8 @@ class Staging:
 
     def _closed(self) -> TransactionClosedError:
         return TransactionClosedError(
-            f"the transaction of {self} is closed: what is registered now would be lost; valid: to register "
-            "before the plugin's function returns, or the block of Runtime.transaction() ends"
+            f"the transaction of {self} is closed, so this change would be lost; valid: changes before "
+            "the plugin's function returns, or the block of Runtime.transaction() ends"
         )
 
     def __str__(self) -> str:
@@ -226,9 +226,7 @@ class StagedHooks(Hooks):
     def strict(self, value: bool) -> None:
         staging = staging_of(self)
         if staging is not None:
-            raise HookError(
-                f"{staging} can't set `strict` while it is loaded; valid: to leave it to the program"
-            )
+            raise HookError(f"{staging} can't set `strict` while it is being loaded; only the program can")
         self._strict = value
 
     @lists_options(HookOptions, HOOK_OPTIONS)
@@ -279,6 +277,6 @@ class StagedHooks(Hooks):
         staging = staging_of(self)
         if staging is not None and hooks:
             raise HookError(
-                f"{staging} can't {what} {hooks[0]!r} while it is loaded; valid: to add hooks of its own",
+                f"{staging} can't {what} {hooks[0]!r} while it is being loaded; valid: its own hooks",
                 target=hooks[0].target_name,
             )

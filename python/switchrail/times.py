@@ -218,9 +218,12 @@ _FIELDS: _Fields = {
     "dtype": (_core.DTYPES.__contains__, f"one of {', '.join(_core.DTYPES)}"),
     "head_size": (
         lambda found: found is None or _is_count(found, 32) or _is_pair(found),
-        "a number, one of q and k and one of v, or None",
+        "a number, a pair of numbers (of q and k, of v), or None",
     ),
-    "heads": (lambda found: found is None or _is_pair(found), "how many of q and how many of v, or None"),
+    "heads": (
+        lambda found: found is None or _is_pair(found),
+        "the numbers of q heads and of v heads, or None",
+    ),
     "no_decay": (lambda found: isinstance(found, bool), "True or False"),
     "samples": (
         lambda found: isinstance(found, Sequence) and not isinstance(found, str),
@@ -232,7 +235,7 @@ _FIELDS: _Fields = {
 _SAMPLE: _Fields = {
     "rows": (_is_count, "a number of rows"),
     "length": (_is_count, "a number of tokens"),
-    "nanoseconds": (_is_times, "a mapping of names to whole numbers"),
+    "nanoseconds": (_is_times, "a mapping of names to integers"),
     "spread": (_is_spread, "a mapping of names to numbers, 0 or more"),
 }
 
@@ -253,7 +256,7 @@ def _is_machine(found: object) -> bool:
 
 def _error(path: Path, problem: str) -> TimesError:
     return TimesError(
-        f"the times in {path} can't be used, only what `switchrail tune` writes, or no file: {problem}",
+        f"the times in {path} can't be used: {problem}; valid: a file that `switchrail tune` wrote, or none",
         path=str(path),
         problem=problem,
     )

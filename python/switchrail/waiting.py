@@ -34,7 +34,7 @@ class HungError(Exception):
     """
 
     def __init__(self, what: str, seconds: float, thread: threading.Thread) -> None:
-        super().__init__(f"{what} takes longer than {seconds:g} s; its thread goes on")
+        super().__init__(f"{what} took longer than {seconds:g} s; its thread keeps running")
         self.thread = thread
 
     def stack(self) -> str:
@@ -94,7 +94,7 @@ def within(
             raise HungError(what, seconds if limit is None else limit, thread)
         if passed >= told_after:
             told = f"waiting for {name}: {what} has taken {passed:.0f} s so far"
-            _log.warning("%s", one_line(f"{told}, and is given up in {seconds - passed:.0f} s"))
+            _log.warning("%s", one_line(f"{told}; its time limit ends in {seconds - passed:.0f} s"))
             told_after *= 2
     if errors:
         raise errors.pop()

@@ -159,7 +159,7 @@ def test_a_plugin_that_hangs(install, find, clock, monkeypatch):
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
     finding = find("plugins", "ill-gdn:ill-gdn")
     clock.go.set()
-    assert finding.problem.startswith("hung: its function takes longer than 0.2 s")
+    assert finding.problem.startswith("hung: its function took longer than 0.2 s")
     assert "SWITCHRAIL_LOAD_TIMEOUT" in finding.advice
 
 
@@ -287,7 +287,7 @@ def test_two_versions_in_one_folder(install, find, tmp_path):
     metadata = tmp_path / "site" / "ill_gdn-2.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("ill-gdn-x", "ill-gdn"))
     finding = find("metadata", str(metadata.parent))
-    assert "install its distribution again" in finding.advice
+    assert "reinstall its distribution" in finding.advice
 
 
 @pytest.mark.parametrize("left", ["0.5", "3.0"])
@@ -320,7 +320,7 @@ def test_metadata_that_cannot_be_read(install, find):
     info = install("ill-gdn")
     (info / "entry_points.txt").write_text("[switchrail.plugins]\nthis is no entry point\n")
     finding = find("metadata", str(info / "entry_points.txt"))
-    assert "install its distribution again" in finding.advice
+    assert "reinstall its distribution" in finding.advice
 
 
 def test_kernels_of_another_version(install, find):
@@ -423,8 +423,8 @@ def gpu(monkeypatch, tmp_path):
     ("defect", "problem", "advice"),
     [
         ({"cuda": None}, "was built without CUDA", "a torch that was built for CUDA"),
-        ({"driver": None}, "libcuda.so.1 is not", "give the process the library"),
-        ({"driver": (12, 4)}, "knows CUDA up to 12.4", "a newer driver, or a torch built for CUDA 12"),
+        ({"driver": None}, "libcuda.so.1 is missing", "give the process the library"),
+        ({"driver": (12, 4)}, "supports CUDA up to 12.4", "a newer driver, or a torch built for CUDA 12"),
         ({"available": False}, "CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
         (
             {"built": ("sm_80", "sm_89")},

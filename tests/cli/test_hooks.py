@@ -73,7 +73,7 @@ def test_what_passes_it_by(switchrail, hooking):
     with isolated() as runtime:
         runtime.hooks.add(cli_late.f.__wrapped__, lambda: None)
         done = switchrail("explain", "--hook", "cli_late.f.__wrapped__")
-    assert "passed by: results that an lru_cache of cli_late.f keeps" in done.output
+    assert "bypassed: calls that the lru_cache of cli_late.f answers" in done.output
 
 
 def test_none(switchrail, tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_none(switchrail, tmp_path, monkeypatch):
         (["--hook", "cli_broken.f"], "cli_broken can't be imported: ZeroDivisionError"),
         (["--hook", "cli_ending.f"], "cli_ending can't be imported: SystemExit(0)"),
         (["--hook", "no_such_module_anywhere.f"], "does not exist"),
-        (["--hook", "textwrap"], "no dotted path"),
+        (["--hook", "textwrap"], "not a dotted path"),
         ([], "either a checkpoint or --hook"),
         (["somewhere", "--hook", "textwrap.dedent"], "either a checkpoint or --hook"),
     ],

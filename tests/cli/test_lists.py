@@ -259,7 +259,7 @@ def test_explain_for_a_device_that_is_not_here(switchrail, plugins, checkpoint):
     absent = switchrail("explain", checkpoint, "--device", "cuda:77")
     assert absent.exit_code == 2
     assert "there is no device 'cuda:77' here" in absent.stderr
-    assert "--as cuda:9.0 plans for a device that is not here" in absent.stderr
+    assert "--as cuda:9.0 plans for a device that this machine lacks" in absent.stderr
     unknown = switchrail("explain", checkpoint, "--device", "acme")
     assert "--as" not in unknown.stderr
     refused = switchrail("explain", checkpoint, "--as", "cuda")

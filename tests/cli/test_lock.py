@@ -20,7 +20,7 @@ def test_a_lock_is_written_and_held_to(switchrail, installed, monkeypatch):
     done = switchrail("lock")
     assert (done.exit_code, done.output.split(", ")[0]) == (0, "switchrail.lock: boreal-gdn")
     done = switchrail("lock", "--check")
-    assert (done.exit_code, done.output) == (0, "what is installed is what was locked\n")
+    assert (done.exit_code, done.output) == (0, "the installation matches the lock\n")
     (installed / "boreal_gdn.py").write_text("")
     done = switchrail("lock", "--check")
     told = "boreal-gdn differs from the lock: files changed: boreal_gdn.py\n"

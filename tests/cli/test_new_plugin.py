@@ -104,14 +104,14 @@ def test_here_under_its_own_name(switchrail, tmp_path, monkeypatch):
     assert (tmp_path / "acme" / "acme" / "backend.py").read_text("utf-8").count("TorchKda") == 2
     again = switchrail("new-plugin", "acme", "--op", "kda")
     assert again.exit_code == 2
-    assert "acme is there already; valid: a folder that is new or empty" in again.stderr
+    assert "acme already exists; valid: a new or empty folder" in again.stderr
 
 
 def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path):
     (tmp_path / "empty").mkdir()
     assert write_plugin(tmp_path / "empty", "acme", op="kda")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(NewPluginError, match="there already"):
+    with pytest.raises(NewPluginError, match="already exists"):
         write_plugin(tmp_path / "file", "acme", op="kda")
     with pytest.raises(NewPluginError, match="can't be written"):
         write_plugin(tmp_path / "file" / "below", "acme", op="kda")
@@ -121,17 +121,17 @@ def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("", "no distribution's name"),
-        ("-acme", "no distribution's name"),
-        ("acme/../..", "no distribution's name"),
-        ("acme gdn", "no distribution's name"),
+        ("", "not a valid distribution name"),
+        ("-acme", "not a valid distribution name"),
+        ("acme/../..", "not a valid distribution name"),
+        ("acme gdn", "not a valid distribution name"),
         ("9lives", "'9lives', which Python can't import"),
         ("class", "'class', which Python can't import"),
-        ("json", "a module 'json' is there already"),
-        ("switchrail", "a module 'switchrail' is there already"),
-        ("pytest", "a module 'pytest' is there already"),
-        ("reference", "backends of gated_delta have it"),
-        ("auto", "backends of gated_delta have it"),
+        ("json", "a module 'json' already exists"),
+        ("switchrail", "a module 'switchrail' already exists"),
+        ("pytest", "a module 'pytest' already exists"),
+        ("reference", "gated_delta already has backends"),
+        ("auto", "gated_delta already has backends"),
     ],
 )
 def test_names(tmp_path, name, problem):

@@ -407,7 +407,7 @@ REFUSED = {
     "no quotes": (["--prompt", PROMPTS[0], "--config", "{tmp}/dots.toml"], 'such as "linear.decode" ='),
     "option": (["--prompt", PROMPTS[0], "--config", "{tmp}/engine.toml"], "page_size"),
     "configured": (["--prompt", PROMPTS[0], "--config", "{tmp}/unknown.toml"], "acme"),
-    "no configuration": (["--prompt", PROMPTS[0], "--config", "{tmp}/values.toml"], "it takes none"),
+    "no configuration": (["--prompt", PROMPTS[0], "--config", "{tmp}/values.toml"], "takes no configuration"),
 }
 
 

@@ -178,7 +178,7 @@ def test_memory_that_is_asked_for_in_a_capture_fails(device):
             device.allocations += device.capturing is not None
             super().run(call, batch, plan)
 
-    with pytest.raises(AssertionError, match="memory was asked of the driver 1 times"):
+    with pytest.raises(AssertionError, match="memory was requested from the driver 1 times"):
         host.graph(setting("attention", Greedy))
 
 

@@ -273,7 +273,7 @@ def test_a_copy_of_a_layer_is_another_one() -> None:
 def test_what_can_be_added(make: Any) -> None:
     dispatcher = make(gated_delta="told", ops=None)
     dispatcher.add(0, half())
-    with pytest.raises(DispatchError, match="layer 0 has its gated_delta already"):
+    with pytest.raises(DispatchError, match="layer 0 already has its gated_delta"):
         dispatcher.add(0, half())
     with pytest.raises(ContractError, match=r"scale: got 0\.0"):
         dispatcher.add(1, half(scale=0.0))
@@ -289,7 +289,7 @@ def test_what_can_be_added(make: Any) -> None:
     dispatcher.add(2, attention)
     known = half()
     dispatcher.add(1, known)
-    with pytest.raises(DispatchError, match="it is the gated_delta of layer 1 already"):
+    with pytest.raises(DispatchError, match="already the gated_delta of layer 1"):
         dispatcher.add(2, known)
     with pytest.raises(DispatchError, match="got a object, expected one of AttentionLayer"):
         dispatcher.add(0, object())
@@ -311,11 +311,11 @@ def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
     layer = AttentionLayer(k_cache=caches, v_cache=caches, scale=1.0)
     dispatcher.add(2, layer)
     with (
-        pytest.raises(DispatchError, match="the part of decode has no pages, which attention takes"),
+        pytest.raises(DispatchError, match="the decode part has no pages, which attention needs"),
         dispatcher.running(both()[:1]),
     ):
         pass  # pragma: no cover
-    with pytest.raises(DispatchError, match="the part of decode has no sequences"):
+    with pytest.raises(DispatchError, match="the decode part has no sequences"):
         Part(phase="decode", rows=slice(0, 1)).lengths  # noqa: B018
     pages = PagedBatch(
         cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
@@ -411,7 +411,10 @@ def test_what_a_verification_returns_decides_nothing_and_must_be_there(runtime: 
         dispatcher.add(0, call.layer)
         part = Part(phase=phase, rows=slice(0, 2), states=sample.batch)  # type: ignore[arg-type]
         if phase == "verify":
-            with pytest.raises(DispatchError, match="it returned no record"), dispatcher.running([part]):
+            with (
+                pytest.raises(DispatchError, match="run returned None in verify"),
+                dispatcher.running([part]),
+            ):
                 dispatcher.dispatch(call)
             continue
         with dispatcher.running([part]):

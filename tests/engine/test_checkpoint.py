@@ -287,7 +287,7 @@ def test_an_index_that_lies(make_engine: Callable[..., Engine], sharded: Path) -
     index = read_index(sharded)
     other = {"model-0.safetensors": "model-1.safetensors", "model-1.safetensors": "model-0.safetensors"}
     write_index(sharded, index | {"model.norm.weight": other[index["model.norm.weight"]]})
-    refused(make_engine, sharded, "index.json names model.norm.weight in model-", "doesn't hold it")
+    refused(make_engine, sharded, "index.json names model.norm.weight in model-", "doesn't contain it")
     write_index(sharded, index | {"model.extra.weight": "model-0.safetensors"})
     error = refused(make_engine, sharded, "model.extra.weight")
     assert error.missing == ("model.extra.weight",)

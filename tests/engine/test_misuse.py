@@ -60,7 +60,7 @@ def test_both_threads_get_what_broke_their_step(engine: Engine, way: str) -> Non
 
 @pytest.mark.parametrize("found", [None, 3, "the", object()], ids=["None", "3", "the", "an object"])
 def test_what_is_no_request_can_not_be_cancelled(engine: Engine, found: Any) -> None:
-    with pytest.raises(ArgumentError, match="cancel takes a Request, found"):
+    with pytest.raises(ArgumentError, match="cancel takes a Request, got"):
         engine.cancel(found)
 
 

@@ -28,9 +28,9 @@ from switchrail.pools import ConvShape, DeltaShape, FreeList, KVShape, Shape
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_sequences": 0}, "max_sequences must be an integer of at least 1, found 0"),
+        ({"max_sequences": 0}, "max_sequences must be an integer of at least 1, got 0"),
         ({"max_sequences": True}, "max_sequences"),
-        ({"max_sequences": 8, "max_tokens_per_step": 7}, r"at least max_sequences \(8\), found 7"),
+        ({"max_sequences": 8, "max_tokens_per_step": 7}, r"at least max_sequences \(8\), got 7"),
         ({"prefill_chunk": 0}, "prefill_chunk must be None or"),
         ({"page_size": 1.5}, "page_size"),
         ({"num_pages": 1}, "num_pages"),
@@ -46,7 +46,7 @@ def test_engine_options_out_of_range(values: dict[str, Any], words: str) -> None
 
 
 def test_options_that_are_no_options() -> None:
-    with pytest.raises(ConfigError, match="EngineOptions or a mapping of names to values, found 5"):
+    with pytest.raises(ConfigError, match="EngineOptions or a mapping of names to values, got 5"):
         EngineOptions.of(5)  # type: ignore[arg-type]
 
 
@@ -59,7 +59,7 @@ def test_all_problems_are_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be an integer of at least 1, found 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an integer of at least 1, got 0"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
@@ -117,7 +117,7 @@ def test_seeds_have_64_bits(make_engine: Callable[..., Engine]) -> None:
     make_engine(options={"seed": 2**64 - 1})
     torch.set_rng_state(before)
     with pytest.raises(
-        ConfigError, match="seed must be None or an integer of at least 0, found one of 65 bits"
+        ConfigError, match="seed must be None or an integer of at least 0, got an integer of 65 bits"
     ):
         make_engine(options={"seed": 2**64})
 
@@ -134,7 +134,7 @@ def test_the_largest_options_are_refused_before_anything_is_allocated(
 
 
 def test_longer_than_the_model_was_made_for(make_engine: Callable[..., Engine]) -> None:
-    with pytest.raises(ConfigError, match="1025, but the model was made for 1024"):
+    with pytest.raises(ConfigError, match="1025, but the model supports 1024"):
         make_engine(options={"max_length": 1025})
 
 

@@ -8,7 +8,7 @@ import types
 import pytest
 from switchrail.errors import HookError
 
-CACHED = "results that an lru_cache of hook_targets.f keeps pass the hook by"
+CACHED = "calls that the lru_cache of hook_targets.f answers bypass the hook"
 
 
 def negated(result, *args, **kwargs):
@@ -45,7 +45,8 @@ def test_a_cache_in_the_class(hooks, caplog):
     module.Cached = Cached
     Cached.m.__qualname__ = "Cached.m"
     hooks.add(Cached.m, negated, "after")
-    assert "an lru_cache of test_bypass.Cached.m keeps" in caplog.text.replace(f"{__name__}.", "test_bypass.")
+    text = caplog.text.replace(f"{__name__}.", "test_bypass.")
+    assert "the lru_cache of test_bypass.Cached.m answers" in text
     del module.Cached
 
 
@@ -64,7 +65,7 @@ def test_reported_when_a_waiting_hook_finds_it(hooks, tmp_path, monkeypatch, cap
     hooks.add("late_cached.f", negated, "after")
     assert not caplog.records
     importlib.import_module("late_cached")
-    assert "an lru_cache of late_cached.f keeps" in caplog.text
+    assert "the lru_cache of late_cached.f answers" in caplog.text
     del sys.modules["late_cached"]
 
 
@@ -87,7 +88,7 @@ def test_torch_script(hooks, caplog, scripted):
     if scripted is scripted_without:
         hooks.add(scripted, negated, "after")
     assert (scripted(1), compiled(1)) == (-2, 2)
-    note = f"torch.jit has compiled {__name__}.{scripted.__name__} from its source, which passes the hook by"
+    note = f"torch.jit has compiled {__name__}.{scripted.__name__} from its source, bypassing the hook"
     assert hooks.explain(scripted).bypassed() == (note,)
     assert (note in caplog.text) == (scripted is scripted_without)
 
@@ -117,7 +118,7 @@ def kernels(tmp_path, monkeypatch):
 
 def test_triton(hooks, kernels, caplog):
     hooks.add(kernels.inner.fn, negated, "after")
-    note = "triton has compiled hook_kernels.inner from its source, which passes the hook by"
+    note = "triton has compiled hook_kernels.inner from its source, bypassing the hook"
     assert note in caplog.text
     assert hooks.explain("hook_kernels.inner.fn").bypassed() == (note,)
     caplog.clear()
@@ -136,7 +137,7 @@ def test_numba(hooks, module, caplog):
     module.compiled = cls()
     module.compiled.py_func = module.f
     hooks.add(module.f, negated, "after")
-    note = "numba has compiled hook_targets.f from its source, which passes the hook by"
+    note = "numba has compiled hook_targets.f from its source, bypassing the hook"
     assert note in caplog.text
     assert hooks.explain(module.f).bypassed() == (note,)
 
@@ -151,7 +152,7 @@ def test_holders_that_keep_an_object_unhooked(hooks, module):
     hooks.add("hook_targets.adder", negated, "after")
     assert held[0](1) == 2
     notes = hooks.explain("hook_targets.adder").bypassed()
-    assert [note.startswith("a builtins.tuple keeps it unhooked") for note in notes] == [True]
+    assert [note.startswith("a builtins.tuple refers to the unhooked object") for note in notes] == [True]
 
 
 def test_nothing_passes_by(hooks, module):

@@ -95,8 +95,8 @@ def test_a_cycle_is_refused_and_changes_nothing(hooks, module):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"source": None}, "None is no name of a hook or source"),
-        ({"before": [3]}, "3 is no name of a hook or source"),
+        ({"source": None}, "None is not a name of a hook or source"),
+        ({"before": [3]}, "3 is not a name of a hook or source"),
         ({"before": "abc"}, "before is 'abc'; valid: a list"),
         ({"after": None}, "after is None; valid: a list"),
         ({"priority": 1.5}, "its priority is 1.5; valid: an int of 32 bits"),

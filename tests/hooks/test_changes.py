@@ -59,7 +59,7 @@ def test_code_swapped_by_somebody_else_stays(hooks, module, caplog):
     hook = hooks.add(module.f, lambda a, b: None)
     theirs = (lambda a, b=2: "theirs").__code__
     module.f.__code__ = theirs
-    with pytest.raises(HookError, match="somebody else has swapped"):
+    with pytest.raises(HookError, match="other code has changed"):
         hooks.add(module.f, lambda a, b: None, "replace")
     assert hooks.list() == (hook,)
     hooks.clear()
@@ -148,7 +148,7 @@ def test_the_same_hook_twice(hooks, module):
         return None
 
     hooks.add(module.f, nothing)
-    with pytest.raises(HookError, match="has it already"):
+    with pytest.raises(HookError, match="already has it"):
         hooks.add(module.f, nothing)
     hooks.add(module.f, nothing, "replace")
     assert len(hooks.list()) == 2
@@ -163,9 +163,9 @@ async def suspends(*args, **kwargs):
 
 
 REFUSED_TARGETS = {
-    "f": "no dotted path",
-    "hook_targets.": "no dotted path",
-    "hook_targets.g h": "no dotted path",
+    "f": "not a dotted path",
+    "hook_targets.": "not a dotted path",
+    "hook_targets.g h": "not a dotted path",
     "hook_targets.counterr": "nearest: counter",
     "hook_targets.C.mm": "no 'mm' there",
     "hook_targets.__name__": "is a str; valid: something that can be called",

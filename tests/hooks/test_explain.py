@@ -37,7 +37,7 @@ def test_in_the_order_in_which_a_call_runs_it(hooks, module):
     assert explanation.target == "hook_targets.f"
     assert [step.hook.fn.__name__ for step in explanation.steps if step.state == "runs"] == trace
     assert rows(explanation)[-1] == ("replace", "replace 3", "ignored")
-    assert explanation.steps[-1].reason.endswith("stands before it")
+    assert explanation.steps[-1].reason.endswith("replaces the target first")
     assert hooks.explain(module.f) == explanation
     assert hooks.explain_all() == (explanation,)
 
@@ -102,7 +102,7 @@ def test_nothing_is_there(hooks, module):
     assert hooks.explain("hook_targets.f").steps == ()
     with pytest.raises(HookError, match="nearest: f"):
         hooks.explain("hook_targets.ff")
-    with pytest.raises(HookError, match="no dotted path"):
+    with pytest.raises(HookError, match="not a dotted path"):
         hooks.explain("hook_targets")
 
 
@@ -110,7 +110,7 @@ def test_code_swapped_by_somebody_else(hooks, module):
     hooks.add(module.f, named("first"))
     module.f.__code__ = (lambda a, b=2: "theirs").__code__
     (step,) = hooks.explain(module.f).steps
-    assert (step.state, step.reason) == ("ignored", "somebody else has swapped the target's code")
+    assert (step.state, step.reason) == ("ignored", "other code has changed the target's code")
 
 
 def test_objects_of_one_class_are_told_apart(hooks, module):

@@ -102,7 +102,7 @@ def test_names_that_are_no_identifiers(hooks, folder, name):
     "target", ["late.mod:f.g", "late.f()", "late..f", "late.C<x>.m", "late.3f", ".late.f", "a b.f"]
 )
 def test_what_is_no_path(hooks, target):
-    with pytest.raises(HookError, match="no dotted path"):
+    with pytest.raises(HookError, match="not a dotted path"):
         hooks.add(target, double, "after")
 
 
@@ -286,7 +286,7 @@ WRONG = {
     "before": (Fits, "before", "is a class, whose calls make instances; valid: replace"),
     "after": (Fits, "after", "is a class, whose calls make instances; valid: replace"),
     "around": (Fits, "around", "is a class, whose calls make instances; valid: replace"),
-    "signature": (Unasked, "replace", "asking what it takes raised RuntimeError"),
+    "signature": (Unasked, "replace", "reading its signature raised RuntimeError"),
 }
 
 

@@ -60,7 +60,7 @@ def test_nothing_and_zeros():
     assert measure(torch.empty(0, 3), torch.empty(0, 3)) == Error(0.0, 0.0)
     assert measure(torch.zeros(2, 3), torch.zeros(2, 3)) == Error(0.0, 0.0)
     assert measure(torch.full((2, 3), 1e-30), torch.zeros(2, 3)).norm == math.inf
-    with pytest.raises(ValueError, match=r"\[2, 3\], expected was \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"\[2, 3\], expected \[3, 2\]"):
         measure(torch.zeros(2, 3), torch.zeros(3, 2))
 
 

@@ -55,7 +55,7 @@ def test_capabilities_as_text_and_number(major: int, minor: int) -> None:
     if 0 <= minor <= 9:
         assert capability.to_int() == int(f"{major}{minor}")
     else:
-        with pytest.raises(CapabilityError, match=rf"its minor is {minor}; valid: 0 to 9"):
+        with pytest.raises(CapabilityError, match=rf"its minor version is {minor}; valid: 0 to 9"):
             capability.to_int()
 
 

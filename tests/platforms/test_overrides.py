@@ -314,7 +314,7 @@ def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
     Other engines have one class for both, so people put these methods there.
     """
     own = type("Own", (CpuPlatform,), {"engine_defaults": lambda self: {"page_size": 32}})
-    with pytest.raises(PlatformError, match=r"Own\.engine_defaults is asked of the serving part"):
+    with pytest.raises(PlatformError, match=r"Own\.engine_defaults belongs to the serving part"):
         runtime.use_platform(own())
 
 

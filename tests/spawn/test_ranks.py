@@ -125,7 +125,7 @@ def test_a_group_of_some_ranks(results: list[dict[str, Any]]) -> None:
 
 
 def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
-    assert common(results, "gone", [0, 1, 2])["ranks"] == {"3": ["it did not come within 5 s"]}
+    assert common(results, "gone", [0, 1, 2])["ranks"] == {"3": ["it did not report within 5 s"]}
     assert "gone" not in results[3]
 
 

@@ -209,7 +209,7 @@ SAMPLE = MEASUREMENT["samples"][0]
         ({"dtype": "half"}, "dtype", "is 'half'; valid: one of float64"),
         ({"head_size": 1.5}, "head_size", r"is 1\.5"),
         ({"head_size": [1, 2, 3]}, "head_size", r"is \[1, 2, 3\]"),
-        ({"heads": 3}, "heads", "is 3; valid: how many of q"),
+        ({"heads": 3}, "heads", "is 3; valid: the numbers of q"),
         ({"heads": [2**40, 1]}, "heads", r"is \[1099511627776, 1\]"),
         ({"no_decay": None}, "no_decay", "is None; valid: True or False"),
         ({"samples": {}}, "samples", r"is \{\}; valid: a list"),

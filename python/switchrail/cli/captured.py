@@ -40,7 +40,7 @@ def print_capture(out: Console, capture: CapturePlan | str) -> None:
     columns = ("steps", "call", "backend", "runs", "why")
     out.print(table("captured steps", columns, rows, fold=("steps", "why")))
     for hook in _hooks():
-        out.print(f"{hook} is called while steps are captured, and not when they are replayed")
+        out.print(f"{hook} is called when a step is captured, but not when it is replayed")
 
 
 def _hooks() -> list[str]:

@@ -35,11 +35,13 @@ STATUSES = ("passed", "failed", "skipped")
 def check_backend(
     name: Annotated[
         str,
-        typer.Argument(help="The name that it is registered under.", autocompletion=complete.backend_names),
+        typer.Argument(help="The backend's name.", autocompletion=complete.backend_names),
     ],
     op: Annotated[
         str | None,
-        typer.Option(help="Only this op; else every op that has the name.", autocompletion=complete.ops),
+        typer.Option(
+            help="Only this op; by default all ops with a backend of this name.", autocompletion=complete.ops
+        ),
     ] = None,
     phase: PhaseOption = None,
     dtype: Annotated[
@@ -144,7 +146,7 @@ def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
         *measured, where = _nearest(group)
         cells.append((*which, *measured, "/".join(where[:2]), group[0].case.check.about))
-    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "what must hold")
+    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "property")
     return table(title, columns, cells, fold=columns[-1:])
 
 

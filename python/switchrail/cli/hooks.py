@@ -59,7 +59,7 @@ def show_hooks(explanations: Sequence[Explanation]) -> None:
         else:
             out.print(Text.assemble((one_line(explanation.target), "bold"), " has no hooks"))
         for note in explanation.bypassed():
-            out.print(Text(one_line(f"passed by: {note}")))
+            out.print(Text(one_line(f"bypassed: {note}")))
 
 
 def _row(step: Step) -> tuple[object, ...]:

@@ -21,7 +21,11 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", metavar="FILE", envvar=LOCK, help="The lock file."),
 ]
 CheckOption = Annotated[
-    bool, typer.Option("--check", help="Write nothing; say where what is installed differs, and exit with 1.")
+    bool,
+    typer.Option(
+        "--check",
+        help="Write nothing; print how the installation differs from the lock, and exit with 1 if it does.",
+    ),
 ]
 
 
@@ -35,7 +39,7 @@ def lock(
             print_json([difference.to_dict() for difference in differences])
         else:
             told = "\n".join(str(difference) for difference in differences)
-            say(in_lines(told) or "what is installed is what was locked")
+            say(in_lines(told) or "the installation matches the lock")
         raise typer.Exit(DIFFERS if differences else 0)
     written = write_lock(output)
     if as_json:

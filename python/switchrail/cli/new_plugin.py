@@ -86,9 +86,7 @@ def write_plugin(
     documents = {path: _filled(template, values).rstrip("\n") + "\n" for path, template in texts.items()}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise NewPluginError(
-                f"{folder} is there already; valid: a folder that is new or empty", found=str(folder)
-            )
+            raise NewPluginError(f"{folder} already exists; valid: a new or empty folder", found=str(folder))
         for path, text in documents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
@@ -101,20 +99,20 @@ def _checked(name: str, op: str) -> str:
     """Checks the distribution's name and returns the module's name."""
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
         raise _refused(
-            name, "it is no distribution's name", "letters, digits, '-', '_' and '.', as in acme-gdn"
+            name, "it is not a valid distribution name", "letters, digits, '-', '_' and '.', as in acme-gdn"
         )
     module = re.sub(r"[-_.]+", "_", name).lower()
     if not module.isidentifier() or keyword.iskeyword(module):
         raise _refused(
             name,
             f"its module would be {module!r}, which Python can't import",
-            "a letter first, and no keyword of Python",
+            "a name that begins with a letter and is no Python keyword",
         )
     if module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None:
-        raise _refused(name, f"a module {module!r} is there already", "a name of its own")
+        raise _refused(name, f"a module {module!r} already exists", "an unused name")
     taken = [backend.name for backend in Runtime().backends(op)]
     if name in [*taken, "auto"]:
-        raise _refused(name, f"backends of {op} have it: {', '.join(taken)}, auto", "a name of its own")
+        raise _refused(name, f"{op} already has backends {', '.join(taken)}, auto", "an unused name")
     return module
 
 

@@ -102,7 +102,7 @@ def _bytes(text: str) -> int:
     """A size such as 80G, in bytes; letters stand for powers of 1,024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
     if found is None:
-        raise typer.BadParameter(f"--memory {text!r}; valid: a number, with K, M, G or T behind it or not")
+        raise typer.BadParameter(f"--memory {text!r}; valid: a number of bytes, optionally with K, M, G or T")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from switchrail import EngineOptions, Platform, RoutePlan, Runtime
     from switchrail.engine.capture import CapturePlan
 
-NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for the device that is here"
+NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for this machine's device"
 
 
 class Planned(NamedTuple):
@@ -125,5 +125,5 @@ def _platform(runtime: Runtime, device: str | None, described_device: str | None
         return runtime.find_platform(device)
     except PlatformError as error:
         if is_builtin(device):
-            error.__notes__ = ["--as cuda:9.0 plans for a device that is not here"]  # type: ignore[attr-defined]
+            error.__notes__ = ["--as cuda:9.0 plans for a device that this machine lacks"]  # type: ignore[attr-defined]
         raise

@@ -54,17 +54,18 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among this many of the most likely tokens.")] = None,
     top_p: Annotated[
-        float, typer.Option(help="Draw among the likeliest of this probability together.")
+        float, typer.Option(help="Draw among the most likely tokens whose probabilities add up to this.")
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(help="Draw among those this likely, relative to the likeliest.")
+        float, typer.Option(help="Draw among tokens at least this likely, relative to the most likely one.")
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Start of the random numbers of each prompt.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of each prompt's random numbers.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Ends the text; can be given several times.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A string that ends the text; can be given several times."),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")
+        bool, typer.Option("--ignore-eos", help="Continue after the model's end tokens.")
     ] = False,
     backend: BackendOption = None,
     config: ConfigOption = None,
@@ -72,7 +73,7 @@ def run(
     dtype: DtypeOption = None,
     download: DownloadOption = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Of standard error, only warnings and errors.")
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors to standard error.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -37,14 +37,17 @@ def tune(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="A dtype of activations; can be given several times; else what suits the device.",
+            help="A dtype of activations; can be given several times; by default those that suit the device.",
             autocompletion=complete.dtypes,
         ),
     ] = None,
     device: DeviceOption = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to; else SWITCHRAIL_TIMES, or the user's cache folder."),
+        typer.Option(
+            metavar="FILE",
+            help="The file to write; by default SWITCHRAIL_TIMES, or a file in the user's cache folder.",
+        ),
     ] = None,
     download: DownloadOption = False,
     as_json: JsonOption = False,
@@ -93,8 +96,8 @@ def tune(
         if timing.noisy:
             spreads = ", ".join(f"{name} with {batch} ({spread:.0%})" for name, batch, spread in timing.noisy)
             warning = (
-                f"warning: {_title(timing)}: the rounds of these times lay apart, {ATTEMPTS} times over, so "
-                f"each counts as that much longer; measure again on an idle machine: {spreads}"
+                f"warning: {_title(timing)}: these times varied too much in {ATTEMPTS} attempts, "
+                f"so each is increased by its spread; measure again on an idle machine: {spreads}"
             )
             typer.echo(one_line(warning), err=True)
     if as_json:

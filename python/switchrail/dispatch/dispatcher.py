@@ -111,7 +111,7 @@ class _Step:
             return  # its states were written by row
         if record is None:
             op = self.prepared.users[index].op
-            raise DispatchError("it returned no record, which its commit needs", op=op)
+            raise DispatchError("run returned None in verify, expected a record for commit", op=op)
         self.verified.append((index, call, record))
 
 
@@ -179,9 +179,11 @@ class Dispatcher:
             raise DispatchError(f"got a {type(layer).__name__}, expected one of {valid}", found=layer)
         CONTRACTS[op].check_layer(layer, self._features.get(op, ()))
         if (layer_id, op) in self._layers.values():
-            raise DispatchError(f"layer {layer_id} has its {op} already", layer=layer_id, op=op, found=2)
+            raise DispatchError(f"layer {layer_id} already has its {op}", layer=layer_id, op=op, found=2)
         if layer in self._layers:
-            raise DispatchError(f"it is the {op} of layer {self._layers[layer][0]} already", op=op, found=2)
+            raise DispatchError(
+                f"this object is already the {op} of layer {self._layers[layer][0]}", op=op, found=2
+            )
         ids = self._ids.get(op, set())
         if layer_id not in ids:
             valid = ", ".join(map(str, sorted(ids))) or "none"
@@ -277,7 +279,7 @@ class Dispatcher:
             layer_id, op = min(self._layers[layer] for layer in step.left)
             raise DispatchError(
                 f"layer {layer_id} did not run its {op} in this step ({len(step.left)} calls are missing); "
-                "the model definition took a path that nobody sees",
+                "the model definition skipped it, or called a function that is not hooked",
                 layer=layer_id,
                 op=op,
                 found=0,
@@ -379,8 +381,8 @@ class Dispatcher:
         layer_id, op = self._layers[layer]
         if self._step is _NO_STEP:
             return DispatchError(
-                f"layer {layer_id} ran its {op} outside of a step; a model whose calls are dispatched is "
-                "called by what runs its steps",
+                f"layer {layer_id} ran its {op} outside of a step; such a model can only be called "
+                "within a step",
                 layer=layer_id,
                 op=op,
                 found=1,

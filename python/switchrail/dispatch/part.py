@@ -35,7 +35,7 @@ class Part:
         kind = "pages" if op in PAGED_OPS else "states"
         batch: SequenceBatch | None = getattr(self, kind)
         if batch is None:
-            raise DispatchError(f"the part of {self.phase} has no {kind}, which {op} takes", op=op)
+            raise DispatchError(f"the {self.phase} part has no {kind}, which {op} needs", op=op)
         return batch
 
     @property
@@ -43,7 +43,7 @@ class Part:
         """The rows of each sequence."""
         batch = self.pages or self.states
         if batch is None:
-            raise DispatchError(f"the part of {self.phase} has no sequences; give pages, states, or both")
+            raise DispatchError(f"the {self.phase} part has no sequences; give pages, states, or both")
         return batch.seqlens
 
 
@@ -55,19 +55,19 @@ def check_rows(parts: Sequence[Part]) -> None:
             previous part's, or a part's pages and states have other lengths.
     """
     if not parts:
-        raise DispatchError("a step has one part at least")
+        raise DispatchError("a step needs at least one part")
     end = 0
     for part in parts:
         start, end = end, end + sum(part.lengths)
         if part.rows != slice(start, end):
             raise DispatchError(
-                f"the part of {part.phase} has {part.rows}, expected {slice(start, end)}, the rows of its "
-                "sequences behind those of the parts before it"
+                f"the {part.phase} part has rows {part.rows}, expected {slice(start, end)}: its "
+                "sequences' rows, after the previous part's"
             )
         if part.pages is not None and part.states is not None and part.pages.seqlens != part.states.seqlens:
             raise DispatchError(
-                f"the part of {part.phase} has pages of sequences of {part.pages.seqlens} rows, and states "
-                f"of sequences of {part.states.seqlens}"
+                f"the {part.phase} part has sequences of {part.pages.seqlens} rows in pages, but of "
+                f"{part.states.seqlens} in states"
             )
 
 

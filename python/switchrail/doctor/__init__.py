@@ -34,7 +34,7 @@ def diagnose() -> list[Finding]:
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
             except HungError as error:  # the next use of the device would hang too
-                advice = f"see what `nvidia-smi` says; {PLATFORM}=cpu looks for no device"
+                advice = f"run `nvidia-smi`; {PLATFORM}=cpu skips the search"
                 found.append(Finding("device", "torch", str(error), advice))
             else:
                 found += check_platform(runtime)

@@ -32,24 +32,25 @@ def check_device() -> Iterator[Finding]:
     if built is None:
         yield Finding("device", subject, f"torch {torch.__version__} was built without CUDA", advice)
     elif driver is None:
-        problem = "its kernel driver is there, and the driver's library libcuda.so.1 is not"
+        problem = "its kernel driver is loaded, but the driver's library libcuda.so.1 is missing"
         yield Finding(
             "device", subject, problem, "give the process the library: in a container, through its runtime"
         )
     elif _version(built)[0] > driver[0]:
         found = ".".join(map(str, driver))
         problem = (
-            f"its driver knows CUDA up to {found}, and torch {torch.__version__} was built for CUDA {built}"
+            f"its driver supports CUDA up to {found}, but torch {torch.__version__} was built "
+            f"for CUDA {built}"
         )
         yield Finding(
             "device", subject, problem, f"install a newer driver, or a torch built for CUDA {driver[0]}"
         )
     elif not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        problem = "torch finds no device, although driver and library are there"
+        problem = "torch finds no device, although driver and library are installed"
         if hidden is not None:
             problem += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
-        yield Finding("device", subject, problem, "unset CUDA_VISIBLE_DEVICES, or see what `nvidia-smi` says")
+        yield Finding("device", subject, problem, "unset CUDA_VISIBLE_DEVICES, or run `nvidia-smi`")
     else:
         yield from _architectures()
 
@@ -69,7 +70,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
             work = getattr(platform.hardware, what)
             within(seconds, work, subject, f"its method {what}")
         except Exception as error:  # a vendor's code can raise any exception
-            advice = "ask its vendor: every platform must say that"
+            advice = "ask its vendor: this method is mandatory"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
     for backend in runtime.backends():
         if platform.kind not in {device["kind"] for device in backend.capabilities["devices"]}:

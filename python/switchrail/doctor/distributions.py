@@ -22,11 +22,11 @@ from switchrail.runtime import Runtime
 CORE, KERNELS = "switchrail", "switchrail-kernels"
 GROUPS = (GROUP, PLATFORMS)
 
-_AGAIN = "install its distribution again; where pip can't any more, remove it by hand"
+_AGAIN = "reinstall its distribution; if pip can't, remove it by hand"
 _ADVICE = {
     "broken": _AGAIN,
     "same_name": _AGAIN,
-    "left_over": "remove this folder by hand: it is what an installation left over",
+    "left_over": "remove this folder by hand: an interrupted installation left it",
 }
 
 
@@ -113,7 +113,7 @@ def _names(runtime: Runtime) -> Iterator[Finding]:
                 "names",
                 name,
                 f"{len(distributions)} distributions have a plugin of this name: {', '.join(distributions)}",
-                f"say {names} to tell them apart, or uninstall one",
+                f"use {names} to distinguish them, or uninstall one",
             )
 
 

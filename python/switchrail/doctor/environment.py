@@ -22,13 +22,13 @@ Read = Callable[[str, Sequence[Plugin]], object]
 READERS: Mapping[str, tuple[Read, str]] = {
     ALLOW_LIST: (
         lambda text, plugins: _core.select(list(plugins), _core.parse_allow(text)),
-        "name installed plugins, separated by commas, or unset it: then all may be loaded",
+        "name installed plugins, separated by commas, or unset it to allow all",
     ),
     PLATFORM: (
         lambda text, plugins: _core.select(list(plugins), None, text.strip() or None),
-        "name a built-in kind or an installed platform, or unset it: then what is there is used",
+        "name a built-in kind or an installed platform, or unset it for automatic choice",
     ),
-    LOCK: (lambda path, _: Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),
+    LOCK: (lambda path, _: Lock.read(path), "write a new lock with `switchrail lock`, or unset it"),
     TIMEOUT: (lambda *_: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
     TIMES: (
         lambda *_: read_machines(times_path()),
@@ -66,6 +66,5 @@ def _lock(path: str) -> Iterator[Finding]:
             "lock",
             difference.distribution,
             str(difference),
-            f"install what {path} has; or, where the change is meant, write it anew: "
-            f"switchrail lock --output {path}",
+            f"install the versions in {path}; or, if the change is intended: switchrail lock --output {path}",
         )

@@ -32,7 +32,7 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
     try:
         runtime.load()
     except SwitchrailError as error:
-        yield Finding("plugins", "all", str(error), "see the message; nothing is loaded until then")
+        yield Finding("plugins", "all", str(error), "correct this first: until then no plugin is loaded")
         return
     for plugin in runtime.plugins:
         name = plugin.qualified_name
@@ -40,7 +40,7 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
             yield Finding("plugins", name, f"{plugin.state}: {placed_reason(plugin)}", _ADVICE[plugin.state])
         elif plugin.state == "blocked" and not any(map(plugin.is_of, differing)):
             yield Finding(
-                "plugins", name, f"left out: {plugin.reason}", "nothing, where that is meant", False
+                "plugins", name, f"left out: {plugin.reason}", "nothing, if that is intended", False
             )
     yield from _hooks(runtime)
 
@@ -65,5 +65,5 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
             "hooks",
             hook.target_name,
             f"{hook!r} is not in force: {problem}",
-            f"{hook.source} was made for another version of what it hooks: install versions that go together",
+            f"{hook.source} was made for another version of the target: install compatible versions",
         )

@@ -212,7 +212,7 @@ def load(
         read_object(generation)  # transformers ignores a broken file
     if (path / ADAPTER).exists():
         raise CheckpointError(
-            f"{path} has {ADAPTER}, and adapters aren't served; valid: weights that they were merged into",
+            f"{path} has {ADAPTER}, and adapters aren't served; valid: weights with the adapters merged in",
             path=str(path),
         )
     with _loading:
@@ -344,7 +344,9 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False, **options)
     except Exception as error:
-        raise CheckpointError(f"there is no model for {path / CONFIG}: {error}", path=str(path)) from error
+        raise CheckpointError(
+            f"transformers can't make a model from {path / CONFIG}: {error}", path=str(path)
+        ) from error
 
 
 def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> Any:
@@ -410,7 +412,7 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
     if problems:
         listed = "; ".join(f"{len(names)} {what}: {_listed(names)}" for what, names in problems.items())
         raise CheckpointError(
-            f"the weights in {path} are not those of its config: {listed}",
+            f"the weights in {path} don't match its config: {listed}",
             path=str(path),
             **{what.replace(" ", "_"): tuple(names) for what, names in problems.items()},
         )

@@ -104,9 +104,7 @@ class EngineCore:
                 `error` and `step_failed`, with the tokens of earlier steps; all others continue.
         """
         if self._inside:
-            raise EngineError(
-                "a step was asked for from within a step; only submit and cancel can be called there"
-            )
+            raise EngineError("step was called from within a step; valid there: submit and cancel")
         self._inside = True
         try:
             self._settle()

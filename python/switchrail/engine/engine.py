@@ -206,7 +206,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but the model was made for {loaded.max_length} tokens",
+                f"max_length is {self.max_length}, but the model supports {loaded.max_length} tokens",
                 problems={"max_length": f"found {self.max_length}"},
                 valid={"max_length": f"an integer from 2 to {loaded.max_length}"},
             )
@@ -399,7 +399,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._check_process()
         if not isinstance(request, Request):
             raise ArgumentError(
-                f"cancel takes a Request, found {shown(request)}", argument="request", found=request
+                f"cancel takes a Request, got {shown(request)}", argument="request", found=request
             )
         if request.owner is not self._owner:
             raise RequestError(f"{request!r} is another engine's; cancel it there")
@@ -507,7 +507,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Make the requests of all prompts or of none, add them to `requests`, then to the queue."""
         self._check_process()
         if isinstance(prompts, str):
-            raise RequestError(f"prompts must be a sequence of prompts, found one text: {prompts[:40]!r}")
+            raise RequestError(f"prompts must be a sequence of prompts, got one string: {prompts[:40]!r}")
         prompts = listed(prompts, "prompts must be a sequence of prompts")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -527,7 +527,7 @@ class Engine(AbstractContextManager["Engine"]):
     def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> list[Request]:
         """Make the requests of a prompt, one per sample."""
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, found {shown(params)}", found=params)
+            raise RequestError(f"params must be SamplingParams, got {shown(params)}", found=params)
         capacity = self.pools.pages.capacity
         tokens = self._tokens_of(prompt)
         check_length(len(tokens), params, self.max_length)
@@ -574,7 +574,7 @@ class Engine(AbstractContextManager["Engine"]):
         wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                f"the prompt has token id {shown(wrong)}; valid: 0 to {self._vocab_size - 1}",
+                f"the prompt has {shown(wrong)} as a token id; valid: 0 to {self._vocab_size - 1}",
                 found=wrong,
                 valid=(0, self._vocab_size - 1),
             )

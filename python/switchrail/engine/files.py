@@ -89,7 +89,7 @@ def read_weights(path: Path) -> dict[str, int]:
     lost = [tensor for tensor, name in listed.items() if owners.get(tensor) != name]
     if lost:
         raise CheckpointError(
-            f"{index} names {lost[0]} in {listed[lost[0]]}, which doesn't hold it"
+            f"{index} names {lost[0]} in {listed[lost[0]]}, which doesn't contain it"
             f"{f' (and {len(lost) - 1} more)' if lost[1:] else ''}",
             path=str(index),
             missing=tuple(lost),

@@ -118,7 +118,7 @@ class Graphs:
             self.captured[key] = kind.capture(key)
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}{_hooks_that_raised(error)}"
-            _log.warning("%s run eagerly, capturing one failed: %s", key.name, repr(error))
+            _log.warning("%s run eagerly, because capturing one failed: %s", key.name, repr(error))
 
 
 def _hooks_that_raised(error: Exception) -> str:

@@ -138,7 +138,7 @@ class EngineOptions:
             return replace(values, **left)
         if not isinstance(values, Mapping | None):
             raise ConfigError(
-                f"options are EngineOptions or a mapping of names to values, found {values!r:.80}",
+                f"options must be EngineOptions or a mapping of names to values, got {values!r:.80}",
                 problems={"options": f"found a {type(values).__name__}"},
                 valid={"options": "EngineOptions or a mapping"},
             )

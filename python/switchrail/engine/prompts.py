@@ -27,7 +27,7 @@ def listed(found: Any, expected: str) -> list[Any]:
             return list(found)  # type: ignore[call-overload, no-any-return]
     except TypeError:  # raised by an array without dimensions
         pass
-    raise RequestError(f"{expected}, found {shown(found)}", found=found)
+    raise RequestError(f"{expected}, got {shown(found)}", found=found)
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     Raises:
         RequestError: They are not token ids.
     """
-    tokens = listed(prompt, "a prompt is a text or token ids")
+    tokens = listed(prompt, "a prompt must be a string or token ids")
     if not tokens:
         raise RequestError("the prompt has no tokens; at least one is needed")
     try:
@@ -44,7 +44,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
             return tuple(map(operator.index, tokens))
     except TypeError:
         pass
-    raise RequestError(f"a prompt is a text or token ids, found {shown(prompt)}", found=prompt)
+    raise RequestError(f"a prompt must be a string or token ids, got {shown(prompt)}", found=prompt)
 
 
 def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ def refuse_immutable(cls: type, target: str) -> None:
     """
     if is_immutable(cls):
         raise HookError(
-            f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
+            f"the target {target} belongs to {cls.__qualname__}, a class implemented in C, which can't "
+            "be changed; "
             "valid: the same method of a subclass",
             target=target,
         )

@@ -54,19 +54,19 @@ def _note(function: FunctionType, each: Any) -> str | None:
     cls = type(each)
     if cls is _CACHE:
         if getattr(each, "__wrapped__", None) is function and each.cache_parameters()["maxsize"] != 0:
-            return f"results that an lru_cache of {name_of(function)} keeps pass the hook by"
+            return f"calls that the lru_cache of {name_of(function)} answers bypass the hook"
         return None
     compiler = str(cls.__module__).partition(".")[0]
     attribute = _COMPILERS.get(compiler)
     if attribute is not None and getattr(each, attribute, None) is function:
-        return f"{compiler} has compiled {name_of(function)} from its source, which passes the hook by"
+        return f"{compiler} has compiled {name_of(function)} from its source, bypassing the hook"
     return None
 
 
 def _of_torch(function: FunctionType) -> Iterator[str]:
     state = sys.modules.get("torch.jit._state")
     if state is not None and state._try_get_jit_cached_function(function) is not None:
-        yield f"torch.jit has compiled {name_of(function)} from its source, which passes the hook by"
+        yield f"torch.jit has compiled {name_of(function)} from its source, bypassing the hook"
 
 
 def _of_stand_in(site: Function) -> Iterator[str]:
@@ -75,4 +75,4 @@ def _of_stand_in(site: Function) -> Iterator[str]:
         if compiler in _COMPILERS:
             yield f"other functions of {compiler} that call it are compiled from its source"
         for holder in site.placement.unreached:
-            yield f"{holder} keeps it unhooked"
+            yield f"{holder} refers to the unhooked object"

@@ -100,7 +100,7 @@ def change(
                 if remove and not add:
                     _removed_meanwhile.extend(remove)
                     return
-                raise HookError("hooks can't be changed from within another change, but for removals")
+                raise HookError("within another change of hooks, hooks can only be removed")
             _changing = True
             try:
                 before = _table
@@ -132,7 +132,7 @@ def _requested(
     sites = dict(before)
     for hook, places in add.items():
         if hook in sites:
-            raise HookError(f"{hook!r} is there already", target=hook.target_name)
+            raise HookError(f"{hook!r} was already added", target=hook.target_name)
         sites[hook] = tuple(places)
     for hook, site in attach.items():
         if hook in sites and site not in sites[hook]:
@@ -242,16 +242,16 @@ def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: boo
     for i, hook in enumerate(hooks):
         if hook not in known:
             if is_swapped:
-                raise hook.refusal("somebody else has swapped the target's code since it was hooked")
+                raise hook.refusal("other code has changed the target's code since it was hooked")
             if any(map(hook.repeats, hooks[:i])):
-                raise hook.refusal("the target has it already")
+                raise hook.refusal("the target already has it")
             site.check(hook, wanted.hooks)
     running = ordered(enabled)
     if strict:
         _refuse_second_replace(site, running, old.running)
     installed = old.installed
     if is_swapped:
-        warnings.append(f"{site.name} keeps its code: it was swapped since it was hooked")
+        warnings.append(f"{site.name} keeps its code, which other code has changed since it was hooked")
     elif own is not old.own or running != old.running:
         installed = site.made(own, running) if running else own
     return Chain(own, installed, running)

@@ -161,9 +161,9 @@ def _steps(table: Table, site: Site, found: Chain) -> Iterator[Step]:
         if by is not None:
             ignored.append(Step(hook, "ignored", f"{by.name} replaces the class and has no such function"))
         elif swapped:
-            ignored.append(Step(hook, "ignored", "somebody else has swapped the target's code"))
+            ignored.append(Step(hook, "ignored", "other code has changed the target's code"))
         elif hook.kind == "replace" and hook is not running["replace"][0]:
-            ignored.append(Step(hook, "ignored", f"{running['replace'][0].name} stands before it"))
+            ignored.append(Step(hook, "ignored", f"{running['replace'][0].name} replaces the target first"))
         else:
             yield Step(hook, "runs")
     yield from ignored

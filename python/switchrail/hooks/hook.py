@@ -153,7 +153,7 @@ class Hook:
             raise self.refusal(f"its priority is {self.priority!r}; valid: an int of 32 bits")
         for name in (self.source, *self.before, *self.after):
             if not isinstance(name, str):
-                raise self.refusal(f"{name!r} is no name of a hook or source; valid: a str")
+                raise self.refusal(f"{name!r} is not a name of a hook or source; valid: a string")
         if isinstance(self.fn, type) and self.kind != "replace":
             raise self.refusal(
                 "the hook is a class, whose calls make instances; valid: replace, or a function"
@@ -180,7 +180,7 @@ class Hook:
         except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
         except Exception as error:  # the object's own `__signature__` raised it
-            raise self.refusal(f"asking what it takes raised {error!r}") from error
+            raise self.refusal(f"reading its signature raised {error!r}") from error
 
     @property
     def _described(self) -> str:

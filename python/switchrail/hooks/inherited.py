@@ -43,8 +43,8 @@ def site_of(owner: type, name: str, target: str) -> Site | None:
     refuse_immutable(owner, repr(target))
     if raw is object.__new__:
         raise HookError(
-            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
-            "that one back; valid: __init__",
+            f"the target {target!r} is inherited from object, and a hook's __new__ could not be "
+            "removed from the class again; valid: __init__",
             target=target,
         )
     is_bound = hasattr(type(raw), "__get__")

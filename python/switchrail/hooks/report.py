@@ -21,7 +21,7 @@ def report(before: Table, after: Table) -> None:
             _log.warning("%r replaces a method of a class that has been replaced: %s", replaces[0], site.name)
         for hook in replaces[1:]:
             if not {hook, replaces[0]} <= {*known}:
-                _log.warning("%r never runs: %r stands before it", hook, replaces[0])
+                _log.warning("%r never runs: %r replaces the target first", hook, replaces[0])
     for hook, sites in after.sites.items():
         for site in sites:
             by, is_new = after.lost.get(site), site not in before.sites.get(hook, ())

@@ -162,8 +162,8 @@ class Replaced(Hidden):
             count += 1
         if not count:
             raise HookError(
-                f"{self._name} has no code of its own, and nobody was found who holds it and can be changed; "
-                f"found: {', '.join(unreached) or 'nobody'}",
+                f"{self._name} has no Python code, and no object that refers to it could be changed; "
+                f"found: {', '.join(unreached) or 'none'}",
                 target=self._name,
             )
         self.unreached = tuple(unreached)

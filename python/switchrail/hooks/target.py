@@ -89,7 +89,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     parts = target.split(".")
     if len(parts) < 2 or not all(map(_MODULE.fullmatch, parts)) or not parts[-1].isidentifier():
         raise HookError(
-            f"the target {target!r} is no dotted path; valid: 'package.module.function', or a function",
+            f"the target {target!r} is not a dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
     # The longest name first, since a module that was loaded by its file's location may have no parent

@@ -124,7 +124,7 @@ class Candidate:
         plugin = self.plugin
         return PlatformPluginError(
             f"platform plugin {plugin.qualified_name} ({plugin.target}) failed: {one_line(problem)}; "
-            f"{PLATFORM}=cpu does without it",
+            f"{PLATFORM}=cpu skips it",
             plugin=plugin.qualified_name,
             **fields,
         )
@@ -157,7 +157,7 @@ def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None
             problems.
     """
     problems = [
-        f"{platform.__qualname__}.{name} is asked of the serving part; valid: a method of serving_class"
+        f"{platform.__qualname__}.{name} belongs to the serving part; valid: a method of serving_class"
         for name in vars(Serving)
         if hasattr(platform, name) and not hasattr(Platform, name)
     ]

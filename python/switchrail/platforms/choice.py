@@ -185,7 +185,7 @@ def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
         if candidate is not None:
             return _named(candidate)
         valid = (*KINDS, *_names(candidates))
-        problem = f"{PLATFORM} is {name!r}, which is no platform"
+        problem = f"{PLATFORM} is {name!r}, which is not a platform"
         raise unknown(PlatformError, problem, name, valid, found=name)
     active = [(candidate, path) for candidate in candidates if (path := candidate.ask()) is not None]
     if len(active) > 1:

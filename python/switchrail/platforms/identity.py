@@ -40,7 +40,8 @@ class DeviceCapability(NamedTuple):
         """
         if not 0 <= self.minor <= 9:
             raise CapabilityError(
-                f"capability {self} is no whole number: its minor is {self.minor}; valid: 0 to 9",
+                f"capability {self} can't be written as an integer: its minor version is {self.minor}; "
+                "valid: 0 to 9",
                 found=tuple(self),
                 valid=tuple(range(10)),
             )

@@ -55,7 +55,7 @@ class Attempt:
     def failure(self, error: BaseException) -> Plugin:
         """Its record after an exception."""
         if isinstance(error, HungError):
-            return self.plugin.hung(f"{error}, and what it registers is refused", error.stack())
+            return self.plugin.hung(f"{error}; its registrations are refused", error.stack())
         return self.plugin.failed(*described(error))
 
     def _find(self) -> tuple[Callable[[Registry], Any], Declaration]:
@@ -118,7 +118,7 @@ def described(error: BaseException) -> tuple[str, str]:
     try:
         text = str(error)
     except (Exception, SystemExit) as broken:
-        text = f"its text can't be had, for its __str__ raised {type(broken).__qualname__}"
+        text = f"it has no text: its __str__ raised {type(broken).__qualname__}"
     try:
         whole = "".join(traceback.format_exception(error))
     except (Exception, SystemExit):

@@ -38,4 +38,4 @@ class Choosing(threading.local):
             PlatformReentryError: This thread is choosing the platform.
         """
         if self._here:
-            raise PlatformReentryError(f"a platform plugin {what} while it was asked itself")
+            raise PlatformReentryError(f"a platform plugin {what} while it was being asked for its platform")

@@ -328,8 +328,8 @@ class Loader:
         self._choosing.refuse("looked for plugins or loaded plugins")
         if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
-                "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
-                "registry that its function is given, and to leave loading to the program"
+                "a plugin called discover or load while it was being loaded; valid: register with the "
+                "registry passed to its function, and leave loading to the program"
             )
         return self._flight.run(lambda: self._whole(work))
 

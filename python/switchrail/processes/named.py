@@ -25,9 +25,9 @@ def path_of(thing: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise NotFoundByNameError(f"nothing is at its path {path}")
+        raise NotFoundByNameError(f"its path {path} leads to nothing")
     if found is not thing and found != thing:  # each access makes a new bound method, equal to the last
-        raise NotFoundByNameError(f"its path {path} leads elsewhere, to {found!r}")
+        raise NotFoundByNameError(f"its path {path} leads to another object, {found!r}")
     return path
 
 

@@ -72,7 +72,7 @@ def check_ranks(
             wrong[rank] = differences(report.state, expected)
     if wrong:
         texts = "; ".join(f"rank {rank}: {', '.join(problems)}" for rank, problems in wrong.items())
-        raise RankError(f"ranks are not like the others: {texts}", ranks=wrong)
+        raise RankError(f"ranks differ from the others: {texts}", ranks=wrong)
     state = reports[most[0]].state
     assert state is not None
     return state.fingerprint
@@ -109,7 +109,8 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
         return _through(_get_default_store(), report, dist.get_rank(), ranks, timeout)
     except dist.DistNetworkError as error:
         raise RankError(
-            f"the job's store does not answer; what serves it, as a rule rank 0, has ended: {error}",
+            "the job's store does not answer; the process that serves it, usually rank 0, has ended: "
+            f"{error}",
             ranks={},
         ) from error
 
@@ -137,7 +138,7 @@ def _through(
     known, reports = {report.digest: report}, {}
     for rank in ranks:
         if not has(f"digest of {rank}"):
-            reports[rank] = _Report(None, "", f"it did not come within {timeout:g} s")
+            reports[rank] = _Report(None, "", f"it did not report within {timeout:g} s")
             continue
         digest = store.get(f"{name}/digest of {rank}").decode()
         if digest not in known:

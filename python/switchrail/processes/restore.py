@@ -57,7 +57,7 @@ def make_plans(state: State, runtime: Runtime) -> tuple[RoutePlan, ...]:
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
         raise InstallationError(
-            f"this process finds another installation: {'; '.join(problems)}", differences=tuple(problems)
+            f"this process has another installation: {'; '.join(problems)}", differences=tuple(problems)
         )
 
 

@@ -39,7 +39,7 @@ class RuntimeState(State):
         state, problems = read(runtime, made)
         if problems:
             raise UnpicklableError(
-                f"another process can't be given this runtime: {'; '.join(problems)}",
+                f"this runtime can't be sent to another process: {'; '.join(problems)}",
                 problems=tuple(problems),
             )
         return cls(*state.values())

@@ -174,7 +174,7 @@ def opened(version: str, values: bytes) -> tuple[Any, ...]:
     if version != here:
         difference = f"switchrail: version is {here!r}, not {version!r}"
         raise InstallationError(
-            f"this process finds another installation: {difference}", differences=(difference,)
+            f"this process has another installation: {difference}", differences=(difference,)
         )
     found: tuple[Any, ...] = pickle.loads(values)
     return found

@@ -57,7 +57,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
         ValueError: The shapes differ.
     """
     if actual.shape != expected.shape:
-        raise ValueError(f"the result has shape {list(actual.shape)}, expected was {list(expected.shape)}")
+        raise ValueError(f"the result has shape {list(actual.shape)}, expected {list(expected.shape)}")
     if expected.numel() == 0:
         return Error(0.0, 0.0)
     a, e = actual.detach().cpu().double(), expected.detach().cpu().double()

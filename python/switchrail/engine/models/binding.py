@@ -41,7 +41,9 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
     modules = family.layers_of(model)
     layers = list(layers)
     if len(modules) != len(layers):
-        raise LayoutError(f"the layout has {len(layers)} layers, the model {len(modules)}", found=len(layers))
+        raise LayoutError(
+            f"the layout has {len(layers)} layers, but the model has {len(modules)}", found=len(layers)
+        )
     mixers: list[Mixer] = []
     for layer in layers:
         if layer.kind not in family.mixers:

@@ -69,7 +69,7 @@ class _Block:
                 raise
             text = " ".join(str(error).split())
             self.reason = f"{type(error).__name__}: {text:.300}{_hooks_within(layer)}"
-            _log.warning("%s layers run eagerly, compiling one failed: %s", self.kind, self.reason)
+            _log.warning("%s layers run eagerly, because compiling one failed: %s", self.kind, self.reason)
         return original(layer, x, *args, **kwargs)
 
 

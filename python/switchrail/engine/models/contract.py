@@ -85,7 +85,7 @@ class Connected:
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
         """Return the error for a call that differs from the connected layer."""
         return DispatchError(
-            f"layer {self.id} ran its {op} with {what} {found!r}, and was connected with {bound!r}",
+            f"layer {self.id} ran its {op} with {what} {found!r}, but was connected with {bound!r}",
             layer=self.id,
             op=op,
             found=found,

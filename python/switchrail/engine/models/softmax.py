@@ -57,7 +57,8 @@ def attention(
         )
     if attention_mask is not None:
         raise DispatchError(
-            f"layer {connected.id} asks for attention with a mask; valid: plain causal, or over a window",
+            f"layer {connected.id} called attention with a mask; valid: causal attention, with or "
+            "without a window",
             layer=connected.id,
             op="attention",
             found=("attention_mask",),

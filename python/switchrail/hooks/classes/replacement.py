@@ -53,7 +53,7 @@ class Class(Site):
         functions = closing_over(by)
         for function in functions:
             if has_attribute_super(function.__code__):
-                problem = f"{name_of(function)} uses an attribute that is called super; valid: another name"
+                problem = f"{name_of(function)} uses an attribute named super; valid: another name"
                 raise hooks[0].refusal(problem)
         redirect(functions, replacing_super)
         return by
@@ -123,7 +123,7 @@ class Class(Site):
         if not isinstance(fn, type):
             return f"the target is a class, and the hook a {type(fn).__qualname__}; valid: a class"
         if is_immutable(self.cls):
-            return "the target is a class in C that can't be changed"
+            return "the target is a class implemented in C, which can't be changed"
         if fn is self.cls:
             return "it is the target itself"
         if type(fn) is not type(self.cls):
@@ -135,9 +135,9 @@ class Class(Site):
             )
         inherited: Any = self.cls.__new__
         if "__new__" in vars(fn) and inherited is object.__new__:
-            return "it adds __new__, and the target would never get that of object back; valid: __init__"
+            return "it adds __new__, which could not be removed from the target again; valid: __init__"
         if _layout(fn) != _layout(self.cls):
-            return "its instances are laid out in another way; valid: the same __slots__"
+            return "its instances have another memory layout; valid: the same __slots__"
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
@@ -147,11 +147,11 @@ class Class(Site):
                 continue
             for other in others:
                 if other.fn is hook.fn:
-                    return f"the class replaces {place.name} already; valid: a class for each"
+                    return f"the class already replaces {place.name}; valid: a separate class for each target"
                 if other.fn is self.cls:
                     return f"the target replaces {place.name}; valid: to replace {place.name}"
                 if place.cls is hook.fn:
-                    return f"the class is replaced itself, by {other.name}; valid: {other.name}"
+                    return f"the class itself is replaced by {other.name}; valid: {other.name}"
         return None
 
 

@@ -206,7 +206,7 @@ def _same_sequence(clean: Sample, dirty: Sample, n: int, why: str) -> None:
     for name, output in alone(clean, n).results.items():
         other = alone(dirty, n).results[name]
         if not same_bits(output, other):
-            headline = f"{name} of sequence {n} is other: {why}"
+            headline = f"{name} of sequence {n} differs: {why}"
             cause = "a sequence depends on what is in others"
             raise mismatch(alone(clean, n), name, other, output, headline, cause=cause)
 

@@ -142,13 +142,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="following-slots",
-        about="slots that follow one another",
+        about="slots with consecutive numbers",
         run=behaviour.following_slots,
         ops=RECURRENT,
     ),
     Check(
         name="untouched-slots",
-        about="slots that no sequence writes keep what they hold",
+        about="slots that no sequence writes keep their contents",
         run=special.untouched_slots,
         ops=RECURRENT,
     ),
@@ -161,13 +161,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="as-given",
-        about="queries and keys that are not to be normalised count as they are",
+        about="queries and keys are used unnormalised without qk_l2norm",
         run=special.as_given,
         ops=DELTA,
     ),
     Check(
         name="checkpoints",
-        about="states are kept on the way, where slots for them are given",
+        about="intermediate states are stored in the given slots",
         run=behaviour.checkpoints,
         ops=RECURRENT,
         phases=("prefill",),
@@ -207,13 +207,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="in-chunks",
-        about="a prefill in chunks of any size leaves what one pass leaves",
+        about="a prefill in chunks of any size has the result of one pass",
         run=behaviour.in_chunks,
         phases=("prefill",),
     ),
     Check(
         name="token-by-token",
-        about="decoding token by token leaves what one prefill leaves",
+        about="decoding token by token has the result of one prefill",
         run=behaviour.token_by_token,
         phases=("decode",),
     ),
@@ -251,7 +251,11 @@ CHECKS: tuple[Check, ...] = (
         name="far-slots", about="slots or pages more than 2^31 elements into their pool", run=memory.far_slots
     ),
     Check(name="far-rows", about="rows more than 2^31 elements apart in all", run=memory.far_rows),
-    Check(name="refusals", about="what breaks the contract is refused, and nothing is written", run=refusals),
+    Check(
+        name="refusals",
+        about="inputs that break the contract are refused, and nothing is written",
+        run=refusals,
+    ),
     Check(
         name="no-waiting",
         about="the host never waits for the device",

@@ -61,7 +61,7 @@ def graph(setting: Setting) -> Measured:
     with torch.cuda.graph(captured, pool=warm.pool(), stream=stream):
         run()
     after = torch.cuda.memory_stats(setting.device)["num_device_alloc"]
-    assert after == before, f"memory was asked of the driver {after - before} times while it was captured"
+    assert after == before, f"memory was requested from the driver {after - before} times during the capture"
     for name, tensor in second.tensors.items():
         own = first.tensors[name]
         if tensor is not None and own is not None:

@@ -74,7 +74,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(name="padding-only", about="nothing but padding", arguments={"padding": (0, 1, 2, 3)}),
     Scenario(
         name="dense",
-        about="inputs that are views of no larger buffer",
+        about="inputs that are not views of a larger buffer",
         arguments={"strided": False},
     ),
     # for recurrent states
@@ -88,7 +88,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name="initial-states",
-        about="each sequence goes on from a state",
+        about="each sequence continues from a state",
         ops=RECURRENT,
         arguments={"initial": "all"},
     ),
