@@ -1,0 +1,31 @@
+"""SGLang's softmax attention layers: the names of the attention backend."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from switchrail.bridges.sglang.names import names_for
+
+if TYPE_CHECKING:
+    from switchrail.bridges.sglang.versions import Places
+    from switchrail.runtime import Runtime
+
+_REGISTRY = "sglang.srt.layers.attention.attention_registry"
+
+
+def attach(runtime: Runtime, places: Places) -> None:
+    """Registers an attention backend under each of our names."""
+    registry = import_module(_REGISTRY)
+    for name in names_for(runtime, ["attention"]):
+
+        def make(model_runner: Any, name: str = name) -> Any:
+            """Make SGLang's attention backend of this name for a model runner."""
+            from switchrail.bridges.sglang.full import FullAttention
+
+            return FullAttention(runtime, places, model_runner, name)
+
+        registry.register_attention_backend(name)(make)
+
+
+__all__ = ["attach"]

@@ -1,0 +1,292 @@
+"""SGLang's interface of an attention backend, on its own paged cache. Imports SGLang."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+
+from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, modules_of
+from switchrail.bridges.sglang.steps import Steps
+from switchrail.dispatch import Dispatcher, Part
+from switchrail.errors import BridgeError
+from switchrail.ops import AttentionCall, AttentionLayer
+from switchrail.ops.batch import Bounds, PagedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from switchrail.bridges.sglang.versions import Places
+    from switchrail.ops.batch import Phase
+    from switchrail.runtime import Runtime
+
+
+class FullAttention(AttentionBackend):  # type: ignore[misc]
+    """Softmax attention of one of SGLang's model runners.
+
+    Attributes:
+        bound: The route plan of the layers, with its backends.
+        steps: The passes of the model.
+    """
+
+    def __init__(self, runtime: Runtime, places: Places, model_runner: Any, name: str) -> None:
+        """Resolves and binds the layers' backends, and checks SGLang's memory against their contracts.
+
+        Raises:
+            BridgeError: The model or an option of the server is not supported.
+            SwitchrailError: No backend fits, or the chosen one does not.
+        """
+        super().__init__()
+        self.device = model_runner.device
+        self.req_to_token_pool = model_runner.req_to_token_pool
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.max_context_len = int(model_runner.model_config.context_len)
+        self._page = int(model_runner.page_size)
+        self._locate = _location if places.location else _plain
+        _check(model_runner)
+        modules = modules_of(model_runner.model, RadixAttention)
+        for module in modules.values():
+            _check_layer(module)
+        features = {
+            feature
+            for module in modules.values()
+            for feature, used in (("window", module.sliding_window_size > 0), ("soft_cap", module.logit_cap))
+            if used
+        }
+        self.bound = bind_layers(
+            runtime,
+            model_runner,
+            "attention",
+            "full_attention",
+            modules,
+            {"prefill": name, "decode": name},
+            [
+                HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
+                for m in modules.values()
+            ],
+            features,
+            page_size=self._page,
+        )
+        dispatcher = Dispatcher(self.bound, ["attention"])
+        self._layers = {id: self._layer(module) for id, module in modules.items()}
+        for id, layer in self._layers.items():
+            dispatcher.add(id, layer)
+        self.steps = Steps(dispatcher)
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Plans an eager pass."""
+        mode = forward_batch.forward_mode
+        if mode.is_idle():
+            return
+        lengths = forward_batch.seq_lens_cpu.tolist()
+        if mode.is_decode():
+            phase, rows = "decode", [1] * len(lengths)
+        else:
+            phase, rows = "prefill", [int(length) for length in forward_batch.extend_seq_lens_cpu]
+        table = self._table(forward_batch.req_pool_indices, max(lengths))
+        kv_lens = forward_batch.seq_lens.to(torch.int32)
+        self.steps.begin([_part(phase, rows, table, kv_lens, lengths)])
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Runs a layer on one token of each sequence."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, options)
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Runs a layer on the tokens of prompts."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, options)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """The length of a padding sequence."""
+        return 1
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Allocates the tables of recorded passes."""
+        pages = -(-self.max_context_len // self._page)
+        self._tables = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
+        self._kv_lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
+        self._starts = torch.arange(max_bs + 1, dtype=torch.int32, device=self.device)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Plans a pass that is recorded, or updates the plans of a recorded one."""
+        self._prepare_graph(
+            forward_batch.batch_size,
+            forward_batch.req_pool_indices,
+            forward_batch.seq_lens,
+            None if in_capture else forward_batch.seq_lens_cpu,
+            forward_batch.forward_mode,
+        )
+
+    def init_forward_metadata_capture_cuda_graph(
+        self,
+        bs: int,
+        num_tokens: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        encoder_lens: object,
+        forward_mode: Any,
+        spec_info: object,
+    ) -> None:
+        """Plans a pass that is recorded; SGLang 0.5.11."""
+        self._prepare_graph(bs, req_pool_indices, seq_lens, None, forward_mode)
+
+    def init_forward_metadata_replay_cuda_graph(
+        self,
+        bs: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_sum: int,
+        encoder_lens: object,
+        forward_mode: Any,
+        spec_info: object,
+        seq_lens_cpu: torch.Tensor,
+    ) -> None:
+        """Updates the plans of a recorded pass; SGLang 0.5.11."""
+        self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode)
+
+    def _prepare_graph(
+        self,
+        count: int,
+        requests: torch.Tensor,
+        kv_lens: torch.Tensor,
+        host_lens: torch.Tensor | None,
+        mode: Any,
+    ) -> None:
+        """Without lengths on the host the pass is recorded, else updated."""
+        if not mode.is_decode_or_idle():
+            raise BridgeError("Switchrail's attention records decode steps only", found=str(mode))
+        lengths = [1] * count if host_lens is None else host_lens[:count].tolist()
+        self._kv_lens[:count].copy_(kv_lens[:count])
+        table = self._table(requests[:count], max(lengths))
+        self._tables[:count, : table.shape[1]].copy_(table)
+        batch = PagedBatch(
+            cu_seqlens=self._starts[: count + 1],
+            seqlens=(1,) * count,
+            page_table=self._tables[:count],
+            kv_lens=self._kv_lens[:count],
+            kv_seqlens=tuple(lengths),
+        )
+        parts = [Part(phase="decode", rows=slice(0, count), pages=batch)]
+        if host_lens is None:
+            self.steps.capture(parts, Bounds(sequences=count, rows=count, tokens=self.max_context_len))
+        else:
+            self.steps.replay(count, parts)
+
+    def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
+        """The pages [N, P] of requests, which SGLang lists by token."""
+        tokens = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
+        return tokens if self._page == 1 else tokens // self._page
+
+    def _layer(self, module: Any) -> AttentionLayer:
+        pool = self.token_to_kv_pool
+        keys, values = pool.get_key_buffer(module.layer_id), pool.get_value_buffer(module.layer_id)
+        window = module.sliding_window_size
+        return AttentionLayer(
+            k_cache=keys.view(-1, self._page, *keys.shape[1:]),
+            v_cache=values.view(-1, self._page, *values.shape[1:]),
+            scale=float(module.scaling),
+            window=window + 1 if window > 0 else None,
+            soft_cap=float(module.logit_cap) if module.logit_cap else None,
+        )
+
+    def _forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        used = [name for name, value in options.items() if value is not None]
+        if used:
+            raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
+        if save_kv_cache and k is not None and v is not None:
+            place = self._locate(forward_batch.out_cache_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.steps.dispatch(AttentionCall(self._layers[layer.layer_id], q, out))
+        return out.view(len(q), -1)
+
+
+def _part(
+    phase: Phase,
+    rows: Sequence[int],
+    table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    lengths: Sequence[int],
+) -> Part:
+    starts = torch.tensor([*accumulate(rows, initial=0)], dtype=torch.int32)
+    batch = PagedBatch(
+        cu_seqlens=starts.to(table.device, non_blocking=True),
+        seqlens=tuple(rows),
+        page_table=table,
+        kv_lens=kv_lens,
+        kv_seqlens=tuple(lengths),
+    )
+    return Part(phase=phase, rows=slice(0, sum(rows)), pages=batch)
+
+
+def _location(place: torch.Tensor) -> Any:
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    return KVWriteLoc(place, None)
+
+
+def _plain(place: torch.Tensor) -> torch.Tensor:
+    return place
+
+
+def _check(model_runner: Any) -> None:
+    """Refuses what the backend does not serve, before the first request."""
+    if model_runner.use_mla_backend:
+        raise BridgeError("Switchrail serves no latent attention (MLA) in SGLang yet")
+    if model_runner.server_args.speculative_algorithm is not None:
+        raise BridgeError("Switchrail's attention serves no speculative decoding in SGLang yet")
+    pool = model_runner.token_to_kv_pool
+    if getattr(pool, "swa_kv_pool", None) is not None:
+        raise BridgeError("Switchrail serves no separate pool of sliding windows in SGLang")
+    if model_runner.kv_cache_dtype != model_runner.dtype:
+        raise BridgeError(
+            f"the cache of keys and values has dtype {model_runner.kv_cache_dtype}; valid: "
+            f"{model_runner.dtype}, that of the model",
+            found=str(model_runner.kv_cache_dtype),
+            valid=(str(model_runner.dtype),),
+        )
+
+
+def _check_layer(module: Any) -> None:
+    problems = {
+        "attends across sequences": module.is_cross_attention,
+        "attends to later positions": module.attn_type != AttentionType.DECODER,
+        "scales its logits by position": module.xai_temperature_len > 0,
+        "has values of another size than its keys": module.qk_head_dim != module.v_head_dim,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise BridgeError(f"layer {module.layer_id} {problem}, which Switchrail does not serve in SGLang")
+
+
+__all__ = ["FullAttention"]

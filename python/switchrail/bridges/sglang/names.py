@@ -1,0 +1,73 @@
+"""The names of backends that SGLang's users can ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from switchrail._core import LINEAR_OPS, PAGED_OPS
+from switchrail.errors import UnknownBackendError
+from switchrail.nearest import unknown
+
+if TYPE_CHECKING:
+    from enum import Enum
+
+    from switchrail.bridges.sglang.versions import Places
+    from switchrail.runtime import Runtime
+
+OURS = "switchrail"
+"""The name that lets the core decide; followed by a colon and a backend's name, it chooses that backend."""
+
+
+def is_ours(name: str | None) -> bool:
+    """Whether a name asks for Switchrail."""
+    return name is not None and name.split(":")[0] == OURS
+
+
+def backend_of(name: str) -> str | None:
+    """The backend that one of our names chooses; None lets the core decide."""
+    return name.partition(":")[2] or None
+
+
+def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
+    """The names that ask for a backend of one of these ops."""
+    backends = {backend.name for op in ops for backend in runtime.backends(op)}
+    return [OURS, *(f"{OURS}:{name}" for name in sorted(backends))]
+
+
+def offer(runtime: Runtime, places: Places) -> None:
+    """Adds our names to SGLang's choices, and makes names that nobody has registered errors."""
+    choices = import_module(places.choices)
+    linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
+    for names, ops in ((linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)):
+        names += [name for name in names_for(runtime, ops) if name not in names]
+    enum = f"{places.linear_module}.LinearAttnKernelBackend"
+
+    def member(kind: type[Enum], value: object) -> Enum:
+        """The member of a name that SGLang's enum lacks, so that each name stays distinct."""
+        valid = dict.fromkeys([*(each.value for each in kind), *linear])
+        if value not in valid:
+            raise unknown(
+                UnknownBackendError,
+                f"there is no linear attention backend {value!r}",
+                value,
+                valid,
+                found=value,
+            )
+        made: Any = object.__new__(kind)
+        made._name_ = made._value_ = value
+        kind._value2member_map_[value] = made
+        return made  # type: ignore[no-any-return]
+
+    runtime.hooks.add(f"{enum}._missing_", member, "replace", source=OURS)
+    if places.has_custom:
+
+        def is_custom(result: bool, member: Any) -> bool:
+            """Whether the name comes from another plugin, which before had the one member `CUSTOM`."""
+            return result or (member.name not in type(member).__members__ and not is_ours(member.value))
+
+        runtime.hooks.add(f"{enum}.is_custom", is_custom, "after", source=OURS)
+
+
+__all__ = ["OURS", "backend_of", "is_ours", "names_for", "offer"]

@@ -1,0 +1,203 @@
+"""Forward passes of SGLang as steps of a dispatcher, and their sequences as Switchrail's batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from switchrail.dispatch import NOTHING, Dispatcher, Part, Prepared
+from switchrail.errors import DispatchError
+from switchrail.ops.batch import Bounds, CheckpointBatch, StateBatch
+
+_log = logging.getLogger("switchrail")
+
+
+class Steps:
+    """The forward passes of one model runner, each a step of a dispatcher.
+
+    SGLang announces a pass by its metadata and never its end. A repeated pass, as before a capture, is a new
+    step with the same plans.
+
+    Attributes:
+        dispatcher: Runs the layers' calls.
+        bypassed: Passes in which a layer's call took another path through SGLang's code.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.bypassed = 0
+        self._prepared: Prepared = NOTHING
+        self._running: AbstractContextManager[None] | None = None
+        self._called: set[object] = set()
+        self._captured: dict[int, Prepared] = {}
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """Plans a pass."""
+        self.end()
+        self._prepared = self.dispatcher.prepare(parts)
+
+    def capture(self, parts: Sequence[Part], bounds: Bounds) -> None:
+        """Plans a pass that a graph records and repeats."""
+        self.end()
+        self._prepared = self._captured[bounds.sequences] = self.dispatcher.prepare(parts, bounds)
+
+    def replay(self, sequences: int, parts: Sequence[Part]) -> None:
+        """Updates the plans of a recorded pass."""
+        self.end()
+        self.dispatcher.refresh(self._captured[sequences], parts)
+
+    def dispatch(self, call: Any) -> None:
+        """Runs a layer's call."""
+        if self._running is None or call[0] in self._called:
+            self.end()
+            self._running = self.dispatcher.running(self._prepared)
+            self._running.__enter__()
+        self._called.add(call[0])
+        self.dispatcher.dispatch_rows(call)
+
+    def end(self) -> None:
+        """Ends the pass, if there is one; counts it if a layer was not called."""
+        running, self._running = self._running, None
+        self._called.clear()
+        if running is None:
+            return
+        try:
+            running.__exit__(None, None, None)
+        except DispatchError as error:
+            self.bypassed += 1
+            if self.bypassed == 1:
+                _log.warning("SGLang left its usual path, and used its own kernels there: %s", error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracked:
+    """The states of a pass that SGLang keeps for its prefix cache.
+
+    Attributes:
+        every: The number of tokens between possible states.
+        after: For each sequence the number of its rows before the state; 0 keeps none.
+        slots: [N] int64 on the device, the slots for these states.
+    """
+
+    every: int
+    after: tuple[int, ...]
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extended:
+    """A pass over the prompts' tokens.
+
+    Attributes:
+        seqlens: The number of rows of each sequence.
+        cu_seqlens: [N + 1] int32, the first row of each sequence.
+        slots: [N] int64, the slots of the states.
+        started: [N] bool, whether there is a state.
+        tracked: The states to keep; None if there are none.
+    """
+
+    seqlens: tuple[int, ...]
+    cu_seqlens: torch.Tensor
+    slots: torch.Tensor
+    started: torch.Tensor
+    tracked: Tracked | None = None
+
+    def parts(self, *, checkpoints: bool) -> list[Part]:
+        """The parts of the pass: one, or several if states must be kept by backends without checkpoints."""
+        if self.tracked is None:
+            return [_part(self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
+        if not checkpoints:
+            return self._split(self.tracked)
+        columns = max(self.seqlens) // self.tracked.every
+        table = self.slots.new_full((len(self.seqlens), columns), -1)
+        rows = [n for n, after in enumerate(self.tracked.after) if after]
+        index = torch.tensor(rows, dtype=torch.int64).to(table.device, non_blocking=True)
+        column = torch.tensor([self.tracked.after[n] // self.tracked.every - 1 for n in rows])
+        table[index, column.to(table.device, non_blocking=True)] = self.tracked.slots[index]
+        batch = CheckpointBatch(
+            cu_seqlens=self.cu_seqlens,
+            seqlens=self.seqlens,
+            read_slots=self.slots,
+            write_slots=self.slots,
+            has_initial_state=self.started,
+            checkpoint_every=self.tracked.every,
+            checkpoint_slots=table,
+        )
+        return [Part(phase="prefill", rows=slice(0, sum(self.seqlens)), states=batch)]
+
+    def _split(self, tracked: Tracked) -> list[Part]:
+        """A tracked sequence goes from its slot to the kept one, and in the next part back to its own."""
+        own, kept = self.slots, tracked.slots
+        groups: list[list[tuple[int, int, bool, bool]]] = [[]]  # sequence, rows, reads and writes the kept slot
+        for n, (length, after) in enumerate(zip(self.seqlens, tracked.after, strict=True)):
+            if not 0 < after < length:
+                groups[-1].append((n, length, False, False))
+                continue
+            groups[-1].append((n, after, False, True))
+            groups.append([(n, length - after, True, False)])
+        parts = []
+        row = 0
+        for group in groups:
+            index = torch.tensor([n for n, *_ in group]).to(own.device, non_blocking=True)
+            reads, writes = (
+                torch.tensor([each[column] for each in group]).to(own.device, non_blocking=True)
+                for column in (2, 3)
+            )
+            seqlens = tuple(length for _, length, _, _ in group)
+            parts.append(
+                _part(
+                    seqlens,
+                    torch.tensor([*accumulate(seqlens, initial=0)], dtype=torch.int32).to(own.device),
+                    torch.where(reads, kept[index], own[index]),
+                    torch.where(writes, kept[index], own[index]),
+                    self.started[index] | reads,
+                    row,
+                )
+            )
+            row += sum(seqlens)
+        return parts
+
+    def finals(self) -> list[int]:
+        """The sequences whose last state is kept too."""
+        after = () if self.tracked is None else self.tracked.after
+        return [n for n, length in enumerate(self.seqlens) if after and after[n] == length]
+
+
+def _part(
+    seqlens: tuple[int, ...],
+    cu_seqlens: torch.Tensor,
+    reads: torch.Tensor,
+    writes: torch.Tensor,
+    started: torch.Tensor,
+    row: int = 0,
+) -> Part:
+    batch = StateBatch(
+        cu_seqlens=cu_seqlens,
+        seqlens=seqlens,
+        read_slots=reads,
+        write_slots=writes,
+        has_initial_state=started,
+    )
+    return Part(phase="prefill", rows=slice(row, row + sum(seqlens)), states=batch)
+
+
+def decode_part(cu_seqlens: torch.Tensor, slots: torch.Tensor) -> Part:
+    """The part of a pass over one token of each sequence."""
+    count = len(slots)
+    batch = StateBatch(
+        cu_seqlens=cu_seqlens,
+        seqlens=(1,) * count,
+        read_slots=slots,
+        write_slots=slots,
+        has_initial_state=torch.ones_like(slots, dtype=torch.bool),
+    )
+    return Part(phase="decode", rows=slice(0, count), states=batch)
+
+
+__all__ = ["Extended", "Steps", "Tracked", "decode_part"]

@@ -1,0 +1,113 @@
+"""The places in SGLang that the bridge uses, for each version that it was tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from switchrail.errors import BridgeError
+from switchrail.nearest import unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The places of one version of SGLang. Modules and attributes are paths for hooks.
+
+    Attributes:
+        choices: The module with the lists of valid names of backends.
+        linear_module: The module with the enum of linear backends.
+        has_custom: Whether that enum maps unknown names to one member, `CUSTOM`.
+        verify_choice: Whether the backend of verification can be chosen.
+        extra_buffer: The function that decides whether a server's linear backend can keep states within a
+            prompt for the prefix cache; None if SGLang does not ask.
+        graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
+        location: Whether places in the cache are passed as a `KVWriteLoc`.
+    """
+
+    choices: str
+    linear_module: str = "sglang.srt.layers.attention.linear.utils"
+    has_custom: bool
+    verify_choice: bool
+    extra_buffer: str | None
+    graph_hooks: Mapping[str, Callable[..., None]]
+    location: bool
+
+
+def _out_graph(result: None, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+    if backend.switchrail is not None:
+        mode = forward_batch.forward_mode
+        backend.switchrail.begin_graph(forward_batch.batch_size, mode, capture=in_capture)
+
+
+def _capture(
+    result: None,
+    backend: Any,
+    bs: int,
+    num_tokens: int,
+    req_pool_indices: Any,
+    seq_lens: Any,
+    encoder_lens: Any,
+    forward_mode: Any,
+    spec_info: Any,
+) -> None:
+    if backend.switchrail is not None:
+        backend.switchrail.begin_graph(bs, forward_mode, capture=True)
+
+
+def _replay(
+    result: None,
+    backend: Any,
+    bs: int,
+    req_pool_indices: Any,
+    seq_lens: Any,
+    seq_lens_sum: Any,
+    encoder_lens: Any,
+    forward_mode: Any,
+    spec_info: Any,
+    seq_lens_cpu: Any,
+) -> None:
+    if backend.switchrail is not None:
+        backend.switchrail.begin_graph(bs, forward_mode, capture=False)
+
+
+_PLACES: Mapping[str, Places] = {
+    "0.5.11": Places(
+        choices="sglang.srt.server_args",
+        has_custom=False,
+        verify_choice=False,
+        extra_buffer=None,
+        graph_hooks={
+            "init_forward_metadata_capture_cuda_graph": _capture,
+            "init_forward_metadata_replay_cuda_graph": _replay,
+        },
+        location=False,
+    ),
+    "0.5.23": Places(
+        choices="sglang.srt.arg_groups.choices",
+        has_custom=True,
+        verify_choice=True,
+        extra_buffer="sglang.srt.arg_groups.overrides.supports_mamba_cache_extra_buffer",
+        graph_hooks={"init_forward_metadata_out_graph": _out_graph},
+        location=True,
+    ),
+}
+
+VERSIONS = tuple(_PLACES)
+"""The versions of SGLang that the bridge knows."""
+
+
+def places_of(version: str) -> Places:
+    """The places of a version.
+
+    Raises:
+        BridgeError: The version is not known.
+    """
+    try:
+        return _PLACES[version]
+    except KeyError:
+        problem = f"no bridge to SGLang {version}: its internals may differ from those of the known versions"
+        raise unknown(BridgeError, problem, version, VERSIONS, found=version) from None
+
+
+__all__ = ["VERSIONS", "Places", "places_of"]

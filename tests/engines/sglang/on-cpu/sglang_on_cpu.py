@@ -1,0 +1,25 @@
+"""SGLang on a CPU, with its Triton kernels in Triton's interpreter. For tests only: a launch takes milliseconds."""
+
+import contextlib
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+
+def platform():
+    """The path of the platform's class."""
+    return "sglang_on_cpu_platform:InterpretedCpu"
+
+
+def interpret():
+    """Adapt torch, Triton and SGLang's helpers, in this process."""
+    import torch
+    import triton.runtime.autotuner
+
+    if not hasattr(torch.cpu, "device"):
+        torch.cpu.device = lambda index=None: contextlib.nullcontext()
+    # There is no driver to time configurations with: the first one wins.
+    triton.runtime.autotuner.Autotuner._bench = lambda self, *args, config=None, **kwargs: [1.0, 1.0, 1.0]
+    import sglang_on_cpu_helpers
+
+    sglang_on_cpu_helpers.adapt()

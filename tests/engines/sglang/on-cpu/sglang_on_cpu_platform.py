@@ -1,0 +1,19 @@
+"""The platform. Imported while SGLang chooses it, so it imports nothing that asks for the chosen one."""
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import SRTPlatform
+
+
+class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
+    """A CPU as an out-of-tree platform."""
+
+    _enum = PlatformEnum.OOT
+
+    def get_default_attention_backend(self):
+        """Attention in plain torch."""
+        return "torch_native"
+
+    def support_mamba_cache_extra_buffer(self):
+        """Whether states can be kept within a prompt."""
+        return True
