@@ -1,6 +1,7 @@
 # make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
 # make test-families  each family of models with long prompts, all chunks and backends; no part of `make test`
+# make test-engines  the bridges in the real engines, in environments that are kept (8 GB); no part of `make test`
 # make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
 # make toy-op adds an op to a copy, as CONTRIBUTING.md says, and runs it; a job of its own in CI
 # make mutants  changes the code in a hundred places, one at a time, and tells which changes no test notices
@@ -10,6 +11,8 @@
 # TORCH=SPEC       what pip is asked for where torch is missing, such as TORCH=torch==2.11.0
 # VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
 # PYTHON=python3   the interpreter (3.10 or later) that makes the environment
+# ENGINES=DIR      where `make test-engines` keeps its environments (default .engines)
+# ENGINE_TORCH=SPEC  the torch in them (default torch==2.13.0)
 # WORKERS=2        how many processes run the Python tests
 # ORDER=...        their order, such as ORDER=--random-order (the seed is printed; --random-order-seed=N repeats it)
 
@@ -18,6 +21,7 @@ VENV ?= .venv
 VENV_FLAGS ?=
 TORCH ?= torch
 WORKERS ?= 2
+ENGINES ?= .engines
 CHECKPOINT ?= tests/checkpoints/kjv-qwen3-next
 
 PY := $(abspath $(VENV))/bin/python
@@ -38,7 +42,7 @@ OPTIMISED := \
   --config profile.dev.package.switchrail.debug-assertions=false \
   --config profile.dev.package.switchrail.overflow-checks=false
 
-.PHONY: run test test-families lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
+.PHONY: run test test-families test-engines lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
@@ -103,6 +107,19 @@ test-python: build
 
 test-families: build
 	$(PY) -m pytest -n $(WORKERS) -m families tests/families tests/bridges
+
+# Wheels of this repository and of what its tests install beside them.
+ENGINE_WHEELS := target/engine-wheels
+ENGINE_SOURCES := target/engine-sources
+
+test-engines: $(STAMPS)/requirements
+	rm -rf $(ENGINE_WHEELS) $(ENGINE_SOURCES)
+	$(MATURIN) build --release --out $(ENGINE_WHEELS)
+	mkdir -p $(ENGINE_SOURCES) # copied, because building leaves files behind
+	cp -r kernels tests/plugins/acme-gdn tests/engines/sglang_cpu/on-cpu tests/engines/sglang_cpu/watch $(ENGINE_SOURCES)
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(ENGINE_WHEELS) $(ENGINE_SOURCES)/*
+	bash tests/engines/environment.sh $(ENGINES)/sglang $(ENGINE_WHEELS)
+	env -u PYTHONDONTWRITEBYTECODE $(ENGINES)/sglang/bin/python -m pytest -c tests/engines/pytest.ini tests/engines/sglang_cpu
 
 lint-python: build
 	$(PY) rust/dependencies.py

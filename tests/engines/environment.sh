@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # environment.sh VENV WHEELS: an environment with SGLang 0.5.23 for a machine without a GPU, which is kept, and the
-# wheels of the folder WHEELS installed into it. TORCH and PYTHON are as in the Makefile. Takes about 8 GB with
-# pip's ordinary torch.
+# wheels of the folder WHEELS installed into it. ENGINE_TORCH and PYTHON are as in the Makefile.
 set -euo pipefail
-venv=$1 wheels=$2 torch=${TORCH:-torch==2.13.0}
+venv=$1 wheels=$2 torch=${ENGINE_TORCH:-torch==2.13.0}
 pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check; }
 install() { pip install --quiet --no-compile "$@"; }
 if [ ! -f "$venv/engine" ]; then

@@ -9,9 +9,10 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
+from switchrail.adapters import needed_features
 from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, modules_of
 from switchrail.bridges.sglang.steps import Steps
-from switchrail.dispatch import Dispatcher, Part
+from switchrail.dispatch import Part
 from switchrail.errors import BridgeError
 from switchrail.ops import AttentionCall, AttentionLayer
 from switchrail.ops.batch import Bounds, PagedBatch
@@ -50,28 +51,25 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         modules = modules_of(model_runner.model, RadixAttention)
         for module in modules.values():
             _check_layer(module)
-        features = {
+        self._layers = {id: self._layer(module) for id, module in modules.items()}
+        needed = {
             feature
-            for module in modules.values()
-            for feature, used in (("window", module.sliding_window_size > 0), ("soft_cap", module.logit_cap))
-            if used
+            for id, layer in self._layers.items()
+            for feature in self._needed(modules[id], layer, model_runner.dtype)
         }
-        self.bound = bind_layers(
+        dispatcher = bind_layers(
             runtime,
             model_runner,
-            "attention",
             "full_attention",
-            modules,
+            {
+                id: HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
+                for id, m in modules.items()
+            },
             {"prefill": name, "decode": name},
-            [
-                HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
-                for m in modules.values()
-            ],
-            features,
+            {"attention": needed},
             page_size=self._page,
         )
-        dispatcher = Dispatcher(self.bound, ["attention"])
-        self._layers = {id: self._layer(module) for id, module in modules.items()}
+        self.bound = dispatcher.bound
         for id, layer in self._layers.items():
             dispatcher.add(id, layer)
         self.steps = Steps(dispatcher)
@@ -82,13 +80,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         if mode.is_idle():
             return
         lengths = forward_batch.seq_lens_cpu.tolist()
-        if mode.is_decode():
-            phase, rows = "decode", [1] * len(lengths)
-        else:
-            phase, rows = "prefill", [int(length) for length in forward_batch.extend_seq_lens_cpu]
+        phase: Phase = "decode" if mode.is_decode() else "prefill"
+        rows = [1] * len(lengths) if phase == "decode" else map(int, forward_batch.extend_seq_lens_cpu)
         table = self._table(forward_batch.req_pool_indices, max(lengths))
         kv_lens = forward_batch.seq_lens.to(torch.int32)
-        self.steps.begin([_part(phase, rows, table, kv_lens, lengths)])
+        self.steps.begin([_part(phase, (*rows,), table, kv_lens, lengths)])
 
     def forward_decode(
         self,
@@ -194,7 +190,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
     def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
         """The pages [N, P] of requests, which SGLang lists by token."""
-        tokens = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
+        tokens: torch.Tensor = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
         return tokens if self._page == 1 else tokens // self._page
 
     def _layer(self, module: Any) -> AttentionLayer:
@@ -208,6 +204,15 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             window=window + 1 if window > 0 else None,
             soft_cap=float(module.logit_cap) if module.logit_cap else None,
         )
+
+    def _needed(self, module: Any, layer: AttentionLayer, dtype: torch.dtype) -> frozenset[str]:
+        """The features that a layer's calls need: those of a decode step of two requests."""
+        q = torch.empty(2, module.tp_q_head_num, module.qk_head_dim, dtype=dtype, device=self.device)
+        lengths = torch.ones(2, dtype=torch.int32, device=self.device)
+        table = self._table(torch.zeros(2, dtype=torch.int64, device=self.device), 2 * self._page)
+        part = _part("decode", [1, 1], table, lengths, [1, 1])
+        assert part.pages is not None
+        return needed_features("decode", AttentionCall(layer, q, torch.empty_like(q)), part.pages)
 
     def _forward(
         self,

@@ -1,26 +1,27 @@
-"""SGLang's linear attention layers: the gated delta rule."""
+"""SGLang's linear attention layers: the gated delta rule with its convolution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from switchrail.adapters import needed_features
 from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, all_have, bind_layers, modules_of
 from switchrail.bridges.sglang.steps import Extended, Steps, Tracked, decode_part
-from switchrail.dispatch import Dispatcher
 from switchrail.errors import BridgeError
-from switchrail.ops import GatedDeltaCall, GatedDeltaLayer
+from switchrail.ops import GatedDeltaCall, GatedDeltaLayer, ShortConvCall, ShortConvLayer
 from switchrail.ops.batch import Bounds
-from switchrail.ops.delta import activate_beta, activate_gate
 
 if TYPE_CHECKING:
     from switchrail.bridges.sglang.versions import Places
+    from switchrail.ops.batch import SequenceBatch
     from switchrail.runtime import Runtime
 
 _MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
+_ACTIVATIONS: Mapping[str | None, Literal["silu"] | None] = {"silu": "silu", "swish": "silu", None: None}
 
 
 class ServedLayers:
@@ -39,38 +40,42 @@ class ServedLayers:
             BridgeError: An option of the server is not supported.
             SwitchrailError: No backend fits, or the chosen one does not.
         """
+        from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+
         self.asked = asked
         self._backend = backend
         self._tokens = int(model_runner.model_config.context_len)
-        modules = modules_of(model_runner.model, _layer_class())
+        modules = modules_of(model_runner.model, RadixLinearAttention)
         pools = {id: model_runner.req_to_token_pool.mamba2_layer_cache(id) for id in modules}
-        for pool in pools.values():
-            if getattr(pool, "replayssm_d", None) is not None:
-                raise BridgeError("the option enable_linear_replayssm keeps states in a form of its own")
-        self.bound = bind_layers(
+        if any(getattr(pool, "replayssm_d", None) is not None for pool in pools.values()):
+            raise BridgeError("the option enable_linear_replayssm keeps states in a form of its own")
+        self._convolutions = {id: _convolution(modules[id], pools[id].conv[0]) for id in modules}
+        self._layers = {id: _layer(modules[id], pools[id].temporal) for id in modules}
+        needed: dict[str, set[str]] = {"short_conv": set(), "gated_delta": set()}
+        for module in modules.values():
+            convolution, call, batch = self._example(module, model_runner.dtype)
+            needed["short_conv"] |= needed_features("decode", convolution, batch)
+            needed["gated_delta"] |= needed_features("decode", call, batch)
+        dispatcher = bind_layers(
             runtime,
             model_runner,
             "gated_delta",
-            "gated_delta",
-            modules,
+            {
+                id: HeadSizes(m.head_k_dim, m.head_v_dim, m.num_q_heads, m.num_k_heads, m.num_v_heads)
+                for id, m in modules.items()
+            },
             asked,
-            [
-                HeadSizes(m.head_k_dim, m.head_v_dim, m.num_q_heads, m.num_k_heads, m.num_v_heads)
-                for m in modules.values()
-            ],
-            state_dtype=_only({pool.temporal.dtype for pool in pools.values()}),
+            needed,
+            state_dtype=next((pool.temporal.dtype for pool in pools.values()), None),
             state_layouts={"gated_delta": "VK"},
         )
-        self._checkpoints = all_have(self.bound, "gated_delta", "checkpoints")
-        raw = all_have(self.bound, "gated_delta", "raw_gates")
-        self._gates: dict[int, GatedDeltaLayer] = {}
-        self._layers: dict[int, GatedDeltaLayer] = {}
-        dispatcher = Dispatcher(self.bound, ["gated_delta"])
-        for id, module in modules.items():
-            gates = self._gates[id] = _layer(module, pools[id].temporal, raw=True)
-            layer = self._layers[id] = gates if raw else _layer(module, pools[id].temporal, raw=False)
-            dispatcher.add(id, layer)
+        for layers in (self._convolutions, self._layers):
+            for id, layer in layers.items():
+                dispatcher.add(id, layer)
+        self.bound = dispatcher.bound
         self.steps = Steps(dispatcher)
+        self._checkpoints = all_have(self.bound, needed, "checkpoints")
+        self._last_states: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def begin(self, forward_batch: Any) -> None:
         """Plans an eager pass."""
@@ -79,90 +84,82 @@ class ServedLayers:
             return
         if mode.is_decode():
             if "decode" in self.asked:
-                slots = metadata.mamba_cache_indices.to(torch.int64)
-                self.steps.begin([decode_part(metadata.query_start_loc, slots)])
+                self.steps.begin([decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)])
         elif "prefill" in self.asked and mode.is_extend() and not mode.is_target_verify():
-            self._extended = _extended(forward_batch, metadata, _chunk(self._backend))
-            self.steps.begin(self._extended.parts(checkpoints=self._checkpoints))
+            extended = _extended(forward_batch, metadata, _chunk(self._backend))
+            self._last_states = None if self._checkpoints else extended.last_states()
+            self.steps.begin(extended.parts(checkpoints=self._checkpoints))
 
     def begin_graph(self, sequences: int, mode: Any, *, capture: bool) -> None:
         """Plans a pass that is recorded, or updates the plans of a recorded one."""
         if not self._layers or "decode" not in self.asked or not mode.is_decode_or_idle():
             return
         metadata = self._backend.forward_metadata
-        parts = [decode_part(metadata.query_start_loc, metadata.mamba_cache_indices.to(torch.int64))]
+        parts = [decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)]
         if capture:
-            bounds = Bounds(sequences=sequences, rows=sequences, tokens=self._tokens)
-            self.steps.capture(parts, bounds)
+            self.steps.capture(parts, Bounds(sequences=sequences, rows=sequences, tokens=self._tokens))
         else:
             self.steps.replay(sequences, parts)
 
     def decode(self, module: Any, forward_batch: Any, mixed_qkv: torch.Tensor, a: Any, b: Any) -> Any:
         """Runs a layer on one token of each sequence."""
-        backend, metadata = self._backend, self._backend.forward_metadata
+        out = self._run(module, mixed_qkv, a, b)
+        backend = self._backend
         pool = backend.req_to_token_pool.mamba2_layer_cache(module.layer_id)
-        convolved = _module().causal_conv1d_update(
-            mixed_qkv,
-            pool.conv[0],
-            module.conv_weights,
-            module.bias,
-            module.activation,
-            conv_state_indices=metadata.mamba_cache_indices,
-        )
-        out = self._run(module, convolved, a, b)
-        backend._track_mamba_state_decode(
-            forward_batch, pool.conv[0], pool.temporal, metadata.mamba_cache_indices, module.layer_id
-        )
+        slots = backend.forward_metadata.mamba_cache_indices
+        last = self._id(module)
+        backend._track_mamba_state_decode(forward_batch, pool.conv[0], pool.temporal, slots, *last)
         return out
 
-    def extend(self, module: Any, forward_batch: Any, mixed_qkv: torch.Tensor, a: Any, b: Any) -> Any:
+    def extend(self, module: Any, mixed_qkv: torch.Tensor, a: Any, b: Any) -> Any:
         """Runs a layer on the tokens of prompts."""
-        backend, metadata = self._backend, self._backend.forward_metadata
-        pool = backend.req_to_token_pool.mamba2_layer_cache(module.layer_id)
-        if self._extended.tracked is not None:
-            rows = mixed_qkv[metadata.track_conv_indices].transpose(1, 2)
-            pool.conv[0][metadata.conv_states_mask_indices] = rows
-        convolved = (
-            _module()
-            .causal_conv1d_fn(
-                mixed_qkv.transpose(0, 1),
-                module.conv_weights,
-                module.bias,
-                activation=module.activation,
-                conv_states=pool.conv[0],
-                has_initial_state=self._extended.started,
-                cache_indices=metadata.mamba_cache_indices,
-                query_start_loc=metadata.query_start_loc,
-                seq_lens_cpu=forward_batch.extend_seq_lens_cpu,
-            )
-            .transpose(0, 1)[: len(mixed_qkv)]
-        )
-        out = self._run(module, convolved, a, b)
-        if self._extended.tracked is not None and not self._checkpoints and self._extended.finals():
-            index = torch.tensor(self._extended.finals()).to(out.device, non_blocking=True)
-            pool.temporal[self._extended.tracked.slots[index]] = pool.temporal[self._extended.slots[index]]
+        out = self._run(module, mixed_qkv, a, b)
+        if self._last_states is not None:
+            source, target = self._last_states
+            pool = self._backend.req_to_token_pool.mamba2_layer_cache(module.layer_id)
+            for states in (pool.conv[0], pool.temporal):
+                states[target] = states[source]
         return out
 
-    def _run(self, module: Any, convolved: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        count = len(convolved)
-        q, k, v = convolved.split([module.q_dim, module.k_dim, module.v_dim], dim=-1)
-        layer, gates = self._layers[module.layer_id], self._gates[module.layer_id]
-        if layer is not gates:
-            a = activate_gate(a, gates, torch.float32)
-            b = activate_beta(b, gates.beta_scale, torch.float32)
-        out = convolved.new_empty(count, module.num_v_heads, module.head_v_dim)
-        self.steps.dispatch(
-            GatedDeltaCall(
-                layer,
-                q.view(count, module.num_q_heads, module.head_q_dim),
-                k.view(count, module.num_k_heads, module.head_k_dim),
-                v.view(count, module.num_v_heads, module.head_v_dim),
-                a,
-                b,
-                out,
-            )
+    def _run(self, module: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        convolution, call = self._calls(module, mixed_qkv, a, b)
+        self.steps.dispatch(convolution)
+        self.steps.dispatch(call)
+        return call.out.unsqueeze(0)
+
+    def _calls(
+        self, module: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[ShortConvCall, GatedDeltaCall]:
+        """A layer's calls; the second one's q, k and v are views of the first one's result."""
+        count = len(mixed_qkv)
+        convolved = mixed_qkv.new_empty(count, mixed_qkv.shape[1])
+        q, k, v = torch.split(convolved, [module.q_dim, module.k_dim, module.v_dim], dim=-1)
+        call = GatedDeltaCall(
+            self._layers[module.layer_id],
+            q.view(count, module.num_q_heads, module.head_q_dim),
+            k.view(count, module.num_k_heads, module.head_k_dim),
+            v.view(count, module.num_v_heads, module.head_v_dim),
+            a,
+            b,
+            convolved.new_empty(count, module.num_v_heads, module.head_v_dim),
         )
-        return out.unsqueeze(0)
+        return ShortConvCall(self._convolutions[module.layer_id], mixed_qkv, convolved), call
+
+    def _example(
+        self, module: Any, dtype: torch.dtype
+    ) -> tuple[ShortConvCall, GatedDeltaCall, SequenceBatch]:
+        """A layer's calls of two requests, to see what they need."""
+        device = module.A_log.device
+        mixed_qkv = torch.empty(2, module.q_dim + module.k_dim + module.v_dim, dtype=dtype, device=device)
+        gates = torch.empty(2, module.num_v_heads, dtype=dtype, device=device)
+        indices = torch.zeros(3, dtype=torch.int32, device=device)
+        batch = decode_part(indices, indices[:2]).states
+        assert batch is not None
+        return (*self._calls(module, mixed_qkv, gates, gates), batch)
+
+    def _id(self, module: Any) -> tuple[int, ...]:
+        """The layer's id where SGLang copies the states of all layers at once, after the last one."""
+        return (module.layer_id,) if hasattr(self._backend, "_track_pools") else ()
 
 
 def attach(runtime: Runtime, places: Places) -> None:
@@ -212,7 +209,7 @@ def attach(runtime: Runtime, places: Places) -> None:
         served = backend.switchrail
         if served is None or "prefill" not in served.asked or forward_batch.forward_mode.is_target_verify():
             return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
-        return served.extend(layer, forward_batch, mixed_qkv, a, b)
+        return served.extend(layer, mixed_qkv, a, b)
 
     def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
         if is_ours(view.linear_attn_backend):
@@ -258,35 +255,34 @@ def _asked(model_runner: Any, places: Places) -> dict[str, str]:
     return {phase: backend.value for phase, backend in found.items()}
 
 
-def _layer_class() -> type:
-    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
-
-    return RadixLinearAttention  # type: ignore[no-any-return]
-
-
-def _only(dtypes: set[torch.dtype]) -> torch.dtype | None:
-    """The one dtype of all layers' pools; None without layers."""
-    return next(iter(dtypes), None)
-
-
-def _module() -> Any:
-    import sglang.srt.layers.attention.linear.gdn_backend as module
-
-    return module
-
-
-def _layer(module: Any, state: torch.Tensor, *, raw: bool) -> GatedDeltaLayer:
-    gates = (
-        {
-            "gate": "softplus",
-            "A_log": module.A_log.detach(),
-            "dt_bias": module.dt_bias.detach(),
-            "beta_scale": 1.0,
-        }
-        if raw
-        else {}
+def _convolution(module: Any, state: torch.Tensor) -> ShortConvLayer:
+    """A layer's convolution. SGLang's windows have their inputs innermost, and more of them with drafts."""
+    if module.activation not in _ACTIVATIONS:
+        valid = tuple(filter(None, _ACTIVATIONS))
+        raise BridgeError(
+            f"layer {module.layer_id} convolves with {module.activation!r}; valid: {', '.join(valid)}",
+            found=module.activation,
+            valid=valid,
+        )
+    width = module.conv_weights.shape[1]
+    return ShortConvLayer(
+        weight=module.conv_weights.detach(),
+        bias=None if module.bias is None else module.bias.detach(),
+        state=state[..., -(width - 1) :],
+        activation=_ACTIVATIONS[module.activation],
     )
-    return GatedDeltaLayer(state=state, scale=module.head_k_dim**-0.5, qk_l2norm=True, **gates)
+
+
+def _layer(module: Any, state: torch.Tensor) -> GatedDeltaLayer:
+    return GatedDeltaLayer(
+        state=state,
+        scale=module.head_k_dim**-0.5,
+        qk_l2norm=True,
+        gate="softplus",
+        A_log=module.A_log.detach(),
+        dt_bias=module.dt_bias.detach(),
+        beta_scale=1.0,
+    )
 
 
 def _chunk(backend: Any) -> int:
@@ -295,7 +291,6 @@ def _chunk(backend: Any) -> int:
 
 
 def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
-    seqlens = tuple(map(int, forward_batch.extend_seq_lens_cpu))
     tracked = None
     if metadata.has_mamba_track_mask:
         mask = forward_batch.mamba_track_mask.tolist()
@@ -307,12 +302,12 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
                 (end - start) // every * every if wanted else 0
                 for wanted, end, start in zip(mask, ends, starts, strict=True)
             ),
-            slots=forward_batch.mamba_track_indices.to(torch.int64),
+            slots=forward_batch.mamba_track_indices,
         )
     return Extended(
-        seqlens=seqlens,
+        seqlens=tuple(map(int, forward_batch.extend_seq_lens_cpu)),
         cu_seqlens=metadata.query_start_loc,
-        slots=metadata.mamba_cache_indices.to(torch.int64),
+        slots=metadata.mamba_cache_indices,
         started=forward_batch.extend_prefix_lens > 0,
         tracked=tracked,
     )

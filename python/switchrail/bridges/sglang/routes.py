@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from switchrail._core import Layout
+from switchrail.adapters import ADAPTED, features_of
 from switchrail.bridges.sglang.names import backend_of
+from switchrail.dispatch import Dispatcher
 from switchrail.errors import BridgeError
 
 if TYPE_CHECKING:
@@ -33,14 +35,12 @@ class HeadSizes(NamedTuple):
 def bind_layers(
     runtime: Runtime,
     model_runner: Any,
-    op: str,
     kind: str,
-    layers: Iterable[int],
+    layers: Mapping[int, HeadSizes],
     asked: Mapping[str, str],
-    sizes: Iterable[HeadSizes],
-    features: Iterable[str] = (),
+    needed: Mapping[str, Collection[str]],
     **restrictions: Any,
-) -> BoundPlan:
+) -> Dispatcher:
     """Decides and constructs the backends of some layers of a runner's model.
 
     The kinds of layers come from the model that SGLang has built, so a draft worker's from its draft.
@@ -48,57 +48,66 @@ def bind_layers(
     Args:
         runtime: The runtime with the registrations.
         model_runner: SGLang's model runner.
-        op: The op that the names asked for belong to.
         kind: The kind of the layers.
-        layers: The ids of the layers.
+        layers: The heads of each layer, by id.
         asked: The names asked for, by phase.
-        sizes: The heads of each layer.
-        features: Features that the layers' calls use.
+        needed: The features that the layers' calls need, by op; the names asked for belong to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
 
     Raises:
         BridgeError: The layers' heads differ.
         SwitchrailError: No backend fits, or the chosen one does not; see `Runtime.plan`.
     """
-    ids = set(layers)
+    *_, op = needed
     other = "full_attention" if kind != "full_attention" else "gated_delta"
-    kinds = [kind if id in ids else other for id in range(max(ids, default=-1) + 1)]
-    chosen = {f"{op}.{phase}": backend_of(name) for phase, name in asked.items()}
+    kinds = [kind if id in layers else other for id in range(max(layers, default=-1) + 1)]
     layout = Layout.from_kinds(type(model_runner.model).__name__, kinds).to_dict()
-    shapes = set(sizes)
+    shapes = set(layers.values())
     if len(shapes) > 1:
         raise BridgeError(f"layers of one kind have different heads: {sorted(shapes)}", found=shapes)
-    layout["shapes"] = {kind: {op: shape._asdict()} for shape in shapes}
-    if _captures(model_runner):
-        features = (*features, "cuda_graph")
+    if shapes:
+        layout["shapes"] = {kind: {op: shapes.pop()._asdict()}}
+    graphs = {"cuda_graph"} if _captures(model_runner) else set()
     plan = runtime.plan(
         Layout.from_json(json.dumps(layout)),
         device=runtime.find_platform(model_runner.device),
         dtype=model_runner.dtype,
-        preferences={key: name for key, name in chosen.items() if name is not None},
+        preferences=dict(_preferences(runtime, needed, op, asked)),
         phases=tuple(asked),
-        features={op: features},
+        features={each: sorted({*features, *graphs} - ADAPTED.keys()) for each, features in needed.items()},
         **restrictions,
     )
     for decision in plan.decisions:
-        if decision.op == op:
+        if decision.op in needed:
             _log.info(
                 "%s %s of layers %s: backend %s of %s",
-                *(op, decision.phase, ", ".join(map(str, sorted(ids)))),
+                *(decision.op, decision.phase, ", ".join(map(str, layers))),
                 *(decision.chosen, decision.origin),
             )
-    return runtime.bind(plan)
+    return Dispatcher(runtime.bind(plan), list(needed), needed)
 
 
-def all_have(bound: BoundPlan, op: str, feature: str) -> bool:
-    """Whether all backends of an op have a feature."""
-    backends = [backend for backend in bound.plan.backends if backend.op == op]
-    return all(feature in backend.capabilities["features"] for backend in backends)
+def _preferences(
+    runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """A chosen backend serves its op, and the other ops of the layers if it is registered for them too."""
+    for phase, name in asked.items():
+        chosen = backend_of(name)
+        for each in ops:
+            if chosen is not None and (each == op or chosen in {one.name for one in runtime.backends(each)}):
+                yield f"{each}.{phase}", chosen
+
+
+def all_have(bound: BoundPlan, ops: Collection[str], feature: str) -> bool:
+    """Whether all backends of some ops have a feature."""
+    backends = [backend for backend in bound.plan.backends if backend.op in ops]
+    return all(feature in features_of(backend) for backend in backends)
 
 
 def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     """A model's layers of one class, by id."""
-    return {module.layer_id: module for module in model.modules() if isinstance(module, kind)}
+    found: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
+    return {module.layer_id: module for module in found}
 
 
 def _captures(model_runner: Any) -> bool:

@@ -82,7 +82,7 @@ class Tracked:
     Attributes:
         every: The number of tokens between possible states.
         after: For each sequence the number of its rows before the state; 0 keeps none.
-        slots: [N] int64 on the device, the slots for these states.
+        slots: [N] on the device, the slots for these states.
     """
 
     every: int
@@ -97,7 +97,7 @@ class Extended:
     Attributes:
         seqlens: The number of rows of each sequence.
         cu_seqlens: [N + 1] int32, the first row of each sequence.
-        slots: [N] int64, the slots of the states.
+        slots: [N], the slots of the states.
         started: [N] bool, whether there is a state.
         tracked: The states to keep; None if there are none.
     """
@@ -119,13 +119,15 @@ class Extended:
         rows = [n for n, after in enumerate(self.tracked.after) if after]
         index = torch.tensor(rows, dtype=torch.int64).to(table.device, non_blocking=True)
         column = torch.tensor([self.tracked.after[n] // self.tracked.every - 1 for n in rows])
-        table[index, column.to(table.device, non_blocking=True)] = self.tracked.slots[index]
+        kept = self.tracked.slots[index].to(table.dtype)
+        table[index, column.to(table.device, non_blocking=True)] = kept
         batch = CheckpointBatch(
             cu_seqlens=self.cu_seqlens,
             seqlens=self.seqlens,
             read_slots=self.slots,
             write_slots=self.slots,
             has_initial_state=self.started,
+            null_slot=0,
             checkpoint_every=self.tracked.every,
             checkpoint_slots=table,
         )
@@ -133,8 +135,10 @@ class Extended:
 
     def _split(self, tracked: Tracked) -> list[Part]:
         """A tracked sequence goes from its slot to the kept one, and in the next part back to its own."""
-        own, kept = self.slots, tracked.slots
-        groups: list[list[tuple[int, int, bool, bool]]] = [[]]  # sequence, rows, reads and writes the kept slot
+        own, kept = self.slots, tracked.slots.to(self.slots.dtype)
+        groups: list[list[tuple[int, int, bool, bool]]] = [
+            []
+        ]  # sequence, rows, reads and writes the kept slot
         for n, (length, after) in enumerate(zip(self.seqlens, tracked.after, strict=True)):
             if not 0 < after < length:
                 groups[-1].append((n, length, False, False))
@@ -163,10 +167,14 @@ class Extended:
             row += sum(seqlens)
         return parts
 
-    def finals(self) -> list[int]:
-        """The sequences whose last state is kept too."""
-        after = () if self.tracked is None else self.tracked.after
-        return [n for n, length in enumerate(self.seqlens) if after and after[n] == length]
+    def last_states(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The slots of last states that are kept too, and the slots to copy them to, if there are any."""
+        if self.tracked is None:
+            return None
+        after = self.tracked.after
+        rows = [n for n, length in enumerate(self.seqlens) if after[n] == length]
+        index = torch.tensor(rows, dtype=torch.int64).to(self.slots.device, non_blocking=True)
+        return (self.slots[index], self.tracked.slots[index]) if rows else None
 
 
 def _part(
@@ -183,6 +191,7 @@ def _part(
         read_slots=reads,
         write_slots=writes,
         has_initial_state=started,
+        null_slot=0,
     )
     return Part(phase="prefill", rows=slice(row, row + sum(seqlens)), states=batch)
 
@@ -196,6 +205,7 @@ def decode_part(cu_seqlens: torch.Tensor, slots: torch.Tensor) -> Part:
         read_slots=slots,
         write_slots=slots,
         has_initial_state=torch.ones_like(slots, dtype=torch.bool),
+        null_slot=0,
     )
     return Part(phase="decode", rows=slice(0, count), states=batch)
 

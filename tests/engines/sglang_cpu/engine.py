@@ -1,7 +1,7 @@
 """Runs SGLang's Engine once: `engine.py REQUEST ANSWER`, both files of JSON.
 
-The request has the Engine's `options` and the `batches`, each with prompts of token ids and the number of new tokens. The answer has for
-each prompt the new tokens and how many of its own came from the prefix cache.
+The request has the Engine's `options` and the `batches`, each with prompts of token ids and the number of new
+tokens. The answer has for each prompt the new tokens, and how many of its own came from the prefix cache.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""SGLang on a CPU, with its Triton kernels in Triton's interpreter. For tests only: a launch takes milliseconds."""
+"""SGLang on a CPU, with its Triton kernels in Triton's interpreter, where a launch takes milliseconds."""
 
 import contextlib
 import os
@@ -18,6 +18,7 @@ def interpret():
 
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda index=None: contextlib.nullcontext()
+    torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some without asking the platform
     # There is no driver to time configurations with: the first one wins.
     triton.runtime.autotuner.Autotuner._bench = lambda self, *args, config=None, **kwargs: [1.0, 1.0, 1.0]
     import sglang_on_cpu_helpers

@@ -41,7 +41,13 @@ def engine(tmp_path_factory):
         folder = tmp_path_factory.mktemp("run")
         request, answer, watch, log = (folder / name for name in ("request", "answer", "watch", "log"))
         request.write_text(json.dumps({"options": options, "batches": batches}))
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "ENGINE_WATCH": str(watch), **environment}
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "ENGINE_WATCH": str(watch),
+            "SGLANG_MAMBA_CONV_DTYPE": "float16",  # that of the model
+            **environment,
+        }
         with log.open("w") as output:
             done = subprocess.run(
                 [sys.executable, HERE / "engine.py", request, answer],
@@ -49,7 +55,7 @@ def engine(tmp_path_factory):
                 stderr=subprocess.STDOUT,
                 env=variables,
                 timeout=SECONDS,
-                start_new_session=True,  # if its scheduler fails, SGLang ends the processes that it is part of
+                start_new_session=True,  # a failing scheduler ends its whole process tree
             )
         text = log.read_text(errors="replace")
         return Run(

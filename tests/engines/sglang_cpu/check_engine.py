@@ -78,8 +78,13 @@ def test_tokens_are_those_of_transformers(name, request, model):
 
 
 def test_the_vendors_kernel_serves_every_call_in_the_schedulers_process(ours):
-    layers, linear = 3, [each for line in ours.watched for each in line["backends"] if each[0] == "gated_delta"]
-    assert {tuple(each) for each in linear} == {("gated_delta", phase, "acme") for phase in ("decode", "prefill")}
+    layers, linear = (
+        3,
+        [each for line in ours.watched for each in line["backends"] if each[0] == "gated_delta"],
+    )
+    assert {tuple(each) for each in linear} == {
+        ("gated_delta", phase, "acme") for phase in ("decode", "prefill")
+    }
     assert {line["process"] for line in ours.watched} != {os.getpid()}
     # One instance serves both phases. A tracked prompt is cut in two parts.
     extends, decodes = ours.batches("EXTEND"), ours.batches("DECODE")
@@ -105,7 +110,9 @@ def test_a_prefix_comes_from_the_cache(ours):
 
 
 def test_larger_pools_change_no_allocation(ours, doubled):
-    allocated, larger = ([(line["mode"], line["allocated"]) for line in run.watched] for run in (ours, doubled))
+    allocated, larger = (
+        [(line["mode"], line["allocated"]) for line in run.watched] for run in (ours, doubled)
+    )
     assert allocated == larger
     assert all(count > 0 for _, count in allocated)
 

@@ -16,17 +16,18 @@ def register(registry):
         registry.hook("sglang.srt.managers.scheduler.Scheduler.run_batch", run_batch, "around")
 
 
-def run_batch(original, scheduler, batch, *args, **kwargs):
+def run_batch(original, scheduler, *args, **kwargs):
     """Run a batch and write its line."""
     from torch.profiler import ProfilerActivity, profile
 
+    mode = (args[0] if args else kwargs["batch"]).forward_mode.name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        result = original(scheduler, batch, *args, **kwargs)
+        result = original(scheduler, *args, **kwargs)
     allocated = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
     line = {
         "process": os.getpid(),
         "parent": os.getppid(),
-        "mode": batch.forward_mode.name,
+        "mode": mode,
         "allocated": allocated,
         **served(scheduler.tp_worker.model_runner.attn_backend),
     }
@@ -42,10 +43,13 @@ def served(backend):
     found = {}
     if linear is not None:
         table = linear.bound.plan.table
-        found["backends"] = sorted({(op, phase, name) for _, op, phase, name in table if op in linear.steps.dispatcher.ops})
+        found["backends"] = sorted(
+            {(op, phase, name) for _, op, phase, name in table if op in linear.steps.dispatcher.ops}
+        )
         first = min(layer for layer, op, _, _ in table if op == "gated_delta")
         found["calls"] = {
-            phase: getattr(linear.bound.backend("gated_delta", phase, first), "calls", None) for phase in linear.asked
+            phase: getattr(linear.bound.backend("gated_delta", phase, first), "calls", None)
+            for phase in linear.asked
         }
         found["bypassed"] = linear.steps.bypassed
     if full is not None:

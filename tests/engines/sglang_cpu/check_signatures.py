@@ -1,0 +1,52 @@
+"""The stand-ins of `make test` have the signatures of SGLang's own functions and methods."""
+
+import importlib
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+STANDINS = Path(__file__).parents[2] / "sglang_bridge/standins"
+FILES = sorted(STANDINS.glob("sglang/**/*.py"))
+
+
+def functions(owner, module):
+    """The functions and methods that a module or a class of it defines, by dotted name."""
+    for name, value in vars(owner).items():
+        if isinstance(value, type) and value.__module__ == module:
+            for inner, function in functions(value, module):
+                yield f"{name}.{inner}", function
+        function = value.__func__ if isinstance(value, classmethod) else value
+        if inspect.isfunction(function) and function.__module__ == module:
+            yield name, getattr(owner, name)
+
+
+def shape(function):
+    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
+
+
+def text(parameters):
+    """Enum members of two modules differ, and have the same text."""
+    return [(name, kind, str(default)) for name, kind, default in parameters]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_signatures(file):
+    name = ".".join(file.relative_to(STANDINS).with_suffix("").parts)
+    spec = importlib.util.spec_from_file_location("standin", file)
+    standin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(standin)
+    real = importlib.import_module(name)
+    for path, function in functions(standin, "standin"):
+        found = real
+        for part in path.split("."):
+            found = getattr(found, part)
+        wanted, have = text(shape(found)), text(shape(function))
+        if path.endswith("__init__"):  # a stand-in may lack the last ones
+            wanted = wanted[: len(have)]
+        assert have == wanted, path
+
+
+def test_there_are_standins():
+    assert len(FILES) > 5

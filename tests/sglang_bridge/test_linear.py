@@ -1,0 +1,377 @@
+"""The bridge to SGLang on stand-ins for the few classes of SGLang that it meets.
+
+`make test-engines` compares the stand-ins' signatures with SGLang's, and runs the bridge in SGLang's engine.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from switchrail.bridges import sglang as bridge
+from switchrail.bridges.sglang import names
+from switchrail.bridges.sglang.versions import VERSIONS, places_of
+from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing import isolated
+from torch import nn
+
+STANDINS = Path(__file__).parent / "standins"
+LINEAR = "sglang.srt.layers.attention.linear"
+H, HV, K, V, W, LAYERS = 2, 4, 8, 8, 4, 2
+CHANNELS = 2 * H * K + HV * V
+CHUNK = 64
+
+
+class PlainGatedDelta(TorchGatedDelta):
+    """A vendor's kernel that claims no optional feature."""
+
+    calls = 0
+
+    def run(self, call, batch, plan):
+        self.calls += 1
+        assert call.layer.gate is None
+        return super().run(call, batch, plan)
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
+    monkeypatch.syspath_prepend(STANDINS)
+    with isolated() as runtime:
+        runtime.register(
+            "plain", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
+        )
+        bridge.activate()
+        yield runtime
+    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
+        del sys.modules[name]
+
+
+def enum():
+    return import_module(f"{LINEAR}.utils").LinearAttnKernelBackend
+
+
+def test_a_version_that_is_not_known_is_refused_with_those_that_are():
+    assert {places_of(version).choices for version in VERSIONS}
+    with pytest.raises(BridgeError, match=r"no bridge to SGLang 0\.5\.99") as caught:
+        places_of("0.5.99")
+    assert caught.value.valid == VERSIONS == ("0.5.11", "0.5.23")
+
+
+def test_our_names_are_choices(runtime):
+    choices = import_module("sglang.srt.arg_groups.choices")
+    linear = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
+    assert linear[:3] == ["triton", "flashinfer", "switchrail"]
+    assert {"switchrail:plain", "switchrail:torch"} <= set(linear)
+    assert "switchrail:plain" not in choices.ATTENTION_BACKEND_CHOICES
+    assert "switchrail:torch" in choices.ATTENTION_BACKEND_CHOICES
+    registered = import_module("sglang.srt.layers.attention.attention_registry").ATTENTION_BACKENDS
+    assert registered.keys() >= {"switchrail", "switchrail:torch"}
+
+
+@pytest.mark.parametrize("name", ["tritn", "TRITON", "", 42, "switchrail:plane"])
+def test_a_name_that_nobody_registered_is_an_error(runtime, name):
+    with pytest.raises(UnknownBackendError) as caught:
+        enum()(name)
+    assert {"triton", "switchrail", "switchrail:plain"} <= set(caught.value.valid)
+    if name == "switchrail:plane":
+        assert caught.value.nearest[0] == "switchrail:plain"
+
+
+def test_names_of_two_plugins_stay_apart(runtime):
+    import_module("sglang.srt.arg_groups.choices").add_linear_attn_kernel_backend_choices(["one", "two"])
+    one, two = enum()("one"), enum()("two")
+    assert one is enum()("one")
+    assert one is not two
+    assert (one.value, two.value) == ("one", "two")
+    assert (one.is_custom(), one.is_triton()) == (True, False)
+    ours = enum()("switchrail:plain")
+    assert not ours.is_custom()
+    assert ours is not enum()("switchrail")
+    assert pickle.loads(pickle.dumps(ours)) is ours
+
+
+def test_without_the_bridge_every_name_is_custom(monkeypatch):
+    monkeypatch.syspath_prepend(STANDINS)
+    assert enum()("tritn") is enum()("switchrail") is enum().CUSTOM
+    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
+        del sys.modules[name]
+
+
+def test_states_are_kept_within_prompts_with_our_names_too(runtime):
+    overrides = import_module("sglang.srt.arg_groups.overrides")
+    asked = {
+        name: overrides.supports_mamba_cache_extra_buffer(SimpleNamespace(linear_attn_backend=name), None)
+        for name in ("triton", "flashinfer", "switchrail", "switchrail:plain")
+    }
+    assert asked == {"triton": True, "flashinfer": False, "switchrail": True, "switchrail:plain": True}
+
+
+class Model(nn.Module):
+    """Gated delta layers as SGLang makes them."""
+
+    def __init__(self):
+        super().__init__()
+        make = import_module("sglang.srt.layers.radix_linear_attention").RadixLinearAttention
+        draw = torch.Generator().manual_seed(3)
+        self.layers = nn.ModuleList(
+            make(
+                2 * i,
+                *(H, H, HV, K, K, V),
+                conv_weights=torch.randn(CHANNELS, W, generator=draw) * 0.5,
+                A_log=torch.randn(HV, generator=draw) * 0.3,
+                dt_bias=torch.randn(HV, generator=draw) * 0.3,
+            )
+            for i in range(LAYERS)
+        )
+
+
+class Pools:
+    """The states of SGLang's layers: windows with their inputs innermost, and one tensor for all layers."""
+
+    def __init__(self, slots=8):
+        self.conv = torch.zeros(LAYERS, slots, CHANNELS, W - 1)
+        self.temporal = torch.zeros(LAYERS, slots, HV, V, K)
+
+    def mamba2_layer_cache(self, layer_id):
+        return SimpleNamespace(conv=[self.conv[layer_id // 2]], temporal=self.temporal[layer_id // 2])
+
+
+@pytest.fixture
+def served(runtime):
+    """Make SGLang's backend of a model, with names of backends by phase."""
+
+    def make(prefill="switchrail", decode="switchrail", slots=8):
+        backends = SimpleNamespace(decode=enum()(decode), prefill=enum()(prefill), verify=enum()("triton"))
+        runner = SimpleNamespace(
+            model=Model(),
+            device="cpu",
+            dtype=torch.float32,
+            linear_attn_backends=backends,
+            req_to_token_pool=Pools(slots),
+            model_config=SimpleNamespace(context_len=256),
+            server_args=SimpleNamespace(disable_cuda_graph=True),
+        )
+        backend = import_module(f"{LINEAR}.gdn_backend").GDNAttnBackend(runner)
+        return SimpleNamespace(backend=backend, model=runner.model, pools=runner.req_to_token_pool)
+
+    return make
+
+
+class Mode:
+    """SGLang's mode of a pass."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def is_idle(self):
+        return self.name == "idle"
+
+    def is_decode(self):
+        return self.name == "decode"
+
+    def is_decode_or_idle(self):
+        return self.name in ("decode", "idle")
+
+    def is_extend(self):
+        return self.name in ("extend", "verify")
+
+    def is_target_verify(self):
+        return self.name == "verify"
+
+
+def passed(served, mode, rows, slots, prefixes=None, keep=None):
+    """Run a pass of all layers on random rows; return the inputs and the results of each layer."""
+    starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
+    batch = SimpleNamespace(
+        forward_mode=Mode(mode),
+        batch_size=len(rows),
+        extend_seq_lens_cpu=rows,
+        extend_prefix_lens_cpu=prefixes or [0] * len(rows),
+        extend_prefix_lens=torch.tensor(prefixes or [0] * len(rows)),
+        mamba_track_mask=None if keep is None else torch.tensor([slot > 0 for slot in keep]),
+        mamba_track_seqlens=torch.tensor(rows) + torch.tensor(prefixes or [0] * len(rows)),
+        mamba_track_indices=None if keep is None else torch.tensor(keep),
+        metadata=SimpleNamespace(
+            query_start_loc=starts,
+            mamba_cache_indices=torch.tensor(slots, dtype=torch.int32),
+            has_mamba_track_mask=keep is not None,
+        ),
+    )
+    served.backend.init_forward_metadata(batch)
+    run = served.backend.forward_decode if mode == "decode" else served.backend.forward_extend
+    found = []
+    for module in served.model.layers:
+        mixed = torch.randn(sum(rows), CHANNELS)
+        a, b = torch.randn(2, sum(rows), HV)
+        found.append((mixed, a, b, run(module, batch, mixed, a, b)))
+    return found
+
+
+def expected(module, mixed, a, b, conv, state):
+    """The rows of one sequence one after the other, from its window and state, in float64."""
+    conv, state = conv.double().clone(), state.double().clone()
+    results = []
+    for x, decay, write in zip(mixed.double(), a.double(), b.double(), strict=True):
+        window = torch.cat([conv, x[:, None]], dim=1)
+        conv = window[:, 1:]
+        y = nn.functional.silu((window * module.conv_weights.double()).sum(1))
+        q, k, v = (part.view(-1, K) for part in y.split([H * K, H * K, HV * V]))
+        q, k = (
+            (each * (each.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(HV // H, 0)
+            for each in (q, k)
+        )
+        g = -module.A_log.double().exp() * nn.functional.softplus(decay + module.dt_bias.double())
+        state = state * g.exp()[:, None, None]
+        predicted = (state * k[:, None]).sum(-1)
+        state = state + (write.sigmoid()[:, None] * (v - predicted))[..., None] * k[:, None]
+        results.append((state * q[:, None]).sum(-1) * K**-0.5)
+    return torch.stack(results), conv, state
+
+
+def check(served, found, before, rows, slots, prefixes=None, keep=None):
+    """Compare the results and the pools of a pass with the recurrence."""
+    for i, (module, (mixed, a, b, got)) in enumerate(zip(served.model.layers, found, strict=True)):
+        assert got.shape == (1, sum(rows), HV, V)
+        row = 0
+        for n, (count, slot) in enumerate(zip(rows, slots, strict=True)):
+            conv, state = before.conv[i, slot], before.temporal[i, slot]
+            if prefixes is not None and prefixes[n] == 0:
+                conv, state = torch.zeros_like(conv), torch.zeros_like(state)
+            own = slice(row, row + count)
+            out, last_conv, last_state = expected(module, mixed[own], a[own], b[own], conv, state)
+            torch.testing.assert_close(got[0, own].double(), out, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(served.pools.conv[i, slot].double(), last_conv, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                served.pools.temporal[i, slot].double(), last_state, rtol=1e-4, atol=1e-5
+            )
+            if keep is not None and keep[n]:
+                own = slice(row, row + count // CHUNK * CHUNK)
+                _, conv, state = expected(module, mixed[own], a[own], b[own], conv, state)
+                torch.testing.assert_close(served.pools.conv[i, keep[n]].double(), conv, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    served.pools.temporal[i, keep[n]].double(), state, rtol=1e-4, atol=1e-5
+                )
+            row += count
+
+
+def copy(pools):
+    return SimpleNamespace(conv=pools.conv.clone(), temporal=pools.temporal.clone())
+
+
+NAMES = ["switchrail", "switchrail:plain"]
+"""A backend with all features, and one that is adapted to SGLang's memory and gates."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_and_tokens_on_sglangs_memory(served, name):
+    torch.manual_seed(0)
+    made = served(name, name)
+    made.pools.conv.normal_()
+    made.pools.temporal.normal_()
+    for mode, rows, slots, prefixes in (
+        ("extend", [3, 1, 70], [2, 5, 1], [0, 8, 8]),
+        ("decode", [1, 1], [5, 2], None),
+    ):
+        before = copy(made.pools)
+        found = passed(made, mode, rows, slots, prefixes)
+        check(made, found, before, rows, slots, prefixes)
+    if name != "switchrail":
+        bound = made.backend.switchrail.bound
+        assert bound.backend("gated_delta", "decode", 0) is bound.backend("gated_delta", "prefill", 0)
+        assert bound.backend("gated_delta", "decode", 0).calls == 2 * LAYERS
+    assert made.backend.kept == [0, 2]
+    made.backend.switchrail.steps.end()
+    assert made.backend.switchrail.steps.bypassed == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_for_the_prefix_cache(served, name):
+    torch.manual_seed(1)
+    made = served(name, name, slots=12)
+    made.pools.conv.normal_()
+    made.pools.temporal.normal_()
+    rows, slots, prefixes, keep = [70, 5, CHUNK, 2 * CHUNK + 9], [2, 5, 1, 7], [0, 8, 0, CHUNK], [3, 0, 4, 8]
+    before = copy(made.pools)
+    found = passed(made, "extend", rows, slots, prefixes, keep)
+    check(made, found, before, rows, slots, prefixes, keep)
+
+
+def test_padding_has_slot_0_repeatedly(served):
+    made = served()
+    made.pools.temporal.normal_()
+    before = copy(made.pools)
+    found = passed(made, "decode", [1, 1, 1], [5, 0, 0])
+    check(made, [(m[:1], a[:1], b[:1], got[:, :1]) for m, a, b, got in found], before, [1], [5])
+
+
+def test_phases_that_ask_for_sglangs_names_stay_sglangs(served):
+    own = served("triton", "triton")
+    assert own.backend.switchrail is None
+    assert [each[-1] for each in passed(own, "extend", [3], [1])] == ["SGLang's extend"] * LAYERS
+    mixed = served("switchrail", "triton")
+    assert [each[-1] for each in passed(mixed, "decode", [1], [1])] == ["SGLang's decode"] * LAYERS
+    assert passed(mixed, "extend", [3], [1])[0][-1].shape == (1, 3, HV, V)
+    assert [each[-1] for each in passed(mixed, "verify", [3], [1])] == ["SGLang's extend"] * LAYERS
+
+
+def test_a_layer_that_takes_another_path_is_counted(served, caplog):
+    made = served()
+    found = made.model.layers
+    made.model.layers = found[:1]
+    passed(made, "decode", [1], [1])
+    made.model.layers = found
+    passed(made, "decode", [1], [1])
+    assert made.backend.switchrail.steps.bypassed == 1
+    assert "layer 2 did not run its gated_delta" in caplog.text
+
+
+def test_a_repeated_pass_is_a_new_step(served):
+    made = served()
+    passed(made, "decode", [1], [1])
+    served_layers = made.backend.switchrail
+    module, batch = made.model.layers[0], SimpleNamespace()
+    served_layers.decode(module, batch, torch.randn(1, CHANNELS), torch.randn(1, HV), torch.randn(1, HV))
+    assert served_layers.steps.bypassed == 0
+
+
+def test_a_chosen_backend_that_does_not_fit_is_refused_at_the_start(served, runtime):
+    runtime.register("elsewhere", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cuda",))
+    names.offer(runtime, places_of("0.5.23"))
+    with pytest.raises(BackendUnfitError, match=r"elsewhere.*cuda"):
+        served("switchrail:elsewhere", "switchrail:elsewhere")
+
+
+def test_a_layer_that_no_backend_can_take_is_refused_at_the_start(served, monkeypatch):
+    monkeypatch.setattr(
+        Pools,
+        "mamba2_layer_cache",
+        lambda self, id: SimpleNamespace(
+            conv=[self.conv[id // 2].bfloat16()], temporal=self.temporal[id // 2]
+        ),
+    )
+    with pytest.raises(ContractError, match="short_conv: state: got dtype bfloat16"):
+        served()
+
+
+def allocated(served, mode, rows, slots):
+    """The bytes that torch allocates in the layers of a pass."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        passed(served, mode, rows, slots)
+    return sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("extend", [3, 4]), ("decode", [1, 1])])
+def test_larger_pools_change_no_allocation(served, mode, rows):
+    small, large = (served("switchrail:plain", "switchrail:plain", slots=slots) for slots in (8, 16))
+    for each in (small, large):
+        passed(each, mode, rows, [1, 2])
+    assert allocated(small, mode, rows, [1, 2]) == allocated(large, mode, rows, [1, 2]) > 0
