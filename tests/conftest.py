@@ -26,7 +26,7 @@ from tests import leftovers
 from tests.interpreter import spare_repetition
 from tests.processes import processes  # noqa: F401  (a fixture for all)
 
-# No example and no draw has a time limit, since another process may have the cores.
+# Examples and draws have no time limit, since another process may have the cores.
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

@@ -1,7 +1,8 @@
 """The adapter kit: the parts that bridges to engines and vendors' plugins share.
 
-A bridge describes an engine's own memory as layers, calls and batches. `needed_features` tells which features
-such a call needs, `Served` chooses backends that have them or can be adapted, and keeps one instance of each.
+A bridge describes an engine's own memory as layers, calls and batches. `needed_features` determines the
+features that such a call needs. `Served` chooses backends that have these features or can be adapted, and
+constructs each backend once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[
         batch: Its batch.
 
     Raises:
-        ContractError: No backend could take it.
+        ContractError: The call breaks the contract, whatever a backend's features are.
     """
     return CONTRACTS[_op_of(call)].needed_features(phase, call, batch)
 
@@ -95,8 +96,8 @@ class Served:
         Args:
             runtime: The runtime with the registrations.
             op: The op.
-            needed: The phases, and the features that their calls need. Those in `ADAPTED` are added to
-                backends that lack them.
+            needed: The phases, and the features that their calls need. Backends that lack features in
+                `ADAPTED` are adapted.
             device: As for `Runtime.resolve`.
             dtype: As for `Runtime.resolve`.
             query: Further arguments of `Runtime.resolve`, such as `state_dtype` and `preferences`.
@@ -124,7 +125,7 @@ class Served:
         """Let the backend that serves a batch plan it, once for all layers of a step.
 
         Raises:
-            ContractError: The batch breaks the contract, or needs a feature that was not asked for.
+            ContractError: The batch breaks the contract, or needs a feature that is not in `needed`.
         """
         cached = getattr(batch, "kv_seqlens", None)
         name = self.decisions[phase].at(batch.seqlens, cached)
@@ -132,7 +133,7 @@ class Served:
         return Planned(backend, batch, backend.plan(phase, batch, bounds))
 
     def explain(self) -> str:
-        """A line for each phase: what serves it, why, and what is adapted."""
+        """A line for each phase: the backend that serves it, and the features that an adapter adds."""
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:

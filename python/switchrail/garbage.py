@@ -9,7 +9,7 @@ from switchrail.forks import lock_across_forks
 
 _lock = lock_across_forks()
 _engines = 0
-_was_frozen = False  # whether the program itself had called `gc.freeze` before the first engine
+_was_frozen = False  # whether the program had called `gc.freeze` before the first engine
 
 
 def freeze() -> None:

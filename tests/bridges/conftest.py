@@ -1,4 +1,4 @@
-"""Small models of transformers, and their results without Switchrail."""
+"""Small transformers models, and their results without Switchrail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.families.made import make
 KJV = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 NEW_TOKENS = 32
 TIE = 0.1
-"""Where the first two logits are nearer than this, rounding may choose the other."""
+"""If the first two logits are nearer than this, rounding may choose the other token."""
 
 END: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 256}
 
@@ -71,7 +71,7 @@ class Small:
 
 
 def compare(found: list[list[int]], expected: list[tuple[list[int], list[float]]]) -> None:
-    """Greedy tokens are equal until a near tie was decided otherwise; few tokens follow such ties."""
+    """Check that greedy tokens are equal up to a near tie that rounding decides differently."""
     compared = total = 0
     for tokens, (own, margins) in zip(found, expected, strict=True):
         total += len(own)

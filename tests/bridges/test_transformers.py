@@ -1,4 +1,4 @@
-"""Models of transformers that Switchrail serves."""
+"""Transformers models that Switchrail serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.families.made import CONFIGS
 Get = Callable[[str], Small]
 
 QUICK = ("kimi_linear", "minimax", "bamba", "lfm2")
-"""A family of each linear op, beside the trained checkpoint; all run in `make test-families`."""
+"""One family of each linear op, beside the trained checkpoint; `make test-families` runs all of them."""
 
 FAMILIES = [
     "qwen3_next",
@@ -67,7 +67,7 @@ def test_sampling_with_a_seed(small: Small) -> None:
 
 
 def test_padding_on_the_right(small: Small) -> None:
-    """A row's logits are those of the prompt alone, and the next token sees no padding."""
+    """With padding on the right, logits are those of the prompt alone, and new tokens see no padding."""
     batch = small.padded("right")
     lengths = [len(prompt) for prompt in small.prompts]
     with sr.use(small.model), torch.no_grad():
@@ -104,7 +104,7 @@ def test_removal_restores_the_model(small: Small) -> None:
 
 
 def test_two_calls_with_one_cache(small: Small) -> None:
-    """A conversation: the second call continues the first one's cache, and a copy of it."""
+    """In a conversation, a second call continues the first one's cache, and a copy of it."""
     prompt = torch.tensor([small.prompts[1]])
     (whole, _), (first, rest) = small.alone()[1], (prompt[:, :7], prompt[:, 7:])
     with sr.use(small.model):
@@ -124,7 +124,7 @@ def test_two_calls_with_one_cache(small: Small) -> None:
 
 
 def test_a_cache_of_fixed_size(small: Small) -> None:
-    """Its memory is allocated once; a step allocates nothing that grows with the cache."""
+    """A cache of fixed size allocates once; no later allocation grows with the cache."""
     expected = [(tokens[:8], margins[:8]) for tokens, margins in small.alone()]
     with sr.use(small.model) as handle:
         cache = handle.cache(sequences=6, tokens=64)
@@ -226,7 +226,7 @@ def test_refused_calls(small: Small) -> None:
     with torch.no_grad():
         small.model(**inputs, past_key_values=filled)
     ids, offloaded = inputs["input_ids"], DynamicCache(config=config)
-    offloaded.offloading = True  # its stream can't be made without a GPU
+    offloaded.offloading = True  # the platform's stream can't be made without a GPU
     with sr.use(small.model), torch.no_grad():
         for given, words in (
             ({"output_attentions": True}, "output_attentions"),
@@ -261,7 +261,7 @@ def test_a_copy_of_a_served_model_is_not_served(small_of: Get) -> None:
 
 
 def test_drafts_of_a_model_without_states(small_of: Get) -> None:
-    """Prompt lookup drafts tokens, and crops those that are not accepted."""
+    """Prompt lookup drafts tokens, and removes those that are not accepted from the cache."""
     small = small_of("llama")
     prompt = torch.tensor([small.prompts[1] * 2])
     options = {**END, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 12}

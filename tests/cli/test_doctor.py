@@ -34,7 +34,7 @@ def clean(monkeypatch, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time of loads: only what plugins, as `ill_clock`, say has passed."""
+    """The time of loads: only plugins, through `ill_clock`, let it pass."""
 
     class Clock(ModuleType):
         seconds = 0.0

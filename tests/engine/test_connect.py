@@ -1,4 +1,4 @@
-"""What remains of a connection to a model that failed."""
+"""A failed connection leaves nothing on the model."""
 
 from __future__ import annotations
 

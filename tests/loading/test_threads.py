@@ -115,7 +115,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
         return text
 
     def wait_for_readers() -> None:
-        """A change is read before the next one is made, however few turns the readers get."""
+        """Waits until a reader has seen the change, however few turns the readers get."""
         version, count = runtime._core.snapshot().version, len(calls) + 4  # three calls may have begun before
         while not crew.done.is_set() and (len(calls) < count or versions[-1] < version):
             time.sleep(0)

@@ -1,4 +1,4 @@
-"""The adapter kit, on the example of a backend without any feature."""
+"""The adapter kit, with a backend that has no features."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ PAGED = ("attention", "mla")
 
 
 class Bare:
-    """Makes a backend that has only some features; it refuses the others, as kernels do."""
+    """Makes a backend that has only some features and refuses the others, as kernels do."""
 
     def __new__(cls, op, features=()):
         contract = CONTRACTS[op]

@@ -194,7 +194,7 @@ def test_in_processes_of_their_own(processes, site, tmp_path, speak):
 
 
 def test_in_transformers(installed, runtime):
-    """Its kernel runs in `generate` of a transformers model: alone, padded, and with beams."""
+    """The vendor's kernel runs in `generate` of a transformers model: alone, padded, and with beams."""
     import switchrail.bridges.transformers as sr
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

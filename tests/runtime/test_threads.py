@@ -73,7 +73,7 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
                 wait_for_readers()
 
     def wait_for_readers() -> None:
-        """A state of now or later is read before the next change, however rarely readers get a turn."""
+        """Waits until a reader has seen this or a later state, however rarely readers get a turn."""
         version = core.snapshot().version
         while not errors and latest[0] < version:
             time.sleep(0)

@@ -23,7 +23,7 @@ from switchrail.tune.clock import Time
 
 
 class Clock:
-    """Advances by a millisecond with each look, and by what `Slow` takes."""
+    """A clock that advances by a millisecond with each look, and by the time that `Slow` takes."""
 
     seconds = 0.0
 

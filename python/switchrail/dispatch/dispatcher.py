@@ -108,7 +108,7 @@ class _Step:
     def keep(self, index: int, call: Any, record: object) -> None:
         """Keeps the call and its record for `commit`."""
         if isinstance(self.planned[index][0], RowStatesBatch):
-            return  # its states were written by row
+            return  # the states were written by row
         if record is None:
             op = self.prepared.users[index].op
             raise DispatchError("run returned None in verify, expected a record for commit", op=op)
@@ -141,8 +141,8 @@ class Dispatcher:
         Args:
             bound: The route plan with its backends.
             ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
-            needed: By op, the features that its calls need. Backends that lack one that an `Adapter` can add
-                are adapted.
+            needed: By op, the features that its calls need. Backends that lack features are adapted if an
+                `Adapter` can add them.
         """
         self.bound = bound
         self._needed = needed or {}

@@ -76,7 +76,7 @@ class Capturer:
         return pieces
 
     def logits_of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits that the last step computed for its sequences' slots, and the slots."""
+        """The logits that the last step computed, and the slots of their sequences."""
         assert self.logits is not None
         return self.logits[: len(slots)], slots
 

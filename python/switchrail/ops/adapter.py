@@ -1,4 +1,4 @@
-"""Adapting calls on an engine's memory to backends that lack some features of their op."""
+"""Adapts backends that lack some features of their op to calls on an engine's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADAPTED: Mapping[str, str] = {
     "strided_out": "results are copied from dense memory after each call",
     "time_innermost": "rows are copied before each call",
 }
-"""The features that an `Adapter` adds, and how."""
+"""The features that an `Adapter` adds, each with a description of how."""
 
 _TABLES: Mapping[str, torch.dtype] = {
     "cu_seqlens": torch.int32,
@@ -51,9 +51,9 @@ def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str,
 
 
 def plain(batch: SequenceBatch) -> Any:
-    """The batch in the form that needs no feature of `ADAPTED`; the same object if it has that form.
+    """The batch in a form that needs no feature of `ADAPTED`; the same object if possible.
 
-    Tables that have another dtype or gaps, or name the null slot by 0, are copied.
+    Tables of another dtype, with gaps, or with 0 as the null slot are copied.
     """
     changed: dict[str, Any] = {}
     for name, dtype in _TABLES.items():
@@ -105,7 +105,7 @@ class Adapted:
 
 
 def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """A call on copies of its rows where time is innermost, and with dense results.
+    """A call with dense results, and with copies of inputs whose time axis is innermost.
 
     Returns:
         The call, the same object if it needs no copy, and pairs of a result and the dense memory whose
@@ -126,7 +126,7 @@ def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Ten
 
 
 class Adapter(Backend[Any, Any]):
-    """A backend with further features, by copies of small tables or of rows; never of pools or caches.
+    """A backend with added features: copies small tables or rows, never pools or caches.
 
     Args:
         backend: The backend.
@@ -176,7 +176,7 @@ class Adapter(Backend[Any, Any]):
         self.backend.commit(own, plan.batch, plan.plan, record, accepted)
 
     def _activated(self, call: Any) -> Any:
-        """The call with activated gates, if the backend takes no raw ones."""
+        """The call with activated gates, if the backend supports no raw ones."""
         layer = self._activated_layer(call[0])
         if layer is call[0]:
             return call

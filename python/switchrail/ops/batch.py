@@ -102,12 +102,12 @@ class RowStatesBatch(VerifyBatch):
     """A batch of drafted tokens whose states are stored by row: the feature `row_states`.
 
     `run` writes the state after row i of sequence n to slot `row_slots[n, i]` of the layer's `row_states`, or
-    of its `state` if that is None. It writes nothing to `write_slots`, returns no record, and there is no
+    of its `state` if that is None. It writes nothing to `write_slots` and returns no record, so there is no
     commit. The slot that a sequence reads may be among its own row slots.
 
     Attributes:
         row_slots: [N, X] int64, X at least the most rows of a sequence; -1 stores none. Entries past a
-            sequence's end are ignored. Every slot is used for one state of one sequence only.
+            sequence's end are ignored. No two states share a slot.
     """
 
     row_slots: torch.Tensor

@@ -39,12 +39,12 @@ _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """What a tensor may be besides, in a call to a backend with a feature.
+    """Further valid forms of a tensor, in calls to a backend with a feature.
 
     Attributes:
         feature: The feature.
         dtypes: Further dtypes.
-        free: The number of outermost axes in memory whose strides are then free, except for 0.
+        free: The number of outermost axes in memory whose strides may have any value except 0.
         memory: Another order of the axes of dense memory.
         unit_stride: Further axes of which one with stride 1 is enough.
     """
@@ -73,7 +73,7 @@ class TensorSpec:
         raw_with: An option; if it is not None, the dtype of the op's first tensor is valid as well.
         feature: The feature that a backend must declare to accept this tensor; a call may then omit it, which
             means None. None if every backend accepts it.
-        also: What the tensor may be besides, by feature.
+        also: Further valid forms of the tensor, by feature.
         about: Its meaning.
     """
 
@@ -98,8 +98,8 @@ class TensorSpec:
     def memory_orders(self) -> tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...]:
         """The valid orders in memory, those with the fewest features first; empty if none is required.
 
-        Each is the positions of the axes that must be dense, innermost first, and the features that it needs.
-        The number between them counts the remaining axes, whose strides are free.
+        An order has three parts: the positions of the axes that must be dense, innermost first; the number of
+        remaining axes, whose strides are free; and the features that the order needs.
         """
         if self.memory is None:
             return ()
@@ -119,7 +119,7 @@ class TensorSpec:
 
     @cached_property
     def features(self) -> tuple[str, ...]:
-        """The features of its allowances."""
+        """The features of the tensor's allowances."""
         return tuple(dict.fromkeys(allowance.feature for allowance in self.also))
 
     def _positions(self, axes: Iterable[str]) -> tuple[int, ...]:
@@ -225,7 +225,7 @@ class Contract:
 
     @property
     def field_features(self) -> Mapping[str, str]:
-        """The features that concern fields of the batch, and how."""
+        """The features that concern fields of the batch, each with a description."""
         return STATE_FEATURES if issubclass(self.batch_type, StateBatch) else PAGED_FEATURES
 
     @cached_property
@@ -623,7 +623,7 @@ class Contract:
 
 
 class _Needed(set[str]):
-    """Has every feature, and collects those that are asked for."""
+    """Claims every feature, and collects those that are looked up."""
 
     def __contains__(self, feature: object) -> bool:
         self.add(str(feature))
@@ -730,13 +730,13 @@ STATE_FEATURES: Mapping[str, str] = {
     "null_slot": "`null_slot` may be 0: slot 0 means the same as -1",
     "read_only_states": "`read_only` may be True: a sequence may have a slot to read and -1 to write",
 }
-"""The features that concern fields of a `StateBatch`, and how."""
+"""The features that concern fields of a `StateBatch`, each with a description."""
 
 PAGED_FEATURES: Mapping[str, str] = {
     "device_parents": _PARENTS,
     "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are upper bounds",
 }
-"""The features that concern fields of a `PagedBatch`, and how."""
+"""The features that concern fields of a `PagedBatch`, each with a description."""
 
 __all__ = [
     "ACCEPTED",

@@ -22,7 +22,7 @@ _OWN = {
     CheckpointBatch: ("checkpoint_slots", CHECKPOINTS),
     RowStatesBatch: ("row_slots", ROW_SLOTS),
 }
-"""The tensor that a class of batch adds; the others add `parents`."""
+"""The tensor that a class of batch adds; classes not listed add `parents`."""
 
 _HEAD = """# Contracts
 

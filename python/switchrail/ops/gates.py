@@ -13,7 +13,7 @@ FEATURE = "raw_gates"
 """The feature of backends that accept raw gates."""
 
 MIXED = Allowance(feature="mixed_weights", dtypes=FLOATS)
-"""The weights of gates in any dtype."""
+"""Lets the weights of raw gates have any dtype."""
 
 RAW_OPTIONS: Mapping[str, OptionSpec] = {
     "gate": OptionSpec(

@@ -78,7 +78,7 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
         """Write the states that `walk` returned: final ones, checkpoints, or those after each row.
 
         Returns:
-            In verification the states, as the record for a commit, unless they were written by row.
+            In verification the states as the record for a commit, unless they were stored by row.
         """
         state = call[0].state
         if isinstance(batch, VerifyBatch) and not isinstance(batch, RowStatesBatch):

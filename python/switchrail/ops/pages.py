@@ -60,7 +60,7 @@ class ManyRows:
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
-        past: The number of positions that all rows see, at least.
+        past: The minimum number of positions that all rows see.
         tokens: [L] int64, the place in the cache of each position.
         blocks: Its rows.
     """
@@ -208,7 +208,7 @@ class PagedPlan:
         if self._batch.parent_rows is None:
             parents = self._batch.parents[start : start + length].long()
             follows |= parents[:, None] == torch.arange(length, device=device)
-            for _ in range((length - 1).bit_length()):  # each time, paths of twice the length
+            for _ in range((length - 1).bit_length()):  # each round doubles the length of the paths
                 follows = (follows.float() @ follows.float()) > 0
             return follows
         follows = follows.cpu()
@@ -246,7 +246,10 @@ class PagedPlan:
     def _bounded_rows(
         self, n: int, tokens: torch.Tensor, positions: torch.Tensor, window: int | None
     ) -> ManyRows:
-        """A sequence of which the host knows an upper bound only. Places past its end repeat its first."""
+        """A sequence whose length the host knows only as an upper bound.
+
+        Places past its end repeat its first.
+        """
         length, start = self._batch.seqlens[n], self._starts[n]
         kv = self._batch.kv_lens[n].long()
         tokens = torch.where(positions < kv, tokens, torch.where(kv > 0, tokens[0], 0))

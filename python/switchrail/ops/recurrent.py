@@ -110,7 +110,7 @@ def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Le
 
 
 def _device_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
-    """The same by the rows' order, since a row's parent always comes before it."""
+    """The same as `_host_levels`, in the order of the rows, since a row's parent always comes before it."""
     device = batch.parents.device
     levels = []
     for i in range(max(counts, default=0)):

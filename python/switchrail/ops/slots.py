@@ -105,7 +105,7 @@ def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
     if len(slots) == 0:
         return
     wanted = slots >= 0
-    # Skipped rows repeat a row that is written. If there is none, slot 0 keeps its old value.
+    # Skipped rows repeat a row that is written; if there is none, slot 0 keeps its old value.
     own = torch.arange(len(slots), device=slots.device)
     own = torch.where(wanted, own, wanted.int().argmax())
     there = slots.index_select(0, own).clamp_min(0)

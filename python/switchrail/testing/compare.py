@@ -169,12 +169,12 @@ def _pool(call: Sample, name: str) -> torch.Tensor:
 
 
 def _spare(call: Sample) -> list[int]:
-    """The slots that the call may overwrite with anything."""
+    """The slots that the call may overwrite with any value."""
     return [0] if isinstance(call.batch, StateBatch) and call.batch.read_only else []
 
 
 def _gaps(pool: torch.Tensor) -> torch.Tensor:
-    """The memory of a pool's storage outside of the pool."""
+    """A pool's storage outside of the pool."""
     whole = torch.empty(0, dtype=pool.dtype, device=pool.device).set_(pool.untyped_storage()).cpu()
     outside = torch.ones(len(whole), dtype=torch.bool)
     outside.as_strided(pool.shape, pool.stride(), pool.storage_offset()).fill_(False)

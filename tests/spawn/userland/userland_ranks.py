@@ -17,7 +17,7 @@ import torch.distributed as dist
 def run(sites, what, group, timeout, meet):
     """Make a runtime with the plugins of a scenario, change it, and compare it with the other ranks'.
 
-    `meet` is called before the comparison.
+    Calls `meet` before the comparison.
     """
     runtime = switchrail.Runtime()
     runtime.discover(sites)
@@ -60,7 +60,7 @@ def work(folder, rank, size, listener):
         coming = size - [*scenario["ranks"].values()].count("gone")
 
         def meet(scenario=scenario, coming=coming, what=what):
-            """The timeout is for the comparison, not for the ranks' earlier work."""
+            """Wait for all ranks, since the timeout is for the comparison, not for their earlier work."""
             if "timeout" in scenario:
                 store.add("coming", 1)
                 while store.add("coming", 0) < coming:

@@ -1,4 +1,4 @@
-"""The attention function of served models, under a name of its own."""
+"""The attention function of served models, under its own name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchrail.engine.models.contract import KEYWORD
 from switchrail.errors import BridgeError
 
 IMPLEMENTATION: Final = "switchrail_bridge"
-"""The name of `attention`. It has no mask function, so models make no mask; padding never reaches it."""
+"""The name of `attention`. It has no mask function, so models make no mask; padding is removed before."""
 
 
 def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:

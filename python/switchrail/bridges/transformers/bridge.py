@@ -1,7 +1,7 @@
 """Serving a loaded transformers model through Switchrail's dispatch.
 
 The model's forward gets its tokens packed, as in the engine: one row of all sequences without padding, no
-cache and no mask. So each layer takes one path in all phases, and the engine's hooks serve it. Results are
+cache and no mask. So each layer runs the same way in all phases, and the engine's hooks serve it. Results are
 unpacked to transformers' shapes. Norms, products, experts and sampling stay with transformers.
 """
 
@@ -41,7 +41,7 @@ from switchrail.runtime import Runtime
 _ATTRIBUTE: Final = "_switchrail_bridge"
 
 _ROOM: Final = 128
-"""Tokens per sequence that a cache has room for after its first call."""
+"""Tokens per sequence for which a cache allocates memory after its first call."""
 
 
 def use(
@@ -55,8 +55,8 @@ def use(
     """Serve the attention and linear layers of a loaded model through Switchrail's dispatch.
 
     `model.generate` and calls of the model work as before, with padding, beams, sampling, and with a
-    `DynamicCache` or none. A cache of the model is adopted at its first call: keys, values and states then
-    are in Switchrail's memory.
+    `DynamicCache` or none. A cache of the model is adopted at its first call: from then on its keys, values
+    and states are in Switchrail's memory.
 
     Example:
         >>> import switchrail.bridges.transformers as sr
@@ -74,8 +74,8 @@ def use(
         A handle with the routes, which also removes the bridge.
 
     Raises:
-        BridgeError: The model is in use already, in training mode, on several devices, or no model that
-            Switchrail serves.
+        BridgeError: The model is already served, in training mode, on several devices, or of a type that
+            Switchrail does not serve.
         SwitchrailError: As for `Engine`: an unknown backend, no backend that can serve a layer, and so on.
     """
     if runtime is None:
@@ -168,7 +168,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._base.__dict__[_ATTRIBUTE] = _Served(self)
 
     def remove(self) -> None:
-        """Restore the model. Caches that it filled can't be continued, except by serving it again."""
+        """Restore the model. Caches that it filled can be continued only by serving it again."""
         if not self._unhook.alive:
             return
         del self._base.__dict__[_ATTRIBUTE]
@@ -196,7 +196,7 @@ class Handle(AbstractContextManager["Handle"]):
         return found
 
     def explain(self) -> str:
-        """Describe which backend serves each layer and why, and what stays with transformers."""
+        """Describe which backend serves each layer and why, and which parts stay with transformers."""
         return explain(self.plan, self._base, [mixer for _, mixer, _ in self._model.mixers])
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +217,7 @@ class Handle(AbstractContextManager["Handle"]):
         return call.unpacked(output)
 
     def _memory_of(self, call: Call) -> Memory:
-        """The memory of a call's cache; of its own, if it has none."""
+        """The memory of a call's cache; a new memory if the call has no cache."""
         cache = call.cache
         if cache is None:
             return Memory(self._model, call.sequences, call.columns)
@@ -268,7 +268,7 @@ def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 class _Served:
-    """The handle of a module, in its `__dict__`. A copy of the module has none."""
+    """The handle of a module, stored in its `__dict__`. A copy of the module has none."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle

@@ -48,7 +48,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return self.get_seq_length() + query_length, 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether there are tokens."""
+        """Whether the cache holds tokens."""
         return self.get_seq_length() > 0
 
     @property
@@ -58,17 +58,17 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def is_initialized(self) -> bool:
-        """Whether there is memory."""
+        """Whether memory is allocated."""
         return self.memory is not None
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers does not compile what the backends run."""
+        """False: transformers must not compile the code that the backends run."""
         return False
 
     @property
     def is_croppable(self) -> bool:
-        """Whether the newest tokens can be forgotten: not those in recurrent states."""
+        """Whether the newest tokens can be removed; those in recurrent states can't."""
         return self.memory is None or not self.memory.has_state
 
     def reset(self) -> None:
@@ -77,7 +77,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.clear(len(self.memory.lengths))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest tokens; a negative number, as in transformers.
+        """Forget the newest tokens, given as in transformers by a negative number.
 
         Raises:
             BridgeError: The model has recurrent states.
@@ -101,14 +101,14 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.select([number for number in range(count) for _ in range(repeats)])
 
     def activate_past_recording(self) -> None:
-        """Prepare for drafts, which a model with states can't roll back."""
+        """Prepare for drafts, which a model with recurrent states can't roll back."""
         if self.memory is not None:
             self.memory.drop(0)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise BridgeError(
-            "this cache was filled by a model that Switchrail serves, and has no tensors of transformers' "
-            "own; valid: the same model while it is served, or a new cache"
+            "this cache was filled by a model that Switchrail serves, so it has no tensors for "
+            "transformers; valid: the same model while it is served, or a new cache"
         )
 
     update = update_conv_state = update_recurrent_state = update_indexer = _refuse
@@ -122,10 +122,10 @@ def _served_class(cls: Any) -> type[ServedCache]:
 
 
 def adopt(found: Any) -> ServedCache:
-    """Make an empty cache of transformers one whose memory is Switchrail's. Keeps it the same object.
+    """Convert an empty cache of transformers, in place, to one whose memory is Switchrail's.
 
     Raises:
-        BridgeError: It is no `DynamicCache`, or not empty, or has an option that is not supported.
+        BridgeError: The cache is no `DynamicCache`, is not empty, or has an unsupported option.
     """
     if isinstance(found, ServedCache):
         return found
@@ -158,7 +158,7 @@ def adopt(found: Any) -> ServedCache:
 
 
 def _holds_tokens(found: Any) -> bool:
-    """Whether a cache of transformers is in use."""
+    """Whether a cache of transformers holds tokens."""
     keys = [layer.keys for layer in found.layers if getattr(layer, "keys", None) is not None]
     states = [layer.has_previous_state for layer in found.layers if hasattr(layer, "has_previous_state")]
     return any(one.numel() for one in keys) or any(any(state.values()) for state in states)

@@ -41,7 +41,7 @@ class Call:
             base: The model without its head.
 
         Raises:
-            BridgeError: An argument asks for something that is not served.
+            BridgeError: An argument needs something that Switchrail does not serve.
         """
         if base.training:
             raise BridgeError("got a call in training mode, expected eval mode: call model.eval()")
@@ -107,7 +107,7 @@ class Call:
         """Check that the call continues the sequences in memory.
 
         Raises:
-            BridgeError: It has another number of sequences, or its mask hides tokens in memory.
+            BridgeError: The call has another number of sequences, or its mask hides tokens in memory.
         """
         if len(memory.lengths) != self.sequences:
             raise BridgeError(
@@ -140,7 +140,7 @@ class Call:
         rows = sum(self.counts)
         if not isinstance(value, torch.Tensor) or rows not in value.shape[:2]:
             return value
-        if value.shape[0] != rows:  # [1, R, ...]; router logits are [R, experts]
+        if value.shape[0] != rows:  # hidden states are [1, R, ...], router logits [R, experts]
             return torch.unflatten(self._padded(value.squeeze(0)), 0, (self.sequences, self.columns))
         return self._padded(value)
 
@@ -153,7 +153,7 @@ class Call:
 
 
 class _NoGradient(torch.autograd.Function):
-    """Refuses to compute gradients, which would lack everything that is served."""
+    """Refuses to compute gradients, which would not include the served layers."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, switch: torch.Tensor) -> torch.Tensor:

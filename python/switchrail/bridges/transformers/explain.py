@@ -1,4 +1,4 @@
-"""What a served model runs where."""
+"""Describes which parts of a served model run where."""
 
 from __future__ import annotations
 

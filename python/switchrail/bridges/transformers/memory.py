@@ -29,16 +29,7 @@ _GROWTH: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What the memory of all caches of one model shares.
-
-    Attributes:
-        mixers: The mixers of the model.
-        shapes: The shape of the memory of each (layer id, op).
-        bound: The routes with their backends.
-        platform: The platform of the model.
-        options: `page_size` and `state_dtype`.
-        dtype: The dtype of keys, values and convolution windows.
-    """
+    """The data that the memory of all caches of one model shares."""
 
     mixers: Sequence[Mixer]
     shapes: Mapping[tuple[int, str], Shape]
@@ -125,7 +116,7 @@ class Memory:
             sequences: The number of sequences that follow.
 
         Raises:
-            BridgeError: There is memory for fewer.
+            BridgeError: There is memory for fewer sequences.
         """
         if sequences > self._capacity:
             raise BridgeError(
@@ -185,7 +176,7 @@ class Memory:
         starts = (1 + np.array(self._places) * self._own.pages) * self._model.options.page_size
         first = np.zeros(len(counts) + 1, dtype=np.int32)
         first[1:] = ends
-        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # of each row in its sequence
+        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # the position of each row in its sequence
         rows, owners, cu_seqlens, kv_lens, started = transfer(
             [
                 (starts + before).repeat(new) + numbers,
@@ -245,11 +236,11 @@ class Memory:
     def select(self, parents: Sequence[int]) -> None:
         """Continue other sequences than before, for instance those of the best beams.
 
-        Nothing is copied for the first sequence that continues a parent. Further ones get copies of what the
-        parent has written.
+        The first sequence that continues a parent takes over the parent's memory. Further ones get copies of
+        it.
 
         Args:
-            parents: For each new sequence, the number of the one it continues.
+            parents: For each new sequence, the number of the sequence that it continues.
         """
         if len(parents) > self._capacity:
             if not self._grows:
@@ -306,7 +297,7 @@ class Memory:
         )
 
     def _move(self, sequences: int, pages: int) -> None:
-        """Move everything to memory of another size."""
+        """Move all contents to memory of another size."""
         old, self._own = self._own, _Sequences(self._model, sequences, pages)
         used = pages_of(max(self.lengths), self._model.options.page_size)
         for kind, pool in old.pools.kv.items():
@@ -321,7 +312,7 @@ class Memory:
         self._place()
 
     def _place(self) -> None:
-        """Send the places to the device."""
+        """Send the sequences' places to the device."""
         table = [list(self._own.pages_of(place, self._own.pages)) for place in self._places]
         slots = [place + 1 for place in self._places]
         self._table = sent(table, torch.int32, self._device, pin_memory=self._pinned)

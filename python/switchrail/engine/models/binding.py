@@ -125,8 +125,8 @@ def connect(
         is_compiled: Whether its layers may be `blocks.Blocks`.
 
     Returns:
-        Removes the hooks on the mixers and on the modelling module's functions; to be called when the model
-        is no longer used, or before it is connected again.
+        A function that removes the hooks on the mixers and on the modelling module's functions. Call it when
+        the model is no longer used, or before it is connected again.
     """
     functions: dict[str, Callable[..., Any]] = {}
     with ExitStack() as undo:

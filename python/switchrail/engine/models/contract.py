@@ -114,7 +114,7 @@ def in_engines(function: Callable[..., Any]) -> Callable[..., Any]:
         return (original if kwargs.get(KEYWORD) is None else function)(*args, **kwargs)
 
     made: Any = update_wrapper(hook, function)
-    del made.__wrapped__  # its signature has no `original`
+    del made.__wrapped__  # the function's signature has no `original`
     return hook
 
 

@@ -1,4 +1,4 @@
-"""Samples on the memory of an engine: the same numbers in each form that a feature allows."""
+"""Samples on an engine's memory: the same numbers in each form that a feature allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
 
 
 def strided_pool(sample: Sample, odd: bool) -> Sample:
-    """Pools with gaps of NaN: states in padded pages, keys and values side by side in one buffer."""
+    """Pools with gaps that hold NaN: states in padded pages, keys and values side by side in one buffer."""
     tensors = dict(sample.tensors)
     gap = 3 if odd else 64
     for name in POOLS[:2]:
@@ -35,7 +35,8 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
         assert keys is not None
         assert values is not None
         pages, page, heads, size = keys.shape
-        # odd: heads outside of tokens, and gaps; else the tokens' keys, then their values, in a padded page
+        # odd: heads are the outer axis, with gaps; otherwise a padded page has its tokens' keys, then their
+        # values
         shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
         both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
         if odd:
@@ -50,7 +51,7 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
 
 
 def transposed_state(sample: Sample, odd: bool) -> Sample:
-    """States with their last two axes in the other order in memory."""
+    """States whose last two axes have the other order in memory."""
     tensors = dict(sample.tensors)
     for name in POOLS[:2]:
         pool = tensors.get(name)
@@ -61,7 +62,7 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
 
 
 def index_views(sample: Sample, odd: bool) -> Sample:
-    """Tables of the other index type, as columns of larger ones."""
+    """Tables of the other integer type, as columns of larger tables."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
     tables = {}
     for name, table in sample.batch_tensors.items():
@@ -96,7 +97,7 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A state for each drafted row; odd: in the pool, in the slot that the sequence reads among others."""
+    """A slot for each drafted row's state; odd: in the same pool, including the slot that a sequence reads."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
@@ -122,7 +123,7 @@ def device_parents(sample: Sample, odd: bool) -> Sample:
 
 
 def kv_bounds(sample: Sample, odd: bool) -> Sample:
-    """Upper bounds of the cache lengths, padding included."""
+    """Upper bounds in place of the cache lengths, padding included."""
     batch = sample.batch
     assert isinstance(batch, PagedBatch)
     bounds = tuple(kv + (17 if odd else 64) + n for n, kv in enumerate(batch.kv_seqlens))
@@ -172,9 +173,9 @@ FORMS: Mapping[str, Callable[[Sample, bool], Sample]] = {
         *(transposed_state, strided_pool, strided_out, index_views),
     )
 }
-"""By feature, a function that puts a sample into the form that needs it; apply several in this order.
+"""By feature, a function that converts a sample to a form that needs it; several apply in this order.
 
-Each has two variants: `odd` has odd gaps, which break the alignment of addresses.
+With `odd`, gaps are odd and break the alignment of addresses.
 """
 
 
@@ -197,7 +198,7 @@ def _gapped(size: int, odd: bool) -> int:
 
 
 def _spread(pool: torch.Tensor | None, gap: int, odd: bool, inner: list[int] | None = None) -> torch.Tensor:
-    """A copy of a pool with a gap after each slot or page, and with gaps up to sizes `inner` inside of it."""
+    """A copy of a pool with a gap after each slot or page, and with gaps inside up to the sizes `inner`."""
     assert pool is not None
     order = _order(pool)
     sizes = [pool.shape[axis] for axis in order[1:]]

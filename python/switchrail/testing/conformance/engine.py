@@ -16,7 +16,7 @@ VERIFIED = ("device_parents", "row_states")
 
 
 def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
-    """Checks calls that need some features, with even gaps and with odd ones, which are not aligned."""
+    """Checks calls that need some features, with even gaps and with odd ones, which break alignment."""
     arguments: dict[str, Any] = {}
     if setting.op in RECURRENT:
         arguments["initial"] = "all" if "row_states" in features else "some"
