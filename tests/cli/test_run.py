@@ -85,6 +85,20 @@ def test_text_and_json_say_the_same(run, run_json, tmp_path):
     assert "tokens/s; decode 10 tokens, " in told
 
 
+def test_drafts(run, run_json):
+    plain = run_json("--prompt", PROMPTS[0])
+    document = run_json("--prompt", PROMPTS[0], "--draft", "ngram")
+    assert document["outputs"] == plain["outputs"]
+    assert set(document) - set(plain) == {"verifications", "drafted_tokens", "accepted_tokens"}
+    assert {route["phase"] for route in document["routes"]} == {"prefill", "decode", "verify"}
+    done = run("--prompt", PROMPTS[0], "--draft", "ngram")
+    told = f"drafts: {document['accepted_tokens']} of {document['drafted_tokens']} tokens accepted, "
+    assert told in done.stderr
+    failed = run("--prompt", PROMPTS[0], "--draft", "ngrams")
+    assert failed.exit_code == 2
+    assert "draft must be None, 'ngram' or a Drafts, found 'ngrams'" in failed.stderr
+
+
 def test_quiet(run, run_json):
     text = run_json("--prompt", PROMPTS[0])["outputs"][0]["text"]
     done = run("--prompt", PROMPTS[0], "--quiet")

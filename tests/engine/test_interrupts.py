@@ -7,7 +7,7 @@ page, slot, length or state shows in the next tokens.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,9 @@ import switchrail
 import torch
 from switchrail import dispatch, pools
 from switchrail import engine as package
-from switchrail.engine import Engine, Request, SamplingParams
+from switchrail.engine import Engine, Output, Request, SamplingParams
+from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.task import Task
 
 from .places import Place, name, recorded, visiting
 
@@ -64,7 +66,8 @@ class Model:
     def __call__(
         self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
     ) -> SimpleNamespace:
-        self.runner.dispatcher._step.left.clear()  # type: ignore[union-attr]
+        running = self.runner.dispatcher._step
+        running.left.clear()  # type: ignore[union-attr]
         if self.fail:
             self.fail = False
             raise Broken
@@ -75,19 +78,59 @@ class Model:
         rows[step.kv_rows, 0, 0] = ids.float()
         sums = pools.state.states[0][:, 0, 0, 0]
         logits = torch.zeros(1, len(ids), 320)
+
+        def choose(row: int, part: dispatch.Part, number: int, length: int, total: torch.Tensor) -> None:
+            positions = torch.arange(length)
+            pages = part.pages.page_table[number].long()
+            seen = rows[pages[positions // PAGE] * PAGE + positions % PAGE, 0, 0]
+            logits[0, row, int((seen * (positions + 1)).sum() + 7 * total) % 256] = 3.0
+
         for part in step.parts:
             end = part.rows.start
+            drafted = []  # the sums after each row of a verification
             for number, length in enumerate(part.pages.kv_seqlens):
                 begin, end = end, end + part.pages.seqlens[number]
-                positions = torch.arange(length)
-                pages = part.pages.page_table[number].long()
-                seen = rows[pages[positions // PAGE] * PAGE + positions % PAGE, 0, 0]
                 slot = part.states.read_slots[number]
                 if not part.states.has_initial_state[number]:
                     sums[slot] = 0
-                sums[slot] += ids[begin:end].sum()
-                logits[0, end - 1, int((seen * (positions + 1)).sum() + 7 * sums[slot]) % 256] = 3.0
+                if part.phase == "verify":
+                    after = sums[slot] + ids[begin:end].cumsum(0)
+                    for row in range(begin, end):
+                        choose(row, part, number, length - end + row + 1, after[row - begin])
+                    drafted.append(after)
+                else:
+                    sums[slot] += ids[begin:end].sum()
+                    choose(end - 1, part, number, length, sums[slot])
+            if drafted:
+                self.keep(running, part, torch.cat([sums[part.states.read_slots], *drafted]))
         return SimpleNamespace(logits=logits[:, logits_to_keep])
+
+    def keep(self, running: Any, part: dispatch.Part, sums: torch.Tensor) -> None:
+        """Let the backend of layer 0 commit the sums, which are first those before the rows."""
+        users = enumerate(running.prepared.users)
+        index = next(i for i, user in users if (user.op, user.part) == ("gated_delta", 0))
+        layers = self.runner.dispatcher._layers.items()
+        layer = next(layer for layer, place in layers if place == (0, "gated_delta"))
+        record = torch.zeros(len(sums), *self.runner.pools.state.states[0].shape[1:])
+        record[:, 0, 0, 0] = sums
+        running.keep(index, (layer,), record)
+
+
+class Guesses(Drafts):
+    """Proposes right tokens for greedy requests, and every second time a wrong one after them."""
+
+    def __init__(self, expected: list[Output]) -> None:
+        self.expected = {output.prompt_tokens: output.tokens for output in expected}
+
+    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
+        found = []
+        for task, limit in zip(tasks, limits, strict=True):
+            count = len(task.tokens)
+            right = list(self.expected[tuple(task.ids.tolist())][count : count + limit])
+            if right and count % 2:
+                right[-1] = (right[-1] + 1) % 256
+            found.append(right)
+        return Drafted(found)
 
 
 class Subject:
@@ -96,8 +139,12 @@ class Subject:
     It reads a step's tokens after the next launch, as on an asynchronous device.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, expected: list[Output] | None = None) -> None:
+        """Make the engine, with drafts of the expected outputs if there are some."""
         self._checkpoint = checkpoint
+        self._options: dict[str, Any] = dict(SMALL)
+        if expected is not None:
+            self._options |= {"max_tokens_per_step": 9, "draft_tokens": 2, "draft": Guesses(expected)}
         self.ahead = 0
         self.renew()
         self.expected = self.engine.generate(PROMPTS, FREE)
@@ -108,7 +155,9 @@ class Subject:
         self.ahead = self.engine._core._ahead = ahead
 
     def renew(self) -> None:
-        self.engine = Engine(self._checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL)
+        self.engine = Engine(
+            self._checkpoint, runtime=switchrail.Runtime(), device="cpu", options=self._options
+        )
         self.engine._runner.model = self.model = Model(self.engine)  # type: ignore[assignment]
         self.engine._core._ahead = self.ahead
 
@@ -183,6 +232,19 @@ def subject(checkpoint: Path) -> Iterator[Subject]:
     subject.engine.close()
 
 
+@pytest.fixture(scope="module")
+def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
+    """An engine with drafts, whose tokens are those without drafts."""
+    drafting = Subject(checkpoint, subject.expected)
+    drafting.read_later(0)
+    assert drafting.expected == subject.expected
+    stats = drafting.engine.stats
+    assert stats.accepted_tokens > 3
+    assert stats.drafted_tokens > stats.accepted_tokens + 3
+    yield drafting
+    drafting.engine.close()
+
+
 def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
     for _ in range(2):
         places = recorded(FILES, lambda: scenario(subject, []))
@@ -227,6 +289,17 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
     It reads a step's tokens after the next launch, or at once.
     """
     subject.read_later(ahead)
+    interrupt_everywhere(subject, scenarios, least)
+
+
+def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> None:
+    """Also while tokens are proposed, verified and committed."""
+    passed = interrupt_everywhere(drafting, [generating, stepping], 400)
+    assert {"proposed", "_draft", "_verify", "verify", "commit"} <= {place[0].co_name for place in passed}
+
+
+def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int) -> list[Place]:
+    """Interrupt runs of scenarios at their places; return the places."""
     places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
     places = chosen(places)
@@ -238,6 +311,7 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
             wrong.append(f"{scenario.__name__}, {name(place)}: {problem}")
             subject.renew()
     assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
+    return [place for _, place in places]
 
 
 def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:
@@ -259,11 +333,15 @@ def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], lis
     return requests, []
 
 
-def test_a_cancel_breaks_nobodys_step_wherever_it_comes(subject: Subject) -> None:
+@pytest.mark.parametrize("name_of_subject", ["subject", "drafting"])
+def test_a_cancel_breaks_nobodys_step_wherever_it_comes(
+    name_of_subject: str, request: pytest.FixtureRequest
+) -> None:
     """A cancel at any place leaves the other requests' step intact.
 
     In practice the garbage collector or a signal handler may close a stream within a step.
     """
+    subject: Subject = request.getfixturevalue(name_of_subject)
     for _ in range(2):
         _, places = cancel_in(subject, None)
     assert len(places) > 200

@@ -38,7 +38,7 @@ from switchrail.foreign import escaped, in_lines
 
 if TYPE_CHECKING:
     from switchrail import EngineOptions, Output, RoutePlan, Runtime, SamplingParams
-    from switchrail.engine import Event
+    from switchrail.engine import Event, Stats
 
 
 def run(
@@ -67,6 +67,13 @@ def run(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Continue after the model's end tokens.")
     ] = False,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What proposes tokens for the model to verify: ngram, the text's own earlier tokens.",
+        ),
+    ] = None,
     backend: BackendOption = None,
     config: ConfigOption = None,
     device: DeviceOption = None,
@@ -104,7 +111,7 @@ def run(
         runtime = loaded_runtime(choices)
     platform = runtime.platform if device is None else runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
-    options = options_on(platform, choices.engine)
+    options = options_on(platform, {**choices.engine, **({} if draft is None else {"draft": draft})})
     _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar
@@ -132,6 +139,7 @@ def run(
                     "outputs": [_output(output) for output in outputs],
                     "prefill_tokens_per_s": engine.stats.prefill_tokens_per_s,
                     "decode_tokens_per_s": engine.stats.decode_tokens_per_s,
+                    **(_acceptance(engine.stats) if options.draft is not None else {}),
                 }
             )
         else:
@@ -144,6 +152,12 @@ def run(
                 f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
                 highlight=False,
             )
+            if options.draft is not None:
+                told.print(
+                    f"drafts: {stats.accepted_tokens} of {stats.drafted_tokens} tokens accepted, "
+                    f"{stats.accepted_per_verification:.2f} per verification ({stats.verifications})",
+                    highlight=False,
+                )
     failed = [output for output in outputs if output.finish_reason == "error"]
     for output in failed:
         typer.echo(in_lines(f"switchrail: {output.prompt!r} failed: {output.error!r}"), err=True)
@@ -198,6 +212,14 @@ def _routes(plan: RoutePlan) -> list[dict[str, Any]]:
         {"layer": layer, "kind": kinds[layer], "op": op, "phase": phase, "backend": name}
         for layer, op, phase, name in plan.table
     ]
+
+
+def _acceptance(stats: Stats) -> dict[str, Any]:
+    return {
+        "verifications": stats.verifications,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+    }
 
 
 def _output(output: Output) -> dict[str, Any]:

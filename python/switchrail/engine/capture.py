@@ -78,7 +78,7 @@ class CapturePlan:
         return _state(key, ((one, (one.at(*batch),)) for one in routes), eager)
 
     def _mixed(self, key: Key) -> GraphState:
-        routes = self.own.decisions
+        routes = [one for one in self.own.decisions if one.phase != "verify"]
         eager = {f"{one.op}.{one.phase}": _RAGGED for one in routes}
         return _state(key, ((one, [name for name, _ in one.serving]) for one in routes), eager)
 

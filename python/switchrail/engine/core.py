@@ -6,17 +6,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from itertools import repeat
+from dataclasses import replace
+from itertools import chain, repeat
+from operator import eq
 from typing import Any
 
 import torch
 
+from switchrail.engine.drafts import Drafts, proposed
 from switchrail.engine.flight import Flight, Sent
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
 from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.sequences import Sequences
+from switchrail.engine.speculation import verify
 from switchrail.engine.stats import Stats
 from switchrail.engine.task import FinishReason, Task
 from switchrail.engine.transfer import sent
@@ -47,6 +51,7 @@ class EngineCore:
         *,
         hardware: Hardware,
         choose_tokens: Callable[..., Any] | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """Create the core, without tasks.
 
@@ -56,6 +61,8 @@ class EngineCore:
             options: The engine's options.
             hardware: The hardware of the model.
             choose_tokens: Chooses tokens; `switchrail.engine.sampling.choose` if None.
+            drafts: Proposes tokens; None for none. The tokens of a step are then read before the next step,
+                because the proposals follow them.
         """
         self.runner: Runner | None = runner
         self.sequences = sequences
@@ -66,7 +73,9 @@ class EngineCore:
         self._on_stream = hardware.own_stream()
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
-        self._ahead = 1 if options.overlap and hardware.pin_memory_available() else 0
+        self._drafts = drafts
+        self._most = options.draft_tokens
+        self._ahead = 1 if options.overlap and drafts is None and hardware.pin_memory_available() else 0
         self._pause = options.prompt_pause or 0.0
         self._last_read, self._hold_until = 0.0, 0.0
         self._flights: tuple[Flight, ...] = ()  # the launched steps whose tokens were not read yet
@@ -178,17 +187,39 @@ class EngineCore:
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
+        before = [len(task.tokens) for task in schedule.decode] if self._drafts is not None else []
         if tasks:
             self._launching = tasks
+            if self._drafts is not None:
+                schedule = self._draft(self._drafts, schedule)
             flight = self._launch(schedule, unread)
             self._flights, self._launching = (*self._flights, flight), ()
         self._read(self._ahead if tasks else 0)
         if tasks:
+            decoded = len(schedule.decode)
+            if schedule.drafted:
+                given = [task.tokens[count:] for task, count in zip(schedule.decode, before, strict=True)]
+                accepted = sum(sum(map(eq, *each)) for each in zip(schedule.drafted, given, strict=True))
+                self.stats.add_drafts(schedule.drafted, accepted)
+                decoded = sum(max(1, len(tokens)) for tokens in given)
             self.stats.add(
                 prefill=sum(count for _, count in schedule.prefill),
-                decode=len(schedule.decode),
+                decode=decoded,
                 seconds=time.perf_counter() - start,
             )
+
+    def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
+        """The schedule with drafts, cut so that each task can take all of its drafts and one more token.
+
+        So no key is written past the pages and the length that the task was admitted for.
+        """
+        limits = [
+            min(self._most, task.params.max_new_tokens - len(task.tokens) - 1) for task in schedule.decode
+        ]
+        if not any(limits) or self.runner is None:
+            return schedule
+        drafted = proposed(drafts, schedule.decode, limits, self.runner.vocab_size)
+        return replace(schedule, drafted=drafted.tokens) if any(drafted.tokens) else schedule
 
     def _read(self, left: int) -> None:
         """Deliver the tokens of all but the last `left` steps to their tasks."""
@@ -236,8 +267,12 @@ class EngineCore:
         launched = time.perf_counter()
         pinned = self._hardware.pin_memory_available()
         logits, slots = runner.run(schedule)
-        sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
-        ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
+        decode, runs = schedule.decode, list[list[int]]()
+        if schedule.drafted:
+            runs, logits, slots = self._verify(runner, schedule, logits, slots)
+            decode = []
+        sequences.advance([*zip(decode, repeat(1)), *schedule.prefill])
+        ready = [*decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
         if schedule.forks:
             row = {task: number for number, task in enumerate(ready)}
             rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
@@ -248,13 +283,41 @@ class EngineCore:
         if ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
             sequences.last_tokens[slots] = tokens.clamp(min=0)
-        return Flight(
-            schedule.tasks,
-            [(task, len(task.tokens) + (task in unread)) for task in ready],
-            Sent(tokens, pinned),
-            bool(schedule.prefill),
-            launched,
+        given = [(task, len(task.tokens) + (task in unread)) for task in ready]
+        if runs:
+            owners = zip(schedule.decode, runs, strict=True)
+            given = [(task, len(task.tokens) + i) for task, run in owners for i in range(len(run))] + given
+            accepted = sent([*chain(*runs)], torch.int64, tokens.device, pin_memory=pinned)
+            tokens = torch.cat([accepted, tokens[: len(ready)]])
+        return Flight(schedule.tasks, given, Sent(tokens, pinned), bool(schedule.prefill), launched)
+
+    def _verify(
+        self, runner: Runner, schedule: Schedule, logits: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+        """Keep the accepted drafts in memory, and drop the others.
+
+        Returns:
+            For each task of `schedule.decode` its new tokens; and logits and slots of the other tasks.
+        """
+        decode = schedule.decode
+        rows = len(decode) + sum(map(len, schedule.drafted))
+        runs = verify(
+            logits[:rows],
+            schedule.drafted,
+            [task.params for task in decode],
+            [task.draws for task in decode],
+            self._choose,
         )
+        newest, last = sent(
+            [[max(run[-1], 0) for run in runs], [len(run) - 1 for run in runs]],
+            torch.int64,
+            logits.device,
+            pin_memory=self._hardware.pin_memory_available(),
+        )
+        runner.dispatcher.commit(last)
+        self.sequences.advance(zip(decode, map(len, runs), strict=True))
+        self.sequences.last_tokens[slots[: len(decode)]] = newest
+        return runs, logits[rows:], slots[len(decode) :]
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
         """Copy the memory of each pair's first task to its second; return the second ones."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import BoundPlan, RoutePlan
+from switchrail._core import PHASES, BoundPlan, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, plan_capture
@@ -33,6 +33,7 @@ from switchrail.engine.memory import Pools
 from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
+from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
@@ -159,6 +160,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.options,
             hardware=self.platform.hardware,
             choose_tokens=choose_tokens,
+            drafts=NgramDrafts() if isinstance(self.options.draft, str) else self.options.draft,
         )
         self._events: deque[Event] = deque()
         self._ids = itertools.count()
@@ -185,6 +187,7 @@ class Engine(AbstractContextManager["Engine"]):
             dtype=str(self.dtype),
             page_size=self.options.page_size,
             state_dtype=self.options.state_dtype,
+            phases=("prefill", "decode") if self.options.draft is None else PHASES,
         )
         self.plan: RoutePlan = self._plan(runtime, preferences=backends)
         names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)

@@ -41,7 +41,8 @@ class Flight:
 
     Attributes:
         tasks: Its tasks.
-        ready: The tasks that get a token, each with its number of earlier tokens.
+        ready: The tasks that get a token, each with its number of earlier tokens; with accepted drafts
+            several times.
         tokens: The tokens in the order of `ready`; -1 for none.
         has_prompts: Whether it runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.

@@ -102,6 +102,8 @@ class Graphs:
         return self._mixed.run(captured, schedule)
 
     def _key(self, schedule: Schedule) -> Key | None:
+        if schedule.drafted:
+            return None
         if not schedule.prefill:
             longest = max(task.length for task in schedule.decode) + 1
             return self.keys.decode(len(schedule.decode), longest)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from switchrail.checks import is_count, is_number, refuse
+from switchrail.engine.drafts import Drafts
 from switchrail.errors import ConfigError, PlatformError
 from switchrail.nearest import unknown
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
+
+
+DRAFT_TOKENS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,11 @@ class EngineOptions:
             one row and for several; or `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
             supports it. A request that ends early (by an end token or a stop string) then costs one row of
-            one step.
+            one step. No effect with `draft`, since proposals follow the last step's tokens.
+        draft: What proposes tokens that the model then verifies, several of them in one step: `ngram` for the
+            sequence's own earlier tokens, or a `Drafts`. None for nothing.
+        draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
+            `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
             used. Convolution windows, keys and values have the model's dtype.
         seed: Seed of torch's random numbers on host and device, which backends may use; None leaves them
@@ -62,6 +70,8 @@ class EngineOptions:
     capture: Literal["all", "decode", "off"] = "all"
     compile: Literal["blocks", "off"] = "off"
     overlap: bool = True
+    draft: str | Drafts | None = None
+    draft_tokens: int = DRAFT_TOKENS
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int | None = None
 
@@ -71,6 +81,18 @@ class EngineOptions:
 
         rows = self.max_tokens_per_step
         is_sized = is_count(self.max_sequences)
+        least, per_step = 1, "an integer of at least 1"
+        if is_sized:
+            least, per_step = (
+                self.max_sequences,
+                f"an integer of at least max_sequences ({self.max_sequences})",
+            )
+            if self.draft is not None and is_count(self.draft_tokens):
+                least *= 1 + self.draft_tokens
+                per_step = (
+                    f"an integer of at least {least}, rows for the drafts of all sequences: max_sequences * "
+                    "(1 + draft_tokens)"
+                )
         fraction = self.memory_fraction
         positive, from_two = "an integer of at least 1", "None or an integer of at least 2"
         refuse(
@@ -81,8 +103,8 @@ class EngineOptions:
                 (
                     "max_tokens_per_step",
                     rows,
-                    is_count(rows) and (not is_sized or rows >= self.max_sequences),
-                    f"an integer of at least {f'max_sequences ({self.max_sequences})' if is_sized else 1}",
+                    is_count(rows, least),
+                    per_step,
                 ),
                 ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
                 (
@@ -106,7 +128,21 @@ class EngineOptions:
                     self.capture in ("all", "decode", "off"),
                     "'all', 'decode' or 'off'",
                 ),
-                ("compile", self.compile, self.compile in ("blocks", "off"), "'blocks' or 'off'"),
+                (
+                    "compile",
+                    self.compile,
+                    self.compile in (("blocks", "off") if self.draft is None else ("off",)),
+                    "'blocks' or 'off'" if self.draft is None else "'off' with a draft",
+                ),
+                (
+                    "draft",
+                    self.draft,
+                    self.draft is None
+                    or (isinstance(self.draft, str) and self.draft == "ngram")
+                    or isinstance(self.draft, Drafts),
+                    "None, 'ngram' or a Drafts",
+                ),
+                ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 (
                     "state_dtype",
@@ -150,7 +186,9 @@ class EngineOptions:
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
         if is_count(rows) and "max_sequences" in left:  # the request has no larger number of sequences
-            left["max_sequences"] = min(left["max_sequences"], rows)
+            drafts = given.get("draft_tokens", DRAFT_TOKENS) if given.get("draft") is not None else 0
+            each = 1 + drafts if is_count(drafts) else 1
+            left["max_sequences"] = max(1, min(left["max_sequences"], rows // each))
         return cls(**left, **given)
 
 

@@ -61,6 +61,7 @@ class Runner:
         graphs: The captured steps; None for none.
         blocks: The compiled layers; None for none.
         sequences: The assignment of the memory to sequences.
+        vocab_size: Rows of the model's embedding.
         disconnect: Disconnects the model; for use by another runner, or when it is no longer used.
     """
 
@@ -99,6 +100,7 @@ class Runner:
         mixers = find_mixers(checkpoint.model, checkpoint.family, bound.plan.layout.layers)
         shapes = read_shapes(mixers)
         self.model = checkpoint.model
+        self.vocab_size = checkpoint.vocab_size
         self.graphs: Graphs | None = None
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
@@ -195,8 +197,8 @@ class Runner:
         """Run a schedule's tokens, from a graph if there is one.
 
         Returns:
-            [R, vocabulary], one row per decoding task, then one per task whose prompt ends in this step, and
-            their R slots. The next step may overwrite both.
+            [R, vocabulary], one row per decoding task and one per drafted token after it, then one per task
+            whose prompt ends in this step; and the slots of these tasks. The next step may overwrite both.
         """
         if self.blocks is not None:
             self.blocks.look()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -24,11 +24,14 @@ class Schedule:
         prefill: Tasks that run prompt tokens, each with the number of tokens.
         forks: Pairs of tasks with the same prompt. The first one's prompt ends in this step, and the second
             one continues from there.
+        drafted: For each task of `decode`, drafted tokens that run after its last token; empty if no task has
+            any.
     """
 
     decode: list[Task]
     prefill: list[tuple[Task, int]]
     forks: list[tuple[Task, Task]]
+    drafted: Sequence[Sequence[int]] = ()
 
     @property
     def tasks(self) -> list[Task]:
@@ -61,6 +64,7 @@ class Scheduler:
         self.waiting: OrderedDict[Task, None] = OrderedDict()
         self._sequences = sequences
         self._rows = options.max_tokens_per_step
+        self._each = 1 if options.draft is None else 1 + options.draft_tokens  # rows of a decoding task
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
@@ -81,7 +85,7 @@ class Scheduler:
             task for task in through if len(task.tokens) + (task in unread) < task.params.max_new_tokens
         ]
         decode.sort(key=_slot)
-        rows = self._rows - len(decode)
+        rows = self._rows - len(decode) * self._each
         prefill: list[tuple[Task, int]] = []
         followers: list[tuple[Task, Task]] = []
         leaders: dict[int, Task] = {}

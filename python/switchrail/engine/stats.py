@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,9 +16,12 @@ class Stats:
         steps: Forward passes.
         failed_steps: Forward passes that raised; not included in `steps`.
         prefill_tokens: Prompt tokens run.
-        decode_tokens: Tokens run in decoding, one per sequence and step.
+        decode_tokens: Tokens generated in decoding: one per sequence and step, and accepted drafts.
         prefill_seconds: Time spent on prefill, sampling included.
         decode_seconds: Time spent on decoding, sampling included.
+        verifications: Verifications of drafted tokens, one per sequence and step.
+        drafted_tokens: Tokens proposed by drafts.
+        accepted_tokens: Those of them that requests received.
     """
 
     steps: int = 0
@@ -26,6 +30,9 @@ class Stats:
     decode_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    verifications: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -37,6 +44,11 @@ class Stats:
         """Tokens per second of decoding; 0 if there was none."""
         return self.decode_tokens / self.decode_seconds if self.decode_tokens else 0.0
 
+    @property
+    def accepted_per_verification(self) -> float:
+        """Mean accepted tokens per verification, in addition to the model's own token; 0 without any."""
+        return self.accepted_tokens / self.verifications if self.verifications else 0.0
+
     def add(self, *, prefill: int, decode: int, seconds: float) -> None:
         """Count a step with these numbers of rows."""
         share = prefill / (prefill + decode)
@@ -45,3 +57,9 @@ class Stats:
         self.decode_tokens += decode
         self.prefill_seconds += seconds * share
         self.decode_seconds += seconds * (1 - share)
+
+    def add_drafts(self, drafted: Sequence[Sequence[int]], accepted: int) -> None:
+        """Count a step that verified these tokens; sequences without any are not counted."""
+        self.verifications += sum(map(bool, drafted))
+        self.drafted_tokens += sum(map(len, drafted))
+        self.accepted_tokens += accepted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from switchrail.dispatch import Part
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.transfer import transfer
 from switchrail.errors import DispatchError
-from switchrail.ops.batch import PagedBatch, Phase, StateBatch
+from switchrail.ops.batch import PagedBatch, Phase, StateBatch, VerifyBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,9 @@ class Step:
         kv_rows: [T] int64, where each row's key and value are written, in the pool viewed as [pages * page,
             HKV, D].
         logit_rows: [R] int64, the rows whose logits are needed, padding included.
-        logit_slots: [R] int64, the slots of their sequences.
-        parts: The decode rows, then the prefill rows; only one of them if the step has no others.
+        logit_slots: The slots of their sequences, int64, one per sequence.
+        parts: The decode rows, or with drafts the rows to verify; then the prefill rows; only one of them if
+            the step has no others.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
     """
 
@@ -71,18 +73,23 @@ def part_of(
     page_table: torch.Tensor,
     kv_lens: torch.Tensor,
     kv_seqlens: tuple[int, ...],
+    parents: torch.Tensor | None = None,
+    parent_rows: tuple[int, ...] = (),
 ) -> Part:
-    """The part for sequences with pages and one slot of states each."""
+    """The part for sequences with pages and one slot of states each; in verify the rows have parents."""
+    states: dict[str, Any] = {
+        "cu_seqlens": cu_seqlens,
+        "seqlens": seqlens,
+        "read_slots": slots,
+        "write_slots": slots,
+        "has_initial_state": has_initial_state,
+    }
     return Part(
         phase=phase,
         rows=rows,
-        states=StateBatch(
-            cu_seqlens=cu_seqlens,
-            seqlens=seqlens,
-            read_slots=slots,
-            write_slots=slots,
-            has_initial_state=has_initial_state,
-        ),
+        states=StateBatch(**states)
+        if parents is None
+        else VerifyBatch(**states, parents=parents, parent_rows=parent_rows),
         pages=PagedBatch(
             cu_seqlens=cu_seqlens,
             seqlens=seqlens,
@@ -130,29 +137,34 @@ class StepBuilder:
                 0, and they belong to no part.
             logits: Likewise for `logit_rows`; `logit_slots` has no padding.
         """
-        decode, prefill = schedule.decode, schedule.prefill
+        decode, prefill, drafted = schedule.decode, schedule.prefill, schedule.drafted
         n_decode = len(decode)
         tasks = decode + [task for task, _ in prefill]
         slots = np.array([task.slot for task in tasks], dtype=np.int64)
         before = np.array([task.length for task in tasks], dtype=np.int64)
-        counts = np.array([1] * n_decode + [count for _, count in prefill], dtype=np.int64)
+        own = [1 + len(tokens) for tokens in drafted] or [1] * n_decode
+        counts = np.array(own + [count for _, count in prefill], dtype=np.int64)
         ends = counts.cumsum()
+        starts = ends - counts
+        d_rows = sum(own)
         after = before + counts
         prompts = [task.ids[task.length : task.length + count] for task, count in prefill]
         finishing = [task.length + count == len(task.ids) for task, count in prefill]
         wanted = np.array([True] * n_decode + finishing, dtype=bool)
         cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)
-        cu_prefill[1:] = ends[n_decode:] - n_decode
+        cu_prefill[1:] = ends[n_decode:] - d_rows
+        read = np.concatenate([np.arange(d_rows), ends[n_decode:][wanted[n_decode:]] - 1])
         padding = np.zeros(max(0, rows - int(ends[-1])), dtype=np.int64)
-        unread = np.zeros(max(0, logits - int(wanted.sum())), dtype=np.int64)
+        unread = np.zeros(max(0, logits - len(read)), dtype=np.int64)
+        news = [np.array([0, *tokens], dtype=np.int64) for tokens in drafted]
 
         ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = transfer(
             [
-                np.concatenate([np.zeros(n_decode, dtype=np.int64), *prompts, padding]),
-                np.concatenate([np.arange(ends[-1]) + (before - ends + counts).repeat(counts), padding]),
+                np.concatenate([*(news or [np.zeros(n_decode, dtype=np.int64)]), *prompts, padding]),
+                np.concatenate([np.arange(ends[-1]) + (before - starts).repeat(counts), padding]),
                 np.concatenate([slots.repeat(counts), padding]),
                 slots,
-                np.concatenate([ends[wanted] - 1, unread]),
+                np.concatenate([read, unread]),
                 slots[wanted],
                 after.astype(np.int32),
                 cu_prefill,
@@ -161,16 +173,17 @@ class StepBuilder:
             self._device,
             self._pin_memory,
         )
-        ids[:n_decode] = last_tokens[d_slots[:n_decode]]
         pages = page_table[:, : -(-int(after.max()) // self._page_size)]
         page = pages[row_slots, positions // self._page_size].long()
         kv_seqlens = after.tolist()
         table = pages[d_slots]
 
-        def part(phase: Phase, sequences: slice, cu_seqlens: torch.Tensor, initial: torch.Tensor) -> Part:
+        def part(
+            phase: Phase, sequences: slice, cu_seqlens: torch.Tensor, initial: torch.Tensor, **chain: Any
+        ) -> Part:
             return part_of(
                 phase,
-                slice(int(ends[sequences][0] - counts[sequences][0]), int(ends[sequences][-1])),
+                slice(int(starts[sequences][0]), int(ends[sequences][-1])),
                 seqlens=tuple(counts[sequences].tolist()),
                 cu_seqlens=cu_seqlens,
                 slots=d_slots[sequences],
@@ -178,12 +191,21 @@ class StepBuilder:
                 page_table=table[sequences],
                 kv_lens=kv_lens[sequences],
                 kv_seqlens=tuple(kv_seqlens[sequences]),
+                **chain,
             )
 
         parts = []
-        if n_decode:
-            one_each, yes = self._count[: n_decode + 1], self._yes[:n_decode]
-            parts.append(part("decode", slice(0, n_decode), one_each, yes))
+        decoding, yes = slice(0, n_decode), self._yes[:n_decode]
+        if drafted:
+            first = np.append(starts[:n_decode], d_rows).astype(np.int32)
+            chain = (np.arange(d_rows) - starts[:n_decode].repeat(own) - 1).astype(np.int32)
+            firsts, parents = transfer([first, chain], self._device, self._pin_memory)
+            ids[firsts[:-1]] = last_tokens[d_slots[:n_decode]]
+            rows_before = tuple(chain.tolist())
+            parts.append(part("verify", decoding, firsts, yes, parents=parents, parent_rows=rows_before))
+        elif n_decode:
+            ids[:n_decode] = last_tokens[d_slots[:n_decode]]
+            parts.append(part("decode", decoding, self._count[: n_decode + 1], yes))
         if prompts:
             parts.append(part("prefill", slice(n_decode, len(tasks)), cu_seqlens, started))
         return Step(

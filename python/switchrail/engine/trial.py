@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from switchrail.engine.core import EngineCore
+from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.keys import Key
 from switchrail.engine.memory import memory_in_use
@@ -68,7 +69,12 @@ def try_out(
             if total is not None and runner.pools.nbytes_of(most) < _PLENTY * (total - before):
                 return 0
             core = EngineCore(
-                runner, runner.sequences, options, hardware=platform.hardware, choose_tokens=choose_tokens
+                runner,
+                runner.sequences,
+                options,
+                hardware=platform.hardware,
+                choose_tokens=choose_tokens,
+                drafts=None if options.draft is None else _Zeros(),
             )
             for lengths in rounds:
                 _run(core, lengths, options)
@@ -88,24 +94,36 @@ def try_out(
     return None
 
 
+class _Zeros(Drafts):
+    """Proposes as many tokens as allowed."""
+
+    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
+        return Drafted([[0] * limit for limit in limits])
+
+
+def _params(options: EngineOptions) -> SamplingParams:
+    """For one token after the prompt, with as many drafts as a step takes, and one more."""
+    return _SAMPLED if options.draft is None else replace(_SAMPLED, max_new_tokens=2 + options.draft_tokens)
+
+
 def _rounds(options: EngineOptions, max_length: int) -> list[list[int]]:
     """Lengths of prompts that run together: as long as possible, then as many as possible."""
     rows = options.max_tokens_per_step
-    longest = max(1, min(rows, max_length - _SAMPLED.max_new_tokens))
+    longest = max(1, min(rows, max_length - _params(options).max_new_tokens))
     few = min(options.max_sequences, -(-rows // longest))
     share = max(1, min(longest, rows // options.max_sequences))
     return [[longest] * few, [share] * options.max_sequences]
 
 
 def _pages(length: int, options: EngineOptions) -> int:
-    return pages_of(length + _SAMPLED.max_new_tokens - 1, options.page_size)
+    return pages_of(length + _params(options).max_new_tokens - 1, options.page_size)
 
 
 def _run(core: EngineCore, lengths: Sequence[int], options: EngineOptions) -> None:
     core.add(
         Task(
             ids=np.zeros(length, dtype=np.int64),
-            params=_SAMPLED,
+            params=_params(options),
             end_tokens=frozenset(),
             draws=random.Random(0),
             needed_pages=_pages(length, options),

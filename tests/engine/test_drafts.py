@@ -1,0 +1,284 @@
+"""Drafted tokens are verified, and change no output."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
+from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.ngram import NgramDrafts
+from switchrail.engine.task import Task
+from switchrail.errors import ConfigError, EngineError
+from switchrail.testing import isolated
+
+from .drafting import FORCED, Oracle, use
+from .idle import is_idle
+from .test_graphs import GraphPlatform, captured_runtime, count_replays
+from .test_overlap import make_params, make_prompts
+
+__all__ = ["captured_runtime"]
+
+Make = Callable[..., Engine]
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+OPTIONS: dict[str, Any] = {
+    "max_sequences": 6,
+    "max_tokens_per_step": 36,
+    "page_size": 4,
+    "num_pages": 90,
+    "max_length": 64,
+}
+DRAFTED = {**OPTIONS, "draft": "ngram"}
+FREE = SamplingParams(max_new_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Engine, list[Output]]]:
+    """The trained checkpoint's own continuations of 200 prompts, and an engine with drafts."""
+    chapters = (CHECKPOINTS / "held_out.txt").read_text(encoding="utf-8")
+    draw = random.Random(1)
+    prompts = []
+    for _ in range(200):
+        start = draw.randrange(len(chapters) - 400)
+        prompts.append(chapters[start : start + draw.randint(1, 120)])
+    params = [SamplingParams(max_new_tokens=draw.randint(1, 16)) for _ in prompts]
+    options = {"max_sequences": 40, "max_tokens_per_step": 320, "page_size": 8, "max_length": 256}
+    folder = CHECKPOINTS / "kjv-qwen3-next"
+    with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
+        outputs = engine.generate(prompts, params)
+    drafting = Engine(
+        folder, runtime=switchrail.Runtime(), device="cpu", options={**options, "draft": "ngram"}
+    )
+    with drafting:
+        drafting.params = params  # type: ignore[attr-defined]
+        yield drafting, outputs
+
+
+@pytest.mark.parametrize("kind", [*FORCED, "ngram"])
+def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine, list[Output]]) -> None:
+    engine, expected = trained
+    drafts = NgramDrafts() if kind == "ngram" else Oracle(expected, FORCED[kind], vocab_size=3072)
+    use(engine, drafts)
+    before = engine.stats
+    found = engine.generate([output.prompt for output in expected], engine.params)  # type: ignore[attr-defined]
+    assert found == expected
+    assert is_idle(engine)
+    accepted = engine.stats.accepted_tokens - before.accepted_tokens
+    drafted = engine.stats.drafted_tokens - before.drafted_tokens
+    assert engine.stats.failed_steps == 0
+    assert drafted > (20 if kind == "ngram" else 200)
+    assert 0 <= accepted <= drafted
+    if isinstance(drafts, Oracle):
+        assert accepted == sum(right for right, _ in drafts.steps)
+        assert drafted == sum(count for _, count in drafts.steps)
+        assert (accepted == 0, accepted == drafted) == (kind == "none", kind == "all")
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
+    """Ends by length, by token and by text, in and after an accepted run; several samples of a prompt."""
+    prompts, params = make_prompts(24), make_params(24)
+    plain = make_engine(options=OPTIONS)
+    for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        (first, *_) = plain.generate([prompt], param)
+        middle = first.tokens[len(first.tokens) // 2]
+        if number % 3 == 1:
+            params[number] = replace(param, stop_token_ids=(middle,))
+        elif number % 3 == 2 and len(first.text) > 2:
+            params[number] = replace(param, stop=(first.text[len(first.text) // 2],))
+    expected = plain.generate(prompts, params)
+    engine = make_engine(options=DRAFTED)
+    oracle = Oracle([], FORCED[kind])
+    outputs = iter(expected)
+    for param in params:
+        for sample in param.samples():
+            oracle.expect(sample.seed, next(outputs))
+    use(engine, oracle)
+    assert engine.generate(prompts, params) == expected
+    assert {"stop", "length"} <= {output.finish_reason for output in expected}
+    assert len(oracle.steps) > 10
+    assert is_idle(engine)
+
+
+def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make) -> None:
+    """Accepted tokens are not run again, rejected ones neither."""
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(options=DRAFTED)
+    oracle = use(engine, Oracle(expected, FORCED["random"]))
+    build, rows, phases = engine._runner.builder.build, 0, set()
+
+    def counting(*given: Any, **named: Any) -> Any:
+        nonlocal rows
+        step = build(*given, **named)
+        rows += step.input_ids.shape[1]
+        phases.update(part.phase for part in step.parts)
+        return step
+
+    engine._runner.builder.build = counting  # type: ignore[method-assign]
+    assert engine.generate(prompts, FREE) == expected
+    stats = engine.stats
+    assert phases == {"prefill", "decode", "verify"}
+    steps = sum(len(output.tokens) - 1 for output in expected) - stats.accepted_tokens
+    assert rows == sum(map(len, prompts)) + steps + stats.drafted_tokens
+    assert isinstance(oracle, Oracle)
+    assert stats.verifications == len(oracle.steps)
+    assert stats.accepted_per_verification == stats.accepted_tokens / stats.verifications
+    assert stats.decode_tokens == sum(len(output.tokens) - 1 for output in expected)
+
+
+class Repeats(Drafts):
+    """Proposes as many tokens as allowed, of some tasks only; records numbers of tokens and the limits."""
+
+    def __init__(self, wanted: Callable[[Task], bool] = lambda task: True) -> None:
+        self.wanted = wanted
+        self.limits: list[tuple[int, int]] = []
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        self.limits += [(len(task.tokens), limit) for task, limit in zip(tasks, limits, strict=True)]
+        return Drafted(
+            [[7] * limit if self.wanted(task) else () for task, limit in zip(tasks, limits, strict=True)]
+        )
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("new", [1, 2, 3, 9, 24])
+def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, make_engine: Make) -> None:
+    """The pool has just the pages that the request needs: its last token has no key."""
+    ids, params = list(range(prompt)), SamplingParams(max_new_tokens=new, ignore_eos=True)
+    pages = -(-(prompt + new - 1) // 4)
+    options = {**DRAFTED, "max_sequences": 1, "num_pages": pages + 1, "max_length": prompt + new}
+    options |= {"max_tokens_per_step": 36}
+    expected = make_engine(options={**options, "draft": None}).generate([ids], params)
+    for drafts in (Oracle(expected, FORCED["all"], ragged=False), Repeats()):
+        engine = make_engine(options=options)
+        use(engine, drafts)
+        assert engine.generate([ids], params) == expected
+        if isinstance(drafts, Repeats):
+            assert all(limit == min(4, new - given - 1) for given, limit in drafts.limits)
+        assert is_idle(engine)
+
+
+class Turns(Drafts):
+    """Every second sequence has drafts, others in the next step."""
+
+    def __init__(self, drafts: Drafts, turn: int) -> None:
+        self.drafts = drafts
+        self.turn = turn
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        self.turn += 1
+        allowed = [limit * ((number + self.turn) % 2) for number, limit in enumerate(limits)]
+        return self.drafts.propose(tasks, allowed)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_requests_without_drafts_beside_and_after_others(turn: int, make_engine: Make) -> None:
+    prompts = [[7] * 6, [3, 1, 2], [9] * 11]
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(options=DRAFTED)
+    use(engine, Turns(Oracle(expected, FORCED["all"], ragged=False), turn))
+    assert engine.generate(prompts, FREE) == expected
+    use(engine, Repeats(lambda task: False))
+    before = engine.stats.verifications
+    assert engine.generate(prompts, FREE) == expected
+    assert engine.stats.verifications == before > 0
+
+
+def test_what_follows_an_end_is_not_counted(make_engine: Make) -> None:
+    (plain,) = make_engine(options=OPTIONS).generate([[5, 6]], FREE)
+    stop = plain.tokens[3]
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
+    (ended,) = make_engine(options=OPTIONS).generate([[5, 6]], params)
+    assert ended.tokens == plain.tokens[: len(ended.tokens)]
+    engine = make_engine(options=DRAFTED)
+    use(engine, Oracle([plain], FORCED["all"], ragged=False))
+    assert engine.generate([[5, 6]], params) == [ended]
+    assert engine.stats.drafted_tokens == 4
+    assert engine.stats.accepted_tokens == engine.stats.decode_tokens == len(ended.tokens) - 1 == 3
+
+
+def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
+    engine = make_engine(options=DRAFTED)
+    use(engine, Repeats())
+    requests = [engine.submit(prompt, FREE) for prompt in make_prompts(9)]
+    while engine.busy:
+        engine.step()
+        live = [request for request in requests if request.finish_reason is None]
+        if live:
+            engine.cancel(live[len(live) // 2])
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Drafted([[1]]), "proposed Drafted.* expected Drafted tokens for 2 sequences"),
+        ([[1], [2]], "expected Drafted tokens for 2 sequences"),
+        (Drafted([[1], [320]]), r"proposed \[320\], expected at most 4 tokens from 0 to 319"),
+        (Drafted([[1], [-1]]), r"proposed \[-1\], expected"),
+        (Drafted([[1] * 5, []]), "expected at most 4 tokens"),
+    ],
+)
+def test_a_wrong_proposal_ends_the_requests_of_its_step(found: Any, text: str, make_engine: Make) -> None:
+    class Wrong(Drafts):
+        def propose(self, tasks: Any, limits: Any) -> Any:
+            return found
+
+    engine = make_engine(options=DRAFTED)
+    use(engine, Wrong())
+    with pytest.raises(EngineError, match=text):
+        engine.generate([[1, 2], [3]], FREE)
+    assert is_idle(engine)
+    use(engine, NgramDrafts())
+    assert engine.generate([[1, 2]], FREE)[0].finish_reason == "length"
+
+
+def test_options() -> None:
+    assert EngineOptions(draft="ngram").draft_tokens == 4
+    assert EngineOptions(draft=NgramDrafts(), max_sequences=2, max_tokens_per_step=10).draft_tokens == 4
+    assert (
+        EngineOptions.of({"draft": "ngram", "max_tokens_per_step": 20}, {"max_sequences": 32}).max_sequences
+        == 4
+    )
+    with pytest.raises(ConfigError, match=r"at least 10, rows for the drafts of all sequences"):
+        EngineOptions(draft="ngram", max_sequences=2, max_tokens_per_step=9)
+    with pytest.raises(ConfigError, match=r"compile must be 'off' with a draft, found 'blocks'"):
+        EngineOptions(draft="ngram", compile="blocks")
+    with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, found 0"):
+        EngineOptions(draft="ngram", draft_tokens=0)
+    with pytest.raises(ConfigError, match="draft must be"):
+        EngineOptions(draft=7)  # type: ignore[arg-type]
+
+
+def test_the_phase_is_planned_with_a_draft_only(make_engine: Make) -> None:
+    phases = {phase for _, _, phase, _ in make_engine(options=OPTIONS).plan.table}
+    assert phases == {"prefill", "decode"}
+    phases = {phase for _, _, phase, _ in make_engine(options=DRAFTED).plan.table}
+    assert phases == {"prefill", "decode", "verify"}
+
+
+def test_steps_without_drafts_are_captured(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=DRAFTED)
+    assert not any("verify" in call for state in engine.graphs for call in state.backends)
+    use(engine, Turns(Oracle(expected, FORCED["random"]), 0))
+    seen = count_replays(engine)
+    assert engine.generate(prompts, FREE) == expected
+    assert {key.kind for key in seen} == {"decode", "mixed"}
+    assert engine.stats.verifications > 10
+
+
+def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parents[2] / "docs/drafts.md").read_text("utf-8")
+    ((program, printed),) = re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```", document, re.M | re.S)
+    with isolated():
+        exec(compile(program, "the example", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == printed
