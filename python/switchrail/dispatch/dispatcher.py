@@ -370,8 +370,10 @@ class Dispatcher:
         return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})
 
     def _adapted(self, op: str, name: str, backend: AnyBackend) -> AnyBackend:
+        needed = self._needed.get(op, ())
+        if not needed:  # the routes of captured steps have backends that this dispatcher's own plan lacks
+            return backend
         if id(backend) not in self._adapters:
-            needed = self._needed.get(op, ())
             self._adapters[id(backend)] = adapted(backend, self._claimed[op, name], needed)
         return self._adapters[id(backend)]
 
