@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving                              # 12 layers, 64 experts; B = 1, 32, 128, 256
     python -m benchmarks.serving --sglang PYTHON --arrivals 8 # also SGLang's engine, run by PYTHON
+    python -m benchmarks.serving --sglang PYTHON --sglang-served
     python -m benchmarks.serving --sampled --vocabulary 151936
     python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
     python -m benchmarks.serving --experts 512                # 40 GB of weights
@@ -52,6 +53,12 @@ from benchmarks.serving.slices import LONG, TINY, WIDTHS, make_checkpoint, make_
 BATCHES = (1, 32, 128, 256)
 SAMPLED = {"temperature": 0.7, "top_p": 0.9}
 
+SERVED: dict[str, dict[str, Any]] = {
+    "SGLang": {},
+    "SGLang with Switchrail's kernels": {"linear_attn_backend": "switchrail"},
+}
+"""SGLang as a contender, by name, with further arguments of its engine."""
+
 ROW = (
     "{name:12} B={batch:<4}{chosen} {prompt_tokens:7} prompt tokens  prefill {prefill_ms:8.1f} ms  "
     "step {step_ms:6.2f} ms  {tokens_per_second:8.0f} tokens/s"
@@ -96,9 +103,10 @@ def show(rows: list[dict[str, Any]], row: dict[str, Any], line: str) -> None:
     print(line.format(**row), flush=True)
 
 
-def show_ratios(rows: list[dict[str, Any]]) -> None:
-    """Print the ratios of the first contender to the others; above 1 it is faster."""
-    for ours, peer in zip(rows[::2], rows[1::2], strict=True):
+def show_ratios(rows: list[dict[str, Any]], contenders: int) -> None:
+    """Print the ratios of the other contenders to the first; above 1 the first is faster."""
+    pairs = [(rows[i // contenders * contenders], row) for i, row in enumerate(rows) if i % contenders]
+    for ours, peer in pairs:
         faster = {name: peer[name] / ours[name] for name in ours if name.endswith("_ms")}
         if "tokens_per_second" in ours:
             faster["tokens/s"] = ours["tokens_per_second"] / peer["tokens_per_second"]
@@ -133,6 +141,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sglang", metavar="PYTHON", help="time SGLang too, with this interpreter")
     parser.add_argument("--sglang-options", type=json.loads, default={}, metavar="JSON", help="of its engine")
+    parser.add_argument(
+        "--sglang-served",
+        action="store_true",
+        help="and SGLang with Switchrail's kernels in its linear layers",
+    )
     parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="where its output goes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw them as SVG (needs matplotlib)")
@@ -155,19 +168,23 @@ def time_all(
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         peers: list[Contender] = []
-        if options.sglang:
+        log = options.sglang_log or scratch / "sglang.log"
+        for name, more in SERVED.items() if options.sglang_served else [("SGLang", {})]:
+            if not options.sglang:
+                break
             sglang = stack.enter_context(
                 SGLang(
                     path,
                     python=options.sglang,
                     sequences=max(sizes),
                     new_tokens=runs.NEW_TOKENS,
-                    options=options.sglang_options,
-                    log=options.sglang_log or scratch / "sglang.log",
+                    options={**options.sglang_options, **more},
+                    log=log.with_stem(f"{log.stem}-{len(peers)}") if peers else log,
+                    name=name,
                 )
             )
             found |= {"sglang": sglang.version, "sglang_start_s": sglang.seconds}
-            print(f"SGLang {sglang.version}: {sglang.seconds:.1f} s from its start to a token", flush=True)
+            print(f"{name} {sglang.version}: {sglang.seconds:.1f} s from its start to a token", flush=True)
             peers.append(sglang)
         if options.start:
             found["start_s"] = [start.measure(path, device, engine_options) for _ in range(2)]
@@ -206,8 +223,8 @@ def time_runs(
                 show(found["rows"], row, ROW)
         for row in runs.long_prompts(contenders, options.repeats):
             show(found["long"], row, LONG_ROW)
-        if len(contenders) == 2:
-            show_ratios(found["rows"] + found["long"])
+        if peers:
+            show_ratios(found["rows"] + found["long"], len(contenders))
     if options.arrivals:
         sampling = SAMPLED if options.sampled else {}
         for row in runs.arrivals(contenders, max(sizes), options.arrivals, sampling):

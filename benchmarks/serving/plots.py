@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"switchrail": "#3b6fb6", "SGLang": "#c8553d", "transformers": "#e0a32e"}
+COLOURS = {
+    "switchrail": "#3b6fb6",
+    "SGLang": "#c8553d",
+    "SGLang with Switchrail's kernels": "#7a4fa3",
+    "transformers": "#e0a32e",
+}
 
 PANELS = (
     ("step_ms", "decode step, ms"),

@@ -26,11 +26,10 @@ class SGLang(AbstractContextManager["SGLang"]):
     """SGLang's engine in a child process, with an environment of its own for its packages.
 
     Attributes:
+        name: Its name in the results.
         seconds: From the start of the process to a request's first token.
         version: SGLang's version.
     """
-
-    name = "SGLang"
 
     def __init__(
         self,
@@ -41,6 +40,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         new_tokens: int,
         options: Mapping[str, Any],
         log: Path,
+        name: str = "SGLang",
     ) -> None:
         """Start the process.
 
@@ -51,7 +51,9 @@ class SGLang(AbstractContextManager["SGLang"]):
             new_tokens: Maximum new tokens per sequence.
             options: Further arguments of its engine.
             log: The file for its output.
+            name: Its name in the results.
         """
+        self.name = name
         self._log = log
         read, write = os.pipe()
         start = time.perf_counter()

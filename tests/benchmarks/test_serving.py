@@ -121,3 +121,13 @@ def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
     assert found["host"][0]["launch_ms"] > 0
     assert "SGLang over switchrail, B=2 sampled:" in capsys.readouterr().out
     ElementTree.parse(folder / "serving.svg")
+
+
+def test_sglang_with_our_kernels_beside_it(python, capsys, monkeypatch):
+    small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "1", "--rows", "4096"]
+    for module in (slices, command):
+        monkeypatch.setattr(module, "LONG", 700)
+    command.main([*small, "--no-check", "--sglang", python, "--sglang-served"])
+    printed = capsys.readouterr().out
+    assert "SGLang over switchrail, B=1:" in printed
+    assert "SGLang with Switchrail's kernels over switchrail, B=1:" in printed

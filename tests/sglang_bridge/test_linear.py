@@ -18,6 +18,7 @@ from switchrail.bridges.sglang import names
 from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing import isolated
 from torch import nn
 
@@ -39,22 +40,70 @@ class PlainGatedDelta(TorchGatedDelta):
         return super().run(call, batch, plan)
 
 
+class Refreshed:
+    """Plans that can be made anew in place, as for a graph."""
+
+    def plan(self, phase, batch, bounds=None):
+        return [super().plan(phase, batch, bounds)]
+
+    def refresh(self, plan, batch):
+        plan[:] = self.plan("decode", batch)
+
+    def run(self, call, batch, plan):
+        return super().run(call, batch, plan[0])
+
+
+class RecordedGatedDelta(Refreshed, TorchGatedDelta):
+    pass
+
+
+class RecordedConvolution(Refreshed, TorchShortConv):
+    pass
+
+
 @pytest.fixture
-def runtime(monkeypatch):
-    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
-    monkeypatch.syspath_prepend(STANDINS)
-    with isolated() as runtime:
-        runtime.register(
-            "plain", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
-        )
-        bridge.activate()
-        yield runtime
+def sglang(monkeypatch):
+    """Put the stand-ins of a version on the path."""
+
+    def use(version):
+        for part in ("common", version):
+            monkeypatch.syspath_prepend(STANDINS / part)
+
+    yield use
     for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
         del sys.modules[name]
 
 
+@pytest.fixture(params=["v23", "v11"])
+def version(request):
+    """The version of SGLang."""
+    return request.param
+
+
+@pytest.fixture
+def runtime(sglang, version):
+    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
+    sglang(version)
+    with isolated() as runtime:
+        runtime.register(
+            "plain", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
+        )
+        for op, kind in (("gated_delta", "RecordedGatedDelta"), ("short_conv", "RecordedConvolution")):
+            features = runtime.backend(op, "torch").capabilities["features"]
+            runtime.register("recorded", f"{__name__}:{kind}", op=op, devices=("cpu",), features=features)
+        bridge.activate()
+        yield runtime
+
+
 def enum():
     return import_module(f"{LINEAR}.utils").LinearAttnKernelBackend
+
+
+def choices(version):
+    return import_module("sglang.srt.arg_groups.choices" if version == "v23" else "sglang.srt.server_args")
+
+
+only_v23 = pytest.mark.parametrize("version", ["v23"], indirect=True)
 
 
 def test_a_version_that_is_not_known_is_refused_with_those_that_are():
@@ -64,13 +113,13 @@ def test_a_version_that_is_not_known_is_refused_with_those_that_are():
     assert caught.value.valid == VERSIONS == ("0.5.11", "0.5.23")
 
 
-def test_our_names_are_choices(runtime):
-    choices = import_module("sglang.srt.arg_groups.choices")
-    linear = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
+def test_our_names_are_choices(runtime, version):
+    lists = choices(version)
+    linear = lists.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     assert linear[:3] == ["triton", "flashinfer", "switchrail"]
     assert {"switchrail:plain", "switchrail:torch"} <= set(linear)
-    assert "switchrail:plain" not in choices.ATTENTION_BACKEND_CHOICES
-    assert "switchrail:torch" in choices.ATTENTION_BACKEND_CHOICES
+    assert "switchrail:plain" not in lists.ATTENTION_BACKEND_CHOICES
+    assert "switchrail:torch" in lists.ATTENTION_BACKEND_CHOICES
     registered = import_module("sglang.srt.layers.attention.attention_registry").ATTENTION_BACKENDS
     assert registered.keys() >= {"switchrail", "switchrail:torch"}
 
@@ -84,26 +133,29 @@ def test_a_name_that_nobody_registered_is_an_error(runtime, name):
         assert caught.value.nearest[0] == "switchrail:plain"
 
 
+@only_v23
 def test_names_of_two_plugins_stay_apart(runtime):
-    import_module("sglang.srt.arg_groups.choices").add_linear_attn_kernel_backend_choices(["one", "two"])
+    choices("v23").add_linear_attn_kernel_backend_choices(["one", "two"])
     one, two = enum()("one"), enum()("two")
     assert one is enum()("one")
     assert one is not two
     assert (one.value, two.value) == ("one", "two")
     assert (one.is_custom(), one.is_triton()) == (True, False)
+    assert not enum()("switchrail:plain").is_custom()
+
+
+def test_a_name_of_ours_stays_the_same_in_another_process(runtime):
     ours = enum()("switchrail:plain")
-    assert not ours.is_custom()
     assert ours is not enum()("switchrail")
     assert pickle.loads(pickle.dumps(ours)) is ours
 
 
-def test_without_the_bridge_every_name_is_custom(monkeypatch):
-    monkeypatch.syspath_prepend(STANDINS)
+def test_without_the_bridge_every_name_is_custom(sglang):
+    sglang("v23")
     assert enum()("tritn") is enum()("switchrail") is enum().CUSTOM
-    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-        del sys.modules[name]
 
 
+@only_v23
 def test_states_are_kept_within_prompts_with_our_names_too(runtime):
     overrides = import_module("sglang.srt.arg_groups.overrides")
     asked = {
@@ -144,11 +196,13 @@ class Pools:
 
 
 @pytest.fixture
-def served(runtime):
+def served(runtime, version):
     """Make SGLang's backend of a model, with names of backends by phase."""
 
     def make(prefill="switchrail", decode="switchrail", slots=8):
         backends = SimpleNamespace(decode=enum()(decode), prefill=enum()(prefill), verify=enum()("triton"))
+        if version == "v11":
+            import_module(f"{LINEAR}.utils").CHOSEN.update(decode=backends.decode, prefill=backends.prefill)
         runner = SimpleNamespace(
             model=Model(),
             device="cpu",
@@ -270,7 +324,7 @@ NAMES = ["switchrail", "switchrail:plain"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prompts_and_tokens_on_sglangs_memory(served, name):
+def test_prompts_and_tokens_on_sglangs_memory(served, version, name):
     torch.manual_seed(0)
     made = served(name, name)
     made.pools.conv.normal_()
@@ -286,7 +340,7 @@ def test_prompts_and_tokens_on_sglangs_memory(served, name):
         bound = made.backend.switchrail.bound
         assert bound.backend("gated_delta", "decode", 0) is bound.backend("gated_delta", "prefill", 0)
         assert bound.backend("gated_delta", "decode", 0).calls == 2 * LAYERS
-    assert made.backend.kept == [0, 2]
+    assert made.backend.kept == ([0, 2] if version == "v23" else [None, None])
     made.backend.switchrail.steps.end()
     assert made.backend.switchrail.steps.bypassed == 0
 
@@ -332,6 +386,41 @@ def test_a_layer_that_takes_another_path_is_counted(served, caplog):
     assert "layer 2 did not run its gated_delta" in caplog.text
 
 
+def test_a_recorded_pass_is_repeated_with_other_slots(served, version):
+    """Without a GPU nothing is recorded: the pass runs again on the tables that SGLang has filled anew."""
+    made = served("switchrail:recorded", "switchrail:recorded")
+    made.pools.temporal.normal_()
+    backend = made.backend
+    slots = torch.tensor([5, 2], dtype=torch.int32)
+    starts = torch.arange(3, dtype=torch.int32)
+    backend.recorded[2] = SimpleNamespace(query_start_loc=starts, mamba_cache_indices=slots)
+    batch = SimpleNamespace(forward_mode=Mode("decode"), batch_size=2)
+
+    def prepare(capture):
+        if version == "v23":
+            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
+        elif capture:
+            backend.init_forward_metadata_capture_cuda_graph(2, 2, None, None, None, batch.forward_mode, None)
+        else:
+            backend.init_forward_metadata_replay_cuda_graph(
+                2, None, None, 0, None, batch.forward_mode, None, None
+            )
+
+    def run(rows):
+        before, found = copy(made.pools), []
+        for module in made.model.layers:
+            mixed, (a, b) = torch.randn(2, CHANNELS), torch.randn(2, 2, HV)
+            found.append((mixed, a, b, backend.forward_decode(module, batch, mixed, a, b)))
+        check(made, found, before, [1, 1], rows)
+
+    prepare(capture=True)
+    run([5, 2])
+    run([5, 2])
+    slots.copy_(torch.tensor([3, 4]))
+    prepare(capture=False)
+    run([3, 4])
+
+
 def test_a_repeated_pass_is_a_new_step(served):
     made = served()
     passed(made, "decode", [1], [1])
@@ -341,6 +430,7 @@ def test_a_repeated_pass_is_a_new_step(served):
     assert served_layers.steps.bypassed == 0
 
 
+@only_v23
 def test_a_chosen_backend_that_does_not_fit_is_refused_at_the_start(served, runtime):
     runtime.register("elsewhere", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cuda",))
     names.offer(runtime, places_of("0.5.23"))

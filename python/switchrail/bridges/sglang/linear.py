@@ -94,12 +94,12 @@ class ServedLayers:
         """Plans a pass that is recorded, or updates the plans of a recorded one."""
         if not self._layers or "decode" not in self.asked or not mode.is_decode_or_idle():
             return
+        if not capture:
+            self.steps.replay(sequences)
+            return
         metadata = self._backend.forward_metadata
-        parts = [decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)]
-        if capture:
-            self.steps.capture(parts, Bounds(sequences=sequences, rows=sequences, tokens=self._tokens))
-        else:
-            self.steps.replay(sequences, parts)
+        part = decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)
+        self.steps.capture([part], Bounds(sequences=sequences, rows=sequences, tokens=self._tokens))
 
     def decode(self, module: Any, forward_batch: Any, mixed_qkv: torch.Tensor, a: Any, b: Any) -> Any:
         """Runs a layer on one token of each sequence."""
@@ -293,8 +293,8 @@ def _chunk(backend: Any) -> int:
 def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
     tracked = None
     if metadata.has_mamba_track_mask:
-        mask = forward_batch.mamba_track_mask.tolist()
-        ends = forward_batch.mamba_track_seqlens.tolist()
+        mask = _host(forward_batch, "mamba_prefill_track_mask_cpu", "mamba_track_mask")
+        ends = _host(forward_batch, "mamba_track_seqlens_cpu", "mamba_track_seqlens")
         starts = map(int, forward_batch.extend_prefix_lens_cpu)
         tracked = Tracked(
             every=every,
@@ -311,6 +311,12 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
         started=forward_batch.extend_prefix_lens > 0,
         tracked=tracked,
     )
+
+
+def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
+    """Numbers on the host: SGLang's own copy if it has one, which spares waiting for the device."""
+    found = getattr(forward_batch, copy, None)
+    return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 
 
 __all__ = ["ServedLayers", "attach"]

@@ -47,10 +47,11 @@ class Steps:
         self.end()
         self._prepared = self._captured[bounds.sequences] = self.dispatcher.prepare(parts, bounds)
 
-    def replay(self, sequences: int, parts: Sequence[Part]) -> None:
-        """Updates the plans of a recorded pass."""
+    def replay(self, sequences: int, parts: Sequence[Part] | None = None) -> None:
+        """Updates the plans of a recorded pass; without parts, for the tensors that it was recorded with."""
         self.end()
-        self.dispatcher.refresh(self._captured[sequences], parts)
+        self._prepared = self._captured[sequences]
+        self.dispatcher.refresh(self._prepared, parts or self._prepared.parts)
 
     def dispatch(self, call: Any) -> None:
         """Runs a layer's call."""

@@ -15,12 +15,13 @@ class GDNAttnBackend:
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.forward_metadata = None
         self.kept = []
+        self.recorded = {}
 
     def init_forward_metadata(self, forward_batch):
         self.forward_metadata = forward_batch.metadata
 
     def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
-        self.forward_metadata = forward_batch.metadata
+        self.forward_metadata = self.recorded[forward_batch.batch_size]
 
     def forward_decode(self, layer, forward_batch, mixed_qkv, a, b, **kwargs):
         return "SGLang's decode"
