@@ -97,7 +97,7 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A slot for each drafted row's state; odd: in the same pool, including the slot that a sequence reads."""
+    """A slot for each drafted row's state; odd: in the pool, including the slot that the sequence reads."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
