@@ -14,6 +14,7 @@ import switchrail
 import switchrail_kernels
 import torch
 from switchrail.engine import Engine, SamplingParams
+from switchrail.engine.checkpoint import read_config
 from transformers import AutoModelForCausalLM
 
 from tests.engine.conftest import pytest_runtest_setup
@@ -136,8 +137,12 @@ def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Famil
     def get(model_type: str) -> Family:
         if model_type not in found:
             path = make(model_type, tmp_path_factory.mktemp(model_type))
+            _, family = read_config(path)
             model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="eager"
+                path,
+                config=family.config_class().from_pretrained(path),
+                dtype=torch.float32,
+                attn_implementation="eager",
             )
             found[model_type] = Family(model_type, path, model.eval())
         return found[model_type]

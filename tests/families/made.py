@@ -6,12 +6,13 @@ would pass. Here embeddings are small compared with the mixers' outputs, and mem
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from switchrail.engine.models.families import FAMILIES
+from switchrail.engine.models.families import family_of
 
 from tests.engine.conftest import byte_tokenizer
 
@@ -58,6 +59,27 @@ _LATENTS: dict[str, Any] = {
     "num_expert_group": 1,
     "topk_group": 1,
 }
+_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "group_norm_size": 2,
+    "first_k_dense_replace": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "use_qk_norm": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "rope_scaling": None,
+    "partial_rotary_factor": 0.5,
+}
 _MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_n_groups": 2,
@@ -86,6 +108,16 @@ _ALL: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
     "bailing_hybrid": {**_LATENTS, "head_dim": 16, "layer_types": [LINEAR, FULL, LINEAR]},
+    "bailing_moe_linear": {**_LINEAR, "layer_group_size": 2},
+    "bailing_moe_v2_5": {
+        **_LINEAR,
+        **_LATENTS,
+        "q_lora_rank": 12,
+        "rope_interleave": True,
+        "num_kv_heads_for_linear_attn": 4,
+        "layer_group_size": 3,
+        "num_hidden_layers": 6,
+    },
     "minimax": {
         "num_local_experts": 4,
         "layer_types": [LINEAR, FULL, LINEAR],
@@ -154,10 +186,22 @@ _ALL: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_WINDOW, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
+_PUBLISHED = {
+    "bailing_moe_linear": {"architectures": ["BailingMoeLinearV2ForCausalLM"]},
+    "bailing_moe_v2_5": {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]},
+}
+"""What published configs say of models whose definition is our own."""
+
+
+def _published(name: str) -> dict[str, Any]:
+    """The keys by which the family of a config is found."""
+    return {"model_type": name, **_PUBLISHED.get(name, {})}
+
+
 CONFIGS = {
     name: config
     for name, config in _ALL.items()
-    if (since := FAMILIES[name].since) is None
+    if (since := getattr(family_of(_published(name)), "since", None)) is None
     or [*map(int, transformers.__version__.split(".")[:2])] >= [*map(int, since.split("."))]
 }
 """Model type -> its config without the common keys, for the families that the installed transformers has."""
@@ -176,7 +220,10 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
     words = values.get("layer_types") or values.get("layers_block_type")
     if words is not None and model_type != "nemotron_h":  # the words give the number of layers
         values["num_hidden_layers"] = len(words)
-    config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
+    family = family_of(_published(model_type))
+    assert family is not None
+    own = transformers.CONFIG_MAPPING[model_type] if family.config is None else family.config_class()
+    config = own.from_dict(values)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
@@ -202,4 +249,6 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
                 weight.add_(torch.randn_like(weight) * 0.1)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    if family.config is not None:
+        (folder / "config.json").write_text(json.dumps({**values, **_published(model_type)}))
     return folder

@@ -63,12 +63,31 @@ def test_every_layout_runs_or_is_refused_with_a_reason(tmp_path: Path) -> None:
             assert "needs" in refused(tmp_path, config), name
 
 
-def test_ring_2_5_has_no_definition(tmp_path: Path) -> None:
-    config = {**PUBLISHED["bailing_hybrid_groups"], "architectures": ["BailingMoeV2_5ForCausalLM"]}
-    assert "no definition of BailingMoeV2_5ForCausalLM (Ring 2.5 and Ling 2.6)" in refused(tmp_path, config)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score_function": "softmax"}, "score_function is 'softmax'; valid: 'sigmoid'"),
+        ({"use_qkv_bias": True}, "use_qkv_bias is True; valid: False"),
+        ({"linear_silu": True}, "linear_silu is True; valid: False"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has type 'linear'; valid: no scaling"),
+        ({"num_kv_heads_for_linear_attn": 2}, "num_kv_heads_for_linear_attn is 2; valid: 4"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5; valid: a multiple of layer_group_size"),
+    ],
+)
+def test_a_ring_that_computes_something_else(
+    change: dict[str, Any], message: str, family_of: Callable[[str], Family], tmp_path: Path
+) -> None:
+    path = family_of("bailing_moe_v2_5").path
+    for file in path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError, match="the config in ") as caught:
+        Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
+    assert message in str(caught.value)
 
 
-def test_a_plugin_can_provide_what_has_no_definition(tmp_path: Path) -> None:
+def test_a_plugin_can_replace_a_definition(tmp_path: Path) -> None:
     family = replace(FAMILIES["bailing_hybrid"], module="a_plugin")
     config = {**PUBLISHED["bailing_hybrid_groups"], "architectures": ["BailingMoeV2_5ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from switchrail._core import Layout
 from switchrail.checks import is_count
 from switchrail.engine.dtypes import DTYPES
 from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
 from switchrail.engine.models.binding import check_shapes, find_mixers
-from switchrail.engine.models.families import FAMILIES, Family
+from switchrail.engine.models.families import FAMILIES, Family, family_of
 from switchrail.engine.models.softmax import IMPLEMENTATION
 from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
@@ -33,9 +33,6 @@ _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index besid
 
 _UNLIMITED: Final = 2**20
 """Tokens of the longest sequence for models without positions."""
-
-_WITHOUT_DEFINITION: Final = {"BailingMoeV2_5ForCausalLM": "Ring 2.5 and Ling 2.6"}
-"""Architectures that share another model's type but have no definition."""
 
 _MULTIMODAL_SINCE: Final = "5.23"
 """The oldest transformers version that is known to run the language model of a multimodal checkpoint."""
@@ -102,7 +99,7 @@ def _find_family(config: dict[str, Any], registered: Callable[[object], Any]) ->
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         return None
-    found = registered(model_type) or FAMILIES.get(model_type)
+    found = registered(model_type) or family_of(config)
     if found is not None and not isinstance(found, Family):
         raise CheckpointError(
             f"the family that was registered for model_type {model_type!r} is {found!r:.80}, expected a "
@@ -117,8 +114,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
     Raises:
         CheckpointError: The config belongs to no supported family, a layer needs something that no op
-            computes, transformers has no definition of the model, or the weights have an unsupported
-            quantisation.
+            computes, or the weights have an unsupported quantisation.
     """
     model_type = config.get("model_type")
     valid = tuple(FAMILIES)
@@ -147,11 +143,6 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
     """The reason why the engine does not run a model that `explain` knows; None if it does."""
-    listed = config.get("architectures")
-    if family is None or family is FAMILIES.get(config["model_type"]):  # may be a plugin's
-        for architecture, models in _WITHOUT_DEFINITION.items():
-            if isinstance(listed, list) and architecture in listed:
-                return f"transformers has no definition of {architecture} ({models})"
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")
@@ -216,7 +207,7 @@ def load(
             path=str(path),
         )
     with _loading:
-        model_config = _model_config(path, max_length)
+        model_config = _model_config(path, family, max_length)
         skeleton = _skeleton(path, config, model_config, weights)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
@@ -273,8 +264,8 @@ def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -
         raise CheckpointError(f"the {what} in {path} can't be loaded: {error}", path=str(path)) from error
 
 
-def _model_config(path: Path, max_length: int | None) -> Any:
-    model_config = _loaded("config", path, AutoConfig.from_pretrained)
+def _model_config(path: Path, family: Family, max_length: int | None) -> Any:
+    model_config = _loaded("config", path, family.config_class().from_pretrained)
     _check_length(path, model_config)
     _check_rotary(path, model_config, max_length)
     return model_config
@@ -322,7 +313,7 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
             )
 
 
-def load_skeleton(path: Path, dtype: torch.dtype, max_length: int | None) -> tuple[Any, int]:
+def load_skeleton(path: Path, family: Family, dtype: torch.dtype, max_length: int | None) -> tuple[Any, int]:
     """Create the model of a config without its weights; return also its longest sequence.
 
     Raises:
@@ -330,7 +321,7 @@ def load_skeleton(path: Path, dtype: torch.dtype, max_length: int | None) -> tup
         ConfigError: The model's sequences are longer than positions can count.
     """
     with _loading:
-        model_config = _model_config(path, max_length)
+        model_config = _model_config(path, family, max_length)
         return _make_skeleton(path, model_config, dtype=dtype), _length_of(model_config)
 
 

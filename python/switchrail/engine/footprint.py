@@ -96,7 +96,7 @@ def footprint(
     """
     state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     _, family = read_config(checkpoint, runtime.family_of)
-    model, longest = load_skeleton(checkpoint, dtype, options.max_length)
+    model, longest = load_skeleton(checkpoint, family, dtype, options.max_length)
     mixers = find_mixers(model, family, layout.layers)
     check_shapes(mixers, layout)
     shapes = read_shapes(mixers)

@@ -142,13 +142,14 @@ fn zamba2_ids_alone_are_enough() {
 
 #[test]
 fn ring_and_ling_share_a_model_type() {
-    let kinds = |architecture: &str| {
+    let kinds = |model_type: &str, architecture: &str| {
         let config = json!({
-            "model_type": "bailing_hybrid",
+            "model_type": model_type,
             "architectures": [architecture],
             "num_hidden_layers": 4,
             "layer_group_size": 2,
             "num_attention_heads": 8,
+            "num_key_value_heads": 2,
             "head_dim": 16,
             "kv_lora_rank": 32,
             "qk_rope_head_dim": 4,
@@ -161,8 +162,17 @@ fn ring_and_ling_share_a_model_type() {
             .collect::<Vec<_>>()
             .join(" ")
     };
-    assert_eq!(kinds("BailingMoeV2_5ForCausalLM"), "lightning mla lightning mla");
-    assert_eq!(kinds("BailingHybridForCausalLM"), "kda mla kda mla");
+    let ring = "BailingMoeV2_5ForCausalLM";
+    assert_eq!(kinds("bailing_hybrid", ring), "lightning mla lightning mla");
+    assert_eq!(
+        kinds("bailing_hybrid", "BailingHybridForCausalLM"),
+        "kda mla kda mla"
+    );
+    assert_eq!(kinds("bailing_moe_linear", ring), "lightning mla lightning mla");
+    assert_eq!(
+        kinds("bailing_moe_linear", "BailingMoeLinearV2ForCausalLM"),
+        "lightning full_attention lightning full_attention"
+    );
 }
 
 /// Replaces each value of each fixture, one by one, by an invalid one.

@@ -11,6 +11,7 @@ MODEL_TYPES: Final = (
     "olmo_hybrid",
     "kimi_linear",
     "bailing_hybrid",
+    "bailing_moe_linear",
     "minimax",
     "nemotron_h",
     "bamba",

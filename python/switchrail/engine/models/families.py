@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import Any, Final
+
+from transformers import AutoConfig
 
 from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
@@ -15,7 +18,7 @@ from switchrail.engine.models.gated_delta import GATED_DELTA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
 from switchrail.engine.models.kda import KDA
 from switchrail.engine.models.latent import LATENT
-from switchrail.engine.models.lightning import LIGHTNING
+from switchrail.engine.models.lightning import LIGHTNING, RING_LIGHTNING
 from switchrail.engine.models.mamba2 import MAMBA2
 from switchrail.engine.models.operations import (
     GATED_MLP,
@@ -32,7 +35,7 @@ from switchrail.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A modelling module of transformers.
+    """A modelling module, of transformers or of our own.
 
     Attributes:
         module: Its dotted path; the functions of a contract are hooked there.
@@ -44,6 +47,8 @@ class Family:
             can't trace them. They map one tensor to one of the same kind.
         since: The first transformers version with the module, if older versions are supported; None if all
             have it.
+        config: The dotted path of the class that reads the config, if it is not the one that transformers has
+            for the model type.
     """
 
     module: str
@@ -52,6 +57,11 @@ class Family:
     operations: Mapping[str, tuple[Binding, ...]] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
     since: str | None = None
+    config: str | None = None
+
+    def config_class(self) -> Any:
+        """The class that reads the config."""
+        return AutoConfig if self.config is None else resolve_name(self.config)
 
     def layers_of(self, model: Any) -> Any:
         """The decoder layers of a model with its head.
@@ -85,6 +95,19 @@ _WITH_MAMBA2: Final = {"full_attention": _ATTENTION, "mamba2": _MAMBA2}
 _WITH_CONVOLUTION: Final = {"full_attention": _ATTENTION, "short_conv": _CONVOLUTION}
 _WITH_WINDOWS: Final = {"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
 
+_RING: Final = Family(
+    module="switchrail.engine.models.ring",
+    mixers={
+        "lightning": {"self_attn": RING_LIGHTNING},
+        "mla": _LATENT,
+        "full_attention": _ATTENTION,
+    },
+    config="switchrail.engine.models.ring:RingConfig",
+)
+
+ARCHITECTURES: Final[Mapping[str, Family]] = {"BailingMoeV2_5ForCausalLM": _RING}
+"""The families of architectures that share their model type with another family."""
+
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_next": Family(
         module=_module("qwen3_next"),
@@ -107,6 +130,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmo_hybrid": Family(module=_module("olmo_hybrid"), mixers=_WITH_GATED_DELTA),
     "kimi_linear": Family(module=_module("kimi_linear"), mixers=_WITH_KDA),
     "bailing_hybrid": Family(module=_module("bailing_hybrid"), mixers=_WITH_KDA, since="5.20"),
+    "bailing_moe_linear": _RING,
     "minimax": Family(
         module=_module("minimax"),
         mixers={
@@ -152,4 +176,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt_oss": Family(module=_module("gpt_oss"), mixers=_WITH_WINDOWS),
 }
 
-__all__ = ["FAMILIES", "Family"]
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """The family of a model with this configuration; None if there is none."""
+    listed = config.get("architectures")
+    for architecture in listed if isinstance(listed, list) else ():
+        if isinstance(architecture, str) and architecture in ARCHITECTURES:
+            return ARCHITECTURES[architecture]
+    return FAMILIES.get(config["model_type"])
+
+
+__all__ = ["FAMILIES", "Family", "family_of"]

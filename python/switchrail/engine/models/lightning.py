@@ -1,4 +1,4 @@
-"""Lightning layers. They call no function of their module, so their forward is reimplemented here."""
+"""Lightning layers. MiniMax's call no function of their module, so their forward is reimplemented here."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ def forward(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any)
     return module.out_proj(torch.sigmoid(module.output_gate(hidden_states)) * normalised), None
 
 
+@in_engines
+def lightning_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
+    """Lightning attention with its state in the pool. Same arguments as `ring.lightning_attention`."""
+    connected: Connected = kwargs[KEYWORD]
+    q, k, v = (x.squeeze(0) for x in (query, key, value))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    connected.dispatch("lightning", q, k, v, out)
+    return out.unsqueeze(0)
+
+
 def _shapes(mixer: Any) -> dict[str, Shape]:
     heads, size = mixer.num_attention_heads, mixer.head_dim
     return {"lightning": DeltaShape(heads=heads, value_size=size, key_size=size)}
@@ -35,9 +47,25 @@ def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
     return {"lightning": LightningLayer(g=-slopes, state=states, scale=1.0)}
 
 
+def _ring_shapes(mixer: Any) -> dict[str, Shape]:
+    heads, size = mixer.heads[0], mixer.head_dim
+    return {"lightning": DeltaShape(heads=heads, value_size=size, key_size=size)}
+
+
+def _ring_layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
+    (states,) = memory("lightning")
+    decays = mixer.decays().to(states.device)
+    return {"lightning": LightningLayer(g=decays, state=states, scale=mixer.scaling)}
+
+
 LIGHTNING: Final = MixerContract(
     shapes=_shapes, layers=_layers, hooks={"MiniMaxLightningAttention.forward": forward}
 )
 """MiniMax's lightning layers."""
 
-__all__ = ["LIGHTNING"]
+RING_LIGHTNING: Final = MixerContract(
+    shapes=_ring_shapes, layers=_ring_layers, hooks={"lightning_attention": lightning_attention}
+)
+"""The lightning layers of `ring`."""
+
+__all__ = ["LIGHTNING", "RING_LIGHTNING"]

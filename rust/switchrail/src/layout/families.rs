@@ -102,9 +102,9 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: shape::kimi_linear,
         ..PLAIN
     },
-    // Ring 2.5 and Ling 3 share a model type. Only Ling 3 has KDA, and transformers only has Ling 3.
+    // Ring 2.5 shares its model type with Ling 3, the only one with KDA, or with Ring-linear 2.0.
     Family {
-        model_types: &["bailing_hybrid"],
+        model_types: &["bailing_hybrid", "bailing_moe_linear"],
         architecture: Some("BailingMoeV2_5ForCausalLM"),
         namings: &[Naming::LastOfEach {
             key: "layer_group_size",
@@ -112,6 +112,16 @@ pub(super) const FAMILIES: &[Family] = &[
             others: Lightning,
         }],
         shapes: shape::ring,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["bailing_moe_linear"],
+        namings: &[Naming::LastOfEach {
+            key: "layer_group_size",
+            last: FullAttention,
+            others: Lightning,
+        }],
+        shapes: shape::ring_linear,
         ..PLAIN
     },
     Family {

@@ -143,6 +143,15 @@ pub(super) fn ring(config: &Config) -> Shapes {
     ])
 }
 
+pub(super) fn ring_linear(config: &Config) -> Shapes {
+    let head_size = head_size(config)?;
+    let full = attention(config, head_size)?;
+    Ok(vec![
+        (FullAttention, Op::Attention, full),
+        (Lightning, Op::Lightning, linear(full.q_heads, head_size)),
+    ])
+}
+
 pub(super) fn minimax(config: &Config) -> Shapes {
     let head_size = head_size(config)?;
     let full = attention(config, head_size)?;
