@@ -30,6 +30,7 @@ MIXERS = {
     "BailingHybridAttention": "mla",
     "DeepseekV3Attention": "mla",
     "MiniMaxLightningAttention": "lightning",
+    "RingLightningAttention": "lightning",
     "BambaMixer": "mamba2",
     "GraniteMoeHybridMambaLayer": "mamba2",
     "NemotronHMamba2Mixer": "mamba2",
@@ -51,6 +52,7 @@ MIXERS = {
     "Qwen3_5MoeAttention": "attention",
     "OlmoHybridAttention": "attention",
     "MiniMaxAttention": "attention",
+    "RingAttention": "attention",
     "BambaAttention": "attention",
     "GraniteMoeHybridAttention": "attention",
     "NemotronHAttention": "attention",
@@ -207,6 +209,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bailing_hybrid", 4, _LATENTS, head_dim=12, layer_types=[LINEAR, FULL, LINEAR, LINEAR]
     ),
     "bailing_hybrid_groups": _config("bailing_hybrid", 7, _LATENTS, head_dim=12, layer_group_size=3),
+    "bailing_moe_linear": _config(
+        "bailing_moe_linear",
+        6,
+        _EXPERTS,
+        architectures=["BailingMoeLinearV2ForCausalLM"],
+        head_dim=12,
+        layer_group_size=3,
+        n_group=1,
+        topk_group=1,
+    ),
+    "bailing_moe_v2_5": _config(
+        "bailing_hybrid",
+        4,
+        _LATENTS,
+        architectures=["BailingMoeV2_5ForCausalLM"],
+        head_dim=12,
+        layer_group_size=2,
+        n_group=1,
+    ),
     "minimax": _config(
         "minimax", 4, num_local_experts=4, layer_types=[LINEAR, LINEAR, FULL, LINEAR], head_dim=12
     ),
@@ -310,8 +331,12 @@ def build(config: dict[str, Any]) -> Built:
     """Build the model of a config without allocating its weights, and inspect its layers."""
     import torch
     import transformers
+    from switchrail.engine.models.families import family_of
 
-    loaded = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    family = family_of(config)
+    is_own = family is not None and family.config is not None
+    own = family.config_class() if is_own else transformers.CONFIG_MAPPING[config["model_type"]]
+    loaded = own.from_dict(dict(config))
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(loaded)
     with tempfile.TemporaryDirectory() as folder:
@@ -358,7 +383,8 @@ def _shapes(mixers: list[Any]) -> dict[str, dict[str, Any]]:
     for mixer in mixers:
         kind = MIXERS[type(mixer).__name__]
         if kind == "attention":
-            keys = mixer.k_proj.out_features // mixer.head_dim
+            joined = getattr(mixer, "query_key_value", None)
+            keys = mixer.heads[1] if joined else mixer.k_proj.out_features // mixer.head_dim
             queries = keys * mixer.num_key_value_groups
             shapes["attention"] = _heads(queries, keys, keys, mixer.head_dim, mixer.head_dim)
             if (window := _window(mixer)) is not None:
@@ -377,7 +403,8 @@ def _shapes(mixers: list[Any]) -> dict[str, dict[str, Any]]:
             heads = mixer.num_heads
             shapes[kind] = _heads(heads, heads, heads, mixer.head_dim, mixer.head_dim)
         elif kind == "lightning":
-            heads = mixer.num_attention_heads
+            out = mixer.o_proj if hasattr(mixer, "o_proj") else mixer.out_proj
+            heads = out.in_features // mixer.head_dim
             shapes[kind] = _heads(heads, heads, heads, mixer.head_dim, mixer.head_dim)
         elif kind == "mamba2":
             groups = mixer.n_groups

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, cast
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GenerationMixin
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DeepseekV3Config, GenerationMixin
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
@@ -357,6 +357,7 @@ class RingForCausalLM(DeepseekV3PreTrainedModel, GenerationMixin):  # type: igno
 
 
 AutoConfig.register(RingConfig.model_type, RingConfig)
+AutoModel.register(RingConfig, RingModel)
 AutoModelForCausalLM.register(RingConfig, RingForCausalLM)
 register_checkpoint_conversion_mapping(
     RingConfig.model_type,

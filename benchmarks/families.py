@@ -1,0 +1,248 @@
+"""Measures slices of Kimi-Linear, MiniMax and Nemotron-H at real widths, beside transformers and a floor.
+
+    python -m benchmarks.families                        # all three; B = 1, 32, 128
+    python -m benchmarks.families --family minimax --batch 32 --json FILE
+    python -m benchmarks.families --tiny                 # small widths on a CPU, for a trial of this file
+
+Weights are random, in bfloat16. *prefill* is a run of B prompts of 200 to 600 tokens with one new token each,
+*step* the additional time per further token; medians of 5 runs after one uncounted run. transformers runs
+`generate` with its own cache, on padded prompts.
+
+The floor is computed from this device's measured speeds. *step*: the bytes of the weights that B tokens need
+(of experts, the expected share that is chosen at random), of the states, twice, and of the cached tokens, at
+the speed of a copy. *prefill*: the products with these weights, at the speed of a large product in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from switchrail.engine import Engine
+
+from benchmarks.serving import runs, transformers_peer
+from benchmarks.serving.ours import Ours
+from benchmarks.serving.slices import TOKENIZER
+
+BATCHES = (1, 32, 128)
+LINEAR, FULL = "linear_attention", "full_attention"
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 3072,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+    "tie_word_embeddings": False,
+}
+SLICES: dict[str, dict[str, Any]] = {
+    "kimi_linear": {
+        "layer_types": [LINEAR, LINEAR, LINEAR, FULL],
+        "num_hidden_layers": 4,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "moe_intermediate_size": 1024,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "linear_num_heads": 32,
+        "linear_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    "minimax": {
+        "layer_types": [LINEAR, LINEAR, LINEAR, FULL],
+        "num_hidden_layers": 4,
+        "hidden_size": 6144,
+        "intermediate_size": 9216,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "block_size": 256,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "mamba", "mlp", "mamba", "attention", "mlp", "mamba", "mlp"],
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}
+"""Model type -> a slice at its published widths, with fewer layers and experts."""
+
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "block_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
+
+ROW = "{name:12} {family} B={batch:<4} prefill {prefill_ms:9.2f} ms  step {step_ms:8.3f} ms"
+
+
+def make(family: str, folder: Path, *, is_tiny: bool, device: str) -> Path:
+    """Save a slice with random weights and the repository's tokenizer."""
+    torch.manual_seed(0)
+    sizes = SLICES[family]
+    if is_tiny:
+        sizes = {key: _TINY.get(key, value) for key, value in sizes.items()}
+    config = transformers.CONFIG_MAPPING[family].from_dict({**_COMMON, **sizes})
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return folder
+
+
+def speeds(device: str) -> tuple[float, float]:
+    """Bytes per second of a copy, read and written; operations per second of a bfloat16 product."""
+    is_small = device == "cpu"
+    source = torch.empty(2**24 if is_small else 2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    size = 512 if is_small else 8192
+    left = torch.randn(size, size, dtype=torch.bfloat16, device=device)
+    out = torch.empty_like(left)
+    copy = _fastest(lambda: target.copy_(source), device)
+    product = _fastest(lambda: torch.mm(left, left, out=out), device)
+    return 2 * source.nbytes / copy, 2 * size**3 / product
+
+
+def _fastest(run: Any, device: str) -> float:
+    found = []
+    for _ in range(10):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def floor(engine: Engine, batch: int, prompt_tokens: int, speed: tuple[float, float]) -> dict[str, float]:
+    """The floors of a prefill and of a decode, in milliseconds."""
+    model = engine._runner.model
+    config = model.config
+    embedding = model.get_input_embeddings().weight
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", 1)
+    share = config.num_experts_per_tok / experts if experts > 1 else 1.0
+    read = used = 0.0
+    for name, weight in model.named_parameters():
+        if weight is embedding:
+            continue
+        is_expert = ".experts." in name
+        read += weight.nbytes * (1 - (1 - share) ** batch if is_expert else 1)
+        if weight is not model.get_output_embeddings().weight:
+            used += weight.numel() * (share if is_expert else 1)
+    pools = engine.pools
+    states = [*pools.state.states.values(), *pools.state.windows.values()]
+    slot = sum(one.nbytes / len(one) for one in states)
+    token = sum(
+        one.nbytes / (one.shape[0] * one.shape[1]) for pool in pools.kv.values() for one in pool.tensors()
+    )
+    held = prompt_tokens + batch * runs.NEW_TOKENS / 2
+    moved = read + 2 * batch * slot + held * token
+    bytes_per_second, operations_per_second = speed
+    return {
+        "prefill_ms": 2 * used * prompt_tokens / operations_per_second * 1e3,
+        "step_ms": moved / bytes_per_second * 1e3,
+    }
+
+
+def measure(
+    family: str, options: argparse.Namespace, batches: Sequence[int], device: str
+) -> list[dict[str, Any]]:
+    """Measure one slice: the engine, then the floor, then transformers."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = make(family, Path(folder) / family, is_tiny=options.tiny, device=device)
+        chosen = {"max_sequences": max(batches), "max_length": 1024, **options.options}
+        with Engine(path, device=device, dtype="bfloat16", options=chosen) as engine:
+            speed = speeds(device)
+            print(f"{family}: copies {speed[0] / 1e9:.0f} GB/s, products {speed[1] / 1e12:.1f} TFLOP/s")
+            for row in runs.batches([Ours(engine)], batches, options.repeats, {}):
+                rows.append({**row, "family": family})
+                least = floor(engine, row["batch"], row["prompt_tokens"], speed)
+                rows.append({"name": "floor", "family": family, "batch": row["batch"], **least})
+            reasons = [state.reason for state in engine.graphs]
+            print(f"{family}: {reasons.count(None)} of {len(reasons)} graphs captured")
+            for reason in sorted({reason for reason in reasons if reason is not None}):
+                print(f"  not captured: {reason}")
+        if not options.no_transformers:
+            found = transformers_peer.measure(path, batches, device)
+            rows += [{**row, "family": family} for row in found]
+    for row in rows:
+        print(ROW.format(**row), flush=True)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.families",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--family", action="append", choices=SLICES, help="only these slices")
+    parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of the engine")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, for a trial of this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    options = parser.parse_args(arguments)
+    device = "cpu" if options.tiny else "cuda"
+    batches = options.batch or ((1, 2) if options.tiny else BATCHES)
+    rows = []
+    for family in options.family or SLICES:
+        rows += measure(family, options, batches, device)
+    if options.json is not None:
+        named = "CPU" if options.tiny else torch.cuda.get_device_name()
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        options.json.write_text(json.dumps({"device": named, **versions, "rows": rows}, indent=1) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
