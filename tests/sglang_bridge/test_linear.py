@@ -166,10 +166,12 @@ def test_states_are_kept_within_prompts_with_our_names_too(runtime):
 
 
 class Model(nn.Module):
-    """Gated delta layers as SGLang makes them."""
+    """Linear attention layers as SGLang makes them."""
 
-    def __init__(self):
+    def __init__(self, family):
         super().__init__()
+        self.family = family
+        self.decays = (HV, K) if family == "kda" else (HV,)
         make = import_module("sglang.srt.layers.radix_linear_attention").RadixLinearAttention
         draw = torch.Generator().manual_seed(3)
         self.layers = nn.ModuleList(
@@ -177,42 +179,45 @@ class Model(nn.Module):
                 2 * i,
                 *(H, H, HV, K, K, V),
                 conv_weights=torch.randn(CHANNELS, W, generator=draw) * 0.5,
-                A_log=torch.randn(HV, generator=draw) * 0.3,
-                dt_bias=torch.randn(HV, generator=draw) * 0.3,
+                A_log=torch.randn((1, 1, HV, 1) if family == "kda" else HV, generator=draw) * 0.3,
+                dt_bias=torch.randn(self.decays, generator=draw).flatten() * 0.3,
+                lower_bound=-5.0 if family == "kda" and i else None,
             )
             for i in range(LAYERS)
         )
 
 
 class Pools:
-    """The states of SGLang's layers: windows with their inputs innermost, and one tensor for all layers."""
+    """The states of SGLang's layers, in one tensor for all; KDA's windows have the channels innermost."""
 
-    def __init__(self, slots=8):
-        self.conv = torch.zeros(LAYERS, slots, CHANNELS, W - 1)
+    def __init__(self, slots, family):
+        self.own = torch.zeros(LAYERS, slots, *((W - 1, CHANNELS) if family == "kda" else (CHANNELS, W - 1)))
+        self.conv = self.own.transpose(-1, -2) if family == "kda" else self.own
         self.temporal = torch.zeros(LAYERS, slots, HV, V, K)
 
     def mamba2_layer_cache(self, layer_id):
-        return SimpleNamespace(conv=[self.conv[layer_id // 2]], temporal=self.temporal[layer_id // 2])
+        return SimpleNamespace(conv=[self.own[layer_id // 2]], temporal=self.temporal[layer_id // 2])
 
 
 @pytest.fixture
 def served(runtime, version):
     """Make SGLang's backend of a model, with names of backends by phase."""
 
-    def make(prefill="switchrail", decode="switchrail", slots=8):
+    def make(prefill="switchrail", decode="switchrail", slots=8, family="gated_delta"):
         backends = SimpleNamespace(decode=enum()(decode), prefill=enum()(prefill), verify=enum()("triton"))
         if version == "v11":
             import_module(f"{LINEAR}.utils").CHOSEN.update(decode=backends.decode, prefill=backends.prefill)
         runner = SimpleNamespace(
-            model=Model(),
+            model=Model(family),
             device="cpu",
             dtype=torch.float32,
             linear_attn_backends=backends,
-            req_to_token_pool=Pools(slots),
+            req_to_token_pool=Pools(slots, family),
             model_config=SimpleNamespace(context_len=256),
             server_args=SimpleNamespace(disable_cuda_graph=True),
         )
-        backend = import_module(f"{LINEAR}.gdn_backend").GDNAttnBackend(runner)
+        name = "KDA" if family == "kda" else "GDN"
+        backend = getattr(import_module(f"{LINEAR}.{name.lower()}_backend"), f"{name}AttnBackend")(runner)
         return SimpleNamespace(backend=backend, model=runner.model, pools=runner.req_to_token_pool)
 
     return make
@@ -263,8 +268,8 @@ def passed(served, mode, rows, slots, prefixes=None, keep=None):
     found = []
     for module in served.model.layers:
         mixed = torch.randn(sum(rows), CHANNELS)
-        a, b = torch.randn(2, sum(rows), HV)
-        found.append((mixed, a, b, run(module, batch, mixed, a, b)))
+        a, b = torch.randn(sum(rows), *served.model.decays), torch.randn(sum(rows), HV)
+        found.append((mixed, a, b, run(module, batch, mixed, a.flatten(1), b)))
     return found
 
 
@@ -281,8 +286,12 @@ def expected(module, mixed, a, b, conv, state):
             (each * (each.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(HV // H, 0)
             for each in (q, k)
         )
-        g = -module.A_log.double().exp() * nn.functional.softplus(decay + module.dt_bias.double())
-        state = state * g.exp()[:, None, None]
+        rate = module.A_log.double().exp().view(HV, *[1] * (decay.ndim - 1))
+        raw = decay + module.dt_bias.double().view(decay.shape)
+        g = -rate * nn.functional.softplus(raw)
+        if module.lower_bound is not None:
+            g = module.lower_bound * torch.sigmoid(rate * raw)
+        state = state * g.exp().view(HV, 1, -1)
         predicted = (state * k[:, None]).sum(-1)
         state = state + (write.sigmoid()[:, None] * (v - predicted))[..., None] * k[:, None]
         results.append((state * q[:, None]).sum(-1) * K**-0.5)
@@ -313,6 +322,27 @@ def check(served, found, before, rows, slots, prefixes=None, keep=None):
                     served.pools.temporal[i, keep[n]].double(), state, rtol=1e-4, atol=1e-5
                 )
             row += count
+
+
+@only_v23
+@pytest.mark.parametrize("mode", ["extend", "decode"])
+def test_kimi_delta_attention(served, mode):
+    made = served(family="kda", slots=9)
+    made.pools.own.normal_()
+    made.pools.temporal.normal_()
+    rows, slots, prefixes, keep = [70, 3], [2, 5], [0, 8], [3, 0]
+    if mode == "decode":
+        rows, prefixes, keep = [1, 1], None, None
+    before = copy(made.pools)
+    found = passed(made, mode, rows, slots, prefixes, keep)
+    check(made, found, before, rows, slots, prefixes, keep)
+    assert made.backend.switchrail.bound.backend("kda", mode.replace("extend", "prefill"), 0).op == "kda"
+
+
+@only_v23
+def test_prompts_are_not_recorded_where_ours_serve_them(served):
+    kinds = {names: served(*names, family="kda").backend for names in (("triton",) * 2, ("switchrail",) * 2)}
+    assert [backend.supports_prefill_graph_extend() for backend in kinds.values()] == [True, False]
 
 
 def copy(pools):

@@ -1,8 +1,9 @@
-"""SGLang's linear attention layers: the gated delta rule with its convolution."""
+"""SGLang's linear attention layers: gated delta rule and Kimi delta attention, with their convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +13,15 @@ from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, all_have, bind_layers, modules_of
 from switchrail.bridges.sglang.steps import Extended, Steps, Tracked, decode_part
 from switchrail.errors import BridgeError
-from switchrail.ops import GatedDeltaCall, GatedDeltaLayer, ShortConvCall, ShortConvLayer
+from switchrail.ops import (
+    GatedDeltaCall,
+    GatedDeltaLayer,
+    KdaCall,
+    KdaLayer,
+    Layer,
+    ShortConvCall,
+    ShortConvLayer,
+)
 from switchrail.ops.batch import Bounds
 
 if TYPE_CHECKING:
@@ -20,12 +29,39 @@ if TYPE_CHECKING:
     from switchrail.ops.batch import SequenceBatch
     from switchrail.runtime import Runtime
 
-_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
+_FOLDER = "sglang.srt.layers.attention.linear"
 _ACTIVATIONS: Mapping[str | None, Literal["silu"] | None] = {"silu": "silu", "swish": "silu", None: None}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kind of linear layers, which SGLang serves with a backend of their own.
+
+    Attributes:
+        op: The op, and the kind of the layers.
+        module: SGLang's module.
+        dispatcher: The class in it that chooses SGLang's kernels.
+        backend: The class in it that runs the layers.
+        layer: Makes a layer's arguments from SGLang's layer and its pool.
+        call: The class of the calls.
+        decays: The axes of a token's decays.
+        window: The view [slots, C, W - 1] of SGLang's pool of convolution windows.
+        activation: The activation of the convolution; None: the layer's own.
+    """
+
+    op: str
+    module: str
+    dispatcher: str
+    backend: str
+    layer: Callable[[Any, torch.Tensor], Layer]
+    call: Callable[..., Any]
+    decays: Callable[[Any], tuple[int, ...]]
+    window: Callable[[torch.Tensor], torch.Tensor]
+    activation: str | None
+
+
 class ServedLayers:
-    """The gated delta layers of one of SGLang's model runners.
+    """The layers of a family in one of SGLang's model runners.
 
     Attributes:
         asked: The names that ask for Switchrail, by phase.
@@ -33,7 +69,9 @@ class ServedLayers:
         steps: The passes of the model.
     """
 
-    def __init__(self, runtime: Runtime, backend: Any, model_runner: Any, asked: Mapping[str, str]) -> None:
+    def __init__(
+        self, runtime: Runtime, family: Family, backend: Any, model_runner: Any, asked: Mapping[str, str]
+    ) -> None:
         """Resolves and binds the layers' backends, and checks SGLang's memory against their contracts.
 
         Raises:
@@ -43,23 +81,24 @@ class ServedLayers:
         from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
         self.asked = asked
+        self._family = family
         self._backend = backend
         self._tokens = int(model_runner.model_config.context_len)
         modules = modules_of(model_runner.model, RadixLinearAttention)
         pools = {id: model_runner.req_to_token_pool.mamba2_layer_cache(id) for id in modules}
         if any(getattr(pool, "replayssm_d", None) is not None for pool in pools.values()):
             raise BridgeError("the option enable_linear_replayssm keeps states in a form of its own")
-        self._convolutions = {id: _convolution(modules[id], pools[id].conv[0]) for id in modules}
-        self._layers = {id: _layer(modules[id], pools[id].temporal) for id in modules}
-        needed: dict[str, set[str]] = {"short_conv": set(), "gated_delta": set()}
+        self._convolutions = {id: _convolution(family, modules[id], pools[id].conv[0]) for id in modules}
+        self._layers = {id: family.layer(modules[id], pools[id].temporal) for id in modules}
+        needed: dict[str, set[str]] = {"short_conv": set(), family.op: set()}
         for module in modules.values():
             convolution, call, batch = self._example(module, model_runner.dtype)
             needed["short_conv"] |= needed_features("decode", convolution, batch)
-            needed["gated_delta"] |= needed_features("decode", call, batch)
+            needed[family.op] |= needed_features("decode", call, batch)
         dispatcher = bind_layers(
             runtime,
             model_runner,
-            "gated_delta",
+            family.op,
             {
                 id: HeadSizes(m.head_k_dim, m.head_v_dim, m.num_q_heads, m.num_k_heads, m.num_v_heads)
                 for id, m in modules.items()
@@ -67,11 +106,11 @@ class ServedLayers:
             asked,
             needed,
             state_dtype=next((pool.temporal.dtype for pool in pools.values()), None),
-            state_layouts={"gated_delta": "VK"},
+            state_layouts={family.op: "VK"},
         )
-        for layers in (self._convolutions, self._layers):
-            for id, layer in layers.items():
-                dispatcher.add(id, layer)
+        for id in modules:
+            dispatcher.add(id, self._convolutions[id])
+            dispatcher.add(id, self._layers[id])
         self.bound = dispatcher.bound
         self.steps = Steps(dispatcher)
         self._checkpoints = all_have(self.bound, needed, "checkpoints")
@@ -125,37 +164,39 @@ class ServedLayers:
         convolution, call = self._calls(module, mixed_qkv, a, b)
         self.steps.dispatch(convolution)
         self.steps.dispatch(call)
-        return call.out.unsqueeze(0)
+        out: torch.Tensor = call.out
+        if len(out) > self.steps.rows:
+            out[self.steps.rows :].zero_()
+        return out.unsqueeze(0)
 
     def _calls(
         self, module: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-    ) -> tuple[ShortConvCall, GatedDeltaCall]:
+    ) -> tuple[ShortConvCall, Any]:
         """A layer's calls; the second one's q, k and v are views of the first one's result."""
         count = len(mixed_qkv)
         convolved = mixed_qkv.new_empty(count, mixed_qkv.shape[1])
         q, k, v = torch.split(convolved, [module.q_dim, module.k_dim, module.v_dim], dim=-1)
-        call = GatedDeltaCall(
+        call = self._family.call(
             self._layers[module.layer_id],
             q.view(count, module.num_q_heads, module.head_q_dim),
             k.view(count, module.num_k_heads, module.head_k_dim),
             v.view(count, module.num_v_heads, module.head_v_dim),
-            a,
-            b,
+            a.reshape(count, *self._family.decays(module)),
+            b.reshape(count, module.num_v_heads),
             convolved.new_empty(count, module.num_v_heads, module.head_v_dim),
         )
         return ShortConvCall(self._convolutions[module.layer_id], mixed_qkv, convolved), call
 
-    def _example(
-        self, module: Any, dtype: torch.dtype
-    ) -> tuple[ShortConvCall, GatedDeltaCall, SequenceBatch]:
+    def _example(self, module: Any, dtype: torch.dtype) -> tuple[ShortConvCall, Any, SequenceBatch]:
         """A layer's calls of two requests, to see what they need."""
         device = module.A_log.device
         mixed_qkv = torch.empty(2, module.q_dim + module.k_dim + module.v_dim, dtype=dtype, device=device)
-        gates = torch.empty(2, module.num_v_heads, dtype=dtype, device=device)
+        decays = torch.empty(2, *self._family.decays(module), dtype=dtype, device=device)
+        weights = torch.empty(2, module.num_v_heads, dtype=dtype, device=device)
         indices = torch.zeros(3, dtype=torch.int32, device=device)
         batch = decode_part(indices, indices[:2]).states
         assert batch is not None
-        return (*self._calls(module, mixed_qkv, gates, gates), batch)
+        return (*self._calls(module, mixed_qkv, decays, weights), batch)
 
     def _id(self, module: Any) -> tuple[int, ...]:
         """The layer's id where SGLang copies the states of all layers at once, after the last one."""
@@ -163,7 +204,21 @@ class ServedLayers:
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backend of gated delta layers; without one of our names its calls stay its own."""
+    """Hooks SGLang's backends of linear layers; without one of our names their calls stay SGLang's."""
+
+    def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
+        if is_ours(view.linear_attn_backend):
+            view = _AsTriton(view)
+        return original(view, hf_config)
+
+    if places.extra_buffer is not None:
+        runtime.hooks.add(places.extra_buffer, keeps_states, "around", source=OURS)
+    for family in FAMILIES:
+        if family.op in places.linear_ops:
+            _attach(runtime, places, family)
+
+
+def _attach(runtime: Runtime, places: Places, family: Family) -> None:
     hooks = runtime.hooks
 
     def plain(dispatcher: Any, *backends: Any, **named: Any) -> tuple[Any, Any]:
@@ -175,7 +230,7 @@ def attach(runtime: Runtime, places: Places) -> None:
         asked = {phase: name for phase, name in _asked(model_runner, places).items() if is_ours(name)}
         if "verify" in asked:
             raise BridgeError("Switchrail does not serve the verification of drafts in SGLang yet")
-        backend.switchrail = ServedLayers(runtime, backend, model_runner, asked) if asked else None
+        backend.switchrail = ServedLayers(runtime, family, backend, model_runner, asked) if asked else None
 
     def began(result: None, backend: Any, forward_batch: Any) -> None:
         if backend.switchrail is not None:
@@ -211,21 +266,20 @@ def attach(runtime: Runtime, places: Places) -> None:
             return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
         return served.extend(layer, mixed_qkv, a, b)
 
-    def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
-        if is_ours(view.linear_attn_backend):
-            view = _AsTriton(view)
-        return original(view, hf_config)
+    def records_prompts(result: bool, backend: Any) -> bool:
+        """SGLang records no prompts where ours serve them."""
+        return result and (backend.switchrail is None or "prefill" not in backend.switchrail.asked)
 
-    if places.extra_buffer is not None:
-        hooks.add(places.extra_buffer, keeps_states, "around", source=OURS)
-    hooks.add(f"{_MODULE}.GDNKernelDispatcher.__init__", plain, "before", source=OURS)
-    owner = f"{_MODULE}.GDNAttnBackend"
+    hooks.add(f"{family.module}.{family.dispatcher}.__init__", plain, "before", source=OURS)
+    owner = f"{family.module}.{family.backend}"
     hooks.add(f"{owner}.__init__", made, "after", source=OURS)
     hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
     hooks.add(f"{owner}.forward_decode", decode, "around", source=OURS)
     hooks.add(f"{owner}.forward_extend", extend, "around", source=OURS)
     for method, hook in places.graph_hooks.items():
         hooks.add(f"{owner}.{method}", hook, "after", source=OURS)
+    if places.records_prompts is not None:
+        hooks.add(f"{owner}.{places.records_prompts}", records_prompts, "after", source=OURS)
 
 
 class _AsTriton:
@@ -255,25 +309,39 @@ def _asked(model_runner: Any, places: Places) -> dict[str, str]:
     return {phase: backend.value for phase, backend in found.items()}
 
 
-def _convolution(module: Any, state: torch.Tensor) -> ShortConvLayer:
-    """A layer's convolution. SGLang's windows have their inputs innermost, and more of them with drafts."""
-    if module.activation not in _ACTIVATIONS:
+def _convolution(family: Family, module: Any, state: torch.Tensor) -> ShortConvLayer:
+    """A layer's convolution. With drafts SGLang's windows are longer, and the last inputs count."""
+    activation = family.activation or module.activation
+    if activation not in _ACTIVATIONS:
         valid = tuple(filter(None, _ACTIVATIONS))
         raise BridgeError(
-            f"layer {module.layer_id} convolves with {module.activation!r}; valid: {', '.join(valid)}",
-            found=module.activation,
+            f"layer {module.layer_id} convolves with {activation!r}; valid: {', '.join(valid)}",
+            found=activation,
             valid=valid,
         )
     width = module.conv_weights.shape[1]
     return ShortConvLayer(
         weight=module.conv_weights.detach(),
         bias=None if module.bias is None else module.bias.detach(),
-        state=state[..., -(width - 1) :],
-        activation=_ACTIVATIONS[module.activation],
+        state=family.window(state)[..., -(width - 1) :],
+        activation=_ACTIVATIONS[activation],
     )
 
 
-def _layer(module: Any, state: torch.Tensor) -> GatedDeltaLayer:
+def _kimi_layer(module: Any, state: torch.Tensor) -> KdaLayer:
+    return KdaLayer(
+        state=state,
+        scale=module.head_k_dim**-0.5,
+        qk_l2norm=True,
+        gate="softplus" if module.lower_bound is None else "sigmoid",
+        A_log=module.A_log.detach().reshape(-1),
+        dt_bias=module.dt_bias.detach().reshape(module.num_v_heads, module.head_k_dim),
+        lower_bound=None if module.lower_bound is None else float(module.lower_bound),
+        beta_scale=1.0,
+    )
+
+
+def _gated_layer(module: Any, state: torch.Tensor) -> GatedDeltaLayer:
     return GatedDeltaLayer(
         state=state,
         scale=module.head_k_dim**-0.5,
@@ -283,6 +351,33 @@ def _layer(module: Any, state: torch.Tensor) -> GatedDeltaLayer:
         dt_bias=module.dt_bias.detach(),
         beta_scale=1.0,
     )
+
+
+FAMILIES = (
+    Family(
+        op="gated_delta",
+        module=f"{_FOLDER}.gdn_backend",
+        dispatcher="GDNKernelDispatcher",
+        backend="GDNAttnBackend",
+        layer=_gated_layer,
+        call=GatedDeltaCall,
+        decays=lambda module: (module.num_v_heads,),
+        window=lambda pool: pool,
+        activation=None,
+    ),
+    Family(
+        op="kda",
+        module=f"{_FOLDER}.kda_backend",
+        dispatcher="KDAKernelDispatcher",
+        backend="KDAAttnBackend",
+        layer=_kimi_layer,
+        call=KdaCall,
+        decays=lambda module: (module.num_v_heads, module.head_k_dim),
+        window=lambda pool: pool.transpose(-1, -2),
+        activation="silu",
+    ),
+)
+"""The families that the bridge serves."""
 
 
 def _chunk(backend: Any) -> int:
@@ -319,4 +414,4 @@ def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 
 
-__all__ = ["ServedLayers", "attach"]
+__all__ = ["FAMILIES", "Family", "ServedLayers", "attach"]

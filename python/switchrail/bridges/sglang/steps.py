@@ -37,6 +37,11 @@ class Steps:
         self._called: set[object] = set()
         self._captured: dict[int, Prepared] = {}
 
+    @property
+    def rows(self) -> int:
+        """The rows of the pass, without padding after them."""
+        return int(self._prepared.parts[-1].rows.stop)
+
     def begin(self, parts: Sequence[Part]) -> None:
         """Plans a pass."""
         self.end()

@@ -21,6 +21,9 @@ class Places:
         verify_choice: Whether the backend of verification can be chosen.
         extra_buffer: The function that decides whether a server's linear backend can keep states within a
             prompt for the prefix cache; None if SGLang does not ask.
+        linear_ops: The ops of the linear layers that the bridge serves.
+        records_prompts: The method of a linear attention backend that tells whether prompts can be recorded
+            in graphs; None if there is none.
         graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
         location: Whether places in the cache are passed as a `KVWriteLoc`.
     """
@@ -30,6 +33,8 @@ class Places:
     has_custom: bool
     verify_choice: bool
     extra_buffer: str | None
+    linear_ops: tuple[str, ...]
+    records_prompts: str | None
     graph_hooks: Mapping[str, Callable[..., None]]
     location: bool
 
@@ -77,6 +82,8 @@ _PLACES: Mapping[str, Places] = {
         has_custom=False,
         verify_choice=False,
         extra_buffer=None,
+        linear_ops=("gated_delta",),
+        records_prompts=None,
         graph_hooks={
             "init_forward_metadata_capture_cuda_graph": _capture,
             "init_forward_metadata_replay_cuda_graph": _replay,
@@ -88,6 +95,8 @@ _PLACES: Mapping[str, Places] = {
         has_custom=True,
         verify_choice=True,
         extra_buffer="sglang.srt.arg_groups.overrides.supports_mamba_cache_extra_buffer",
+        linear_ops=("gated_delta", "kda"),
+        records_prompts="supports_prefill_graph_extend",
         graph_hooks={"init_forward_metadata_out_graph": _out_graph},
         location=True,
     ),

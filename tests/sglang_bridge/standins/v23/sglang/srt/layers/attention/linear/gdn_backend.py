@@ -29,6 +29,9 @@ class GDNAttnBackend:
     def forward_extend(self, layer, forward_batch, mixed_qkv, a, b, **kwargs):
         return "SGLang's extend"
 
+    def supports_prefill_graph_extend(self):
+        return True
+
     def _track_mamba_state_decode(self, forward_batch, conv_states, ssm_states, cache_indices, layer_id=None):
         self.kept.append(layer_id)
 
