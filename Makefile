@@ -77,7 +77,7 @@ $(STAMPS)/requirements: pyproject.toml
 	touch $@
 
 $(STAMPS)/package: $(STAMPS)/requirements $(RUST_SOURCES)
-	$(MATURIN) develop --release
+	$(MATURIN) develop --release --extras engine
 	touch $@
 
 $(STAMPS)/compiled: $(STAMPS)/requirements | $(STAMPS)/package

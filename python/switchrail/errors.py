@@ -170,6 +170,10 @@ class InstallationError(SwitchrailError, RuntimeError):
     """This process can't restore another process's runtime. Fields: `differences`."""
 
 
+class MissingPackageError(SwitchrailError, ImportError):
+    """A package that only the engine needs is not installed. Fields: `found`."""
+
+
 class RankError(SwitchrailError, RuntimeError):
     """Ranks of a distributed job differ or did not respond. Fields: `ranks`, the problems by rank."""
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from functools import cache
 from pathlib import Path
 
@@ -63,6 +64,18 @@ def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
     assert (ROOT / "README.md").read_bytes().rstrip() in archive.read(metadata)
     assert metadata.replace("METADATA", "licenses/LICENSE") in names
     assert "switchrail/py.typed" in names
+
+
+def test_what_the_engine_needs_is_an_extra(wheel: Path) -> None:
+    """The plain wheel can be installed beside another engine, whose torch and transformers it leaves alone."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    needed = message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+    own = [line for line in needed if "extra ==" not in line]
+    assert any(line.startswith("pydantic") for line in own)
+    assert not any(line.startswith(("torch", "transformers")) for line in own)
+    extra = {re.split(r"[>=<]", line)[0] for line in needed if re.search(r"extra == .engine.", line)}
+    assert extra == {"torch", "transformers"}
 
 
 def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:

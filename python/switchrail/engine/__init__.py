@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from switchrail.errors import MissingPackageError
+
 if TYPE_CHECKING:
     from switchrail.engine.engine import Engine
     from switchrail.engine.options import EngineOptions
@@ -30,7 +32,15 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    try:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise MissingPackageError(
+            f"the engine needs {error.name}, which is not installed: pip install 'switchrail[engine]'",
+            found=error.name,
+        ) from error
 
 
 __all__ = ["Engine", "EngineOptions", "Event", "FinishReason", "Output", "Request", "SamplingParams", "Stats"]
