@@ -18,6 +18,7 @@ from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
+from switchrail.policy import with_policy
 from switchrail.registration import Registrar, Registry, dtype_name
 from switchrail.registration import capability as read_capability
 from switchrail.registration import head_size as read_head_size
@@ -285,7 +286,9 @@ class Runtime(Registrar):
             heads: Numbers of q heads and of v heads; selects the times measured with the nearest numbers.
             no_decay: Whether the gates never decay; selects the times measured without decay, if there are
                 any.
-            preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
+            preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`. Several names,
+                separated by commas, are an order: the first one that fits serves, or else any other; `!`
+                before a name denies it. The file that `SWITCHRAIL_POLICY` names applies where there is none.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
                 `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
                 optionally `spread` (by backend; a time whose spread exceeds 0.2 is increased by it). None
@@ -310,7 +313,7 @@ class Runtime(Registrar):
                 "page_size": _page_size(page_size),
                 "state_layout": arguments.optional_text("state_layout", state_layout),
                 "features": arguments.texts("features", features),
-                "preferences": arguments.texts_by_name("preferences", preferences),
+                "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
                 "installed": self._loader.installed(),
                 "heads": None if heads is None else arguments.pair("heads", heads, 1),
                 "no_decay": arguments.flag("no_decay", no_decay),
@@ -366,7 +369,7 @@ class Runtime(Registrar):
             "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
             "page_size": _page_size(page_size),
             "phases": arguments.texts("phases", phases),
-            "preferences": arguments.texts_by_name("preferences", preferences),
+            "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
             "state_layouts": arguments.texts_by_name("state_layouts", state_layouts),
             "features": {
                 op: arguments.texts(f"features[{op!r}]", names)

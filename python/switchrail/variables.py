@@ -27,7 +27,10 @@ TIMEOUT: Final = "SWITCHRAIL_LOAD_TIMEOUT"
 TIMES: Final = "SWITCHRAIL_TIMES"
 """The file with the times that `switchrail tune` measured; unset means one in the user's cache folder."""
 
-VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES)
+POLICY: Final = "SWITCHRAIL_POLICY"
+"""A file with the backends to prefer and to deny, for all programs."""
+
+VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES, POLICY)
 """All of these variables."""
 
 

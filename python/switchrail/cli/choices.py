@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import switchrail
 from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
 from switchrail.nearest import nearest
+from switchrail.policy import preferences_of, read_toml
 from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="A TOML file with tables: backends (KEY = NAME), config.OP.NAME (a backend's own values), "
-        "engine (its sizes). Options of the command line take precedence.",
+        help="A TOML file with tables: backends (KEY = NAME or [NAMES], the first that fits), deny (KEY = "
+        "[NAMES]), config.OP.NAME (a backend's own values), engine (its sizes). Options of the command line "
+        "take precedence.",
     ),
 ]
 DeviceOption = Annotated[
@@ -124,36 +125,20 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
 
 
 def _read_tables(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-
-    valid = {"backends": 1, "config": 3, "engine": 1}
-    try:
-        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} can't be read: {error}", path=str(file)) from error
+    valid = {"backends": 1, "deny": 1, "config": 3, "engine": 1}
+    tables = read_toml(file)
     for name, table in tables.items():
         if name not in valid:
             names, hint = nearest(name, valid)
             raise ConfigError(
-                f"{file} has {name!r}{hint}; valid: [backends], [config.OP.NAME], [engine]",
+                f"{file} has {name!r}{hint}; valid: [backends], [deny], [config.OP.NAME], [engine]",
                 path=str(file),
                 found=name,
                 valid=tuple(valid),
                 nearest=names,
             )
         _check_tables(file, name, table, valid[name])
-    for key, backend in tables.get("backends", {}).items():
-        if not isinstance(backend, str):
-            raise ConfigError(
-                f"{file} has {backend!r} for backends.{key}; valid: a name, and quotes around a key with a "
-                'dot, such as "linear.decode" = "torch"',
-                path=str(file),
-                found=key,
-            )
-    return tables
+    return {**tables, "backends": preferences_of(file, tables)}
 
 
 def _check_tables(file: Path, name: str, table: object, depth: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +24,9 @@ from switchrail.cli.choices import (
     read_choices,
 )
 from switchrail.cli.hooks import explain_hook
-from switchrail.cli.planning import NOT_IMPORTED, planned
+from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table, times_table
+from switchrail.hosts import installed, served_in
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,7 +67,7 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    platform, plan, capture, *_ = planned(
+    found = planned(
         checkpoint,
         choices,
         device=device,
@@ -73,7 +76,9 @@ def explain(
         phase=phase,
         download=download,
     )
+    platform, plan, capture = found.platform, found.plan, found.capture
     layout = plan.layout
+    elsewhere = _elsewhere(found, None if phase is None else (phase,), choices.backends)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     routes = [route for route in plan.routes if not set(route.layers).isdisjoint(ids)]
     if as_json:
@@ -84,6 +89,10 @@ def explain(
                 "layers": [layout.layer(i).to_dict() for i in ids],
                 "routes": [route.to_dict() for route in routes],
                 "capture": None if capture is None else capture_document(capture),
+                "engines": [
+                    {"engine": engine, "version": version, "op": op, "phase": served, "backend": backend}
+                    for engine, version, op, served, backend in elsewhere
+                ],
             }
         )
         return
@@ -101,6 +110,29 @@ def explain(
     if layer is None and capture is not None:
         out.print()
         print_capture(out, capture)
+    if layer is None and elsewhere:
+        out.print()
+        out.print(
+            table(
+                "installed engines of others",
+                ("engine", "version", "op", "phase", "backend"),
+                elsewhere,
+                fold=("backend",),
+            )
+        )
+
+
+def _elsewhere(
+    found: Planned, phases: Sequence[str] | None, backends: Mapping[str, str]
+) -> list[tuple[str, str, str, str, str]]:
+    """What would serve the model in the installed engines of others."""
+    fixed = {"preferences": backends} if phases is None else {"preferences": {}, "phases": phases}
+    make = partial(found.make, **fixed)
+    return [
+        (host.name, version, *row)
+        for host, version in installed()
+        for row in served_in(host, version, found.plan.layout, make)
+    ]
 
 
 def _decision(route: Route) -> Table:

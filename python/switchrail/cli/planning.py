@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,7 @@ class Planned(NamedTuple):
         checkpoint: The checkpoint's folder, or its `config.json`.
         options: The engine's options.
         dtype: The name of the dtype.
+        make: Makes plans with other arguments; see `plan_routes`.
     """
 
     platform: Platform
@@ -40,6 +42,7 @@ class Planned(NamedTuple):
     checkpoint: Path
     options: EngineOptions
     dtype: str
+    make: Callable[..., RoutePlan]
 
 
 def planned(
@@ -102,7 +105,7 @@ def planned(
                 max_length=longest,
                 preferences=choices.backends,
             )
-    return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype)
+    return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype, make)
 
 
 def _is_for(key: str, phase: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
+
+_log = logging.getLogger("switchrail")
 
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
@@ -135,6 +138,7 @@ class Dispatcher:
         bound: BoundPlan,
         ops: Collection[str] | None = None,
         needed: Mapping[str, Collection[str]] | None = None,
+        announced: set[tuple[str, str, str]] | None = None,
     ) -> None:
         """Creates a dispatcher for the layers of a plan, which must then be added.
 
@@ -143,6 +147,8 @@ class Dispatcher:
             ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
             needed: By op, the features that its calls need. Backends that lack features are adapted if an
                 `Adapter` can add them.
+            announced: The ops, phases and backends whose first use is in the log; shared by the dispatchers
+                of a plan.
         """
         self.bound = bound
         self._needed = needed or {}
@@ -154,6 +160,7 @@ class Dispatcher:
             self._claimed[backend.op, backend.name] = claimed
             claimed = claimed | ADAPTED.keys() & set(self._needed.get(backend.op, ()))
             self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
+        self._announced = set() if announced is None else announced
         self._ids: dict[str, set[int]] = {}
         for layer_id, op, _, _ in bound.plan.table:
             if ops is None or op in ops:
@@ -364,6 +371,7 @@ class Dispatcher:
                 user = _User(index, op, backend, names[layer_id, op])
                 if user not in users:
                     users.append(user)
+                    self._announce(route.phase, user)
                 commits = route.phase == "verify" and own.has_state
                 run = route.lookup(op, layer_id) if backend is own else backend.run
                 targets[layer].append((run, users.index(user), commits))
@@ -376,6 +384,13 @@ class Dispatcher:
         if id(backend) not in self._adapters:
             self._adapters[id(backend)] = adapted(backend, self._claimed[op, name], needed)
         return self._adapters[id(backend)]
+
+    def _announce(self, phase: str, user: _User) -> None:
+        """Log the first use of a backend for an op and a phase, once per plan."""
+        used = op, phase, name = user.op, phase, user.name
+        if used not in self._announced:
+            self._announced.add(used)
+            _log.info("first use of %s %s: %s", op, phase, name)
 
     def _refusal(self, layer: Layer) -> DispatchError:
         if layer not in self._layers:

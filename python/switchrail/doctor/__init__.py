@@ -10,6 +10,7 @@ from switchrail.doctor.device import check_device, check_platform
 from switchrail.doctor.distributions import check_distributions
 from switchrail.doctor.environment import check_environment
 from switchrail.doctor.finding import Finding
+from switchrail.doctor.hosts import check_hosts
 from switchrail.doctor.plugins import check_plugins
 from switchrail.runtime import Runtime
 from switchrail.variables import PLATFORM
@@ -28,6 +29,7 @@ def diagnose() -> list[Finding]:
         found = list(check_environment(runtime))
         with _without({finding.subject for finding in found}):
             found += check_distributions(runtime)
+            found += check_hosts()
             locked = filter(lambda finding: finding.check == "lock", found)
             found += check_plugins(runtime, {finding.subject for finding in locked})
             seconds = patience(runtime._loader.seconds())

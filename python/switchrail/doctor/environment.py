@@ -12,9 +12,10 @@ from switchrail.errors import SwitchrailError
 from switchrail.lock import Lock, lock_differences
 from switchrail.nearest import nearest
 from switchrail.plugins.environment import seconds_allowed
+from switchrail.policy import with_policy
 from switchrail.runtime import Runtime
 from switchrail.times import read_machines, times_path
-from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, PREFIX, TIMEOUT, TIMES, VARIABLES
+from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, POLICY, PREFIX, TIMEOUT, TIMES, VARIABLES
 
 Read = Callable[[str, Sequence[Plugin]], object]
 
@@ -33,6 +34,10 @@ READERS: Mapping[str, tuple[Read, str]] = {
     TIMES: (
         lambda *_: read_machines(times_path()),
         "name another file, remove it and measure again with `switchrail tune`, or unset it",
+    ),
+    POLICY: (
+        lambda *_: with_policy(None),
+        "name a TOML file with the tables [backends] and [deny], or unset it",
     ),
 }
 """How to check each variable, and the advice if that fails."""

@@ -15,6 +15,7 @@ from switchrail.errors import (
     PreferenceError,
     UnknownBackendError,
 )
+from switchrail.policy import with_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,13 +73,14 @@ def plan_routes(
     """
     phases = tuple(phases)
     chosen = dict(preferences or {})
+    decided = with_policy(chosen)
     ops = {op for layer in layout.layers for op in layer.ops}
     _check_effect(chosen, layout.model, ops, phases)
     defaults = {
         f"{op}.{phase}": backend
         for op in sorted(ops)
         for phase in phases
-        if not any(key in chosen for key in _keys(op, phase))
+        if not any(key in decided for key in _keys(op, phase))
         and (backend := _default_backend(platform, op, phase)) is not None
     }
     if defaults:

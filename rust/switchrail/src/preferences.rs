@@ -13,6 +13,8 @@ use crate::{
 
 const LINEAR: &str = "linear";
 
+const DENY: char = '!';
+
 /// The scope of a preference: `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
 ///
 /// `linear` stands for the ops with a recurrent state ([`Op::is_linear`]).
@@ -66,6 +68,34 @@ impl FromStr for PreferenceKey {
 
 string_form!(PreferenceKey);
 
+/// The names in a value.
+fn names(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim)
+}
+
+fn is_list(value: &str) -> bool {
+    value.contains(',') || value.starts_with(DENY)
+}
+
+/// An order of backends, from a preference with several names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreferenceOrder<'a> {
+    /// The key that applies.
+    pub key: PreferenceKey,
+    /// The names, the most wanted first.
+    pub names: Vec<&'a str>,
+    /// The names of the backends that must not serve.
+    pub denied: Vec<&'a str>,
+}
+
+impl PreferenceOrder<'_> {
+    /// The place of a backend in the order; `None` if it is not in it.
+    #[must_use]
+    pub fn place(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|own| *own == name)
+    }
+}
+
 /// An invalid preference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -92,6 +122,9 @@ core_error! { PreferenceError {
 ///
 /// The most specific key applies: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`, then `linear`.
 /// [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
+///
+/// Several names, separated by commas, are an order ([`Preferences::order`]): the first one that fits serves,
+/// and if none does, the automatic choice. `!` before a name denies the backend.
 ///
 /// ```
 /// use switchrail::{Op, Phase, Preferences};
@@ -126,9 +159,16 @@ impl Preferences {
         self.0.iter().map(|(key, name)| (*key, name.as_str()))
     }
 
-    /// The backend chosen for an op and a phase, with the key that applies; `None` means [`AUTO`].
+    /// The backend chosen for an op and a phase, with the key that applies; `None` means [`AUTO`], or an
+    /// order.
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
+        self.value(op, phase)
+            .filter(|(_, value)| *value != AUTO && !is_list(value))
+    }
+
+    /// The value for an op and a phase, with the key that applies.
+    fn value(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
         let family = op.is_linear().then_some(None);
         let mut keys = [Some(op)].into_iter().chain(family).flat_map(|op| {
             [Some(phase), None]
@@ -136,7 +176,23 @@ impl Preferences {
                 .map(move |phase| PreferenceKey { op, phase })
         });
         keys.find_map(|key| self.0.get(&key).map(|name| (key, name.as_str())))
-            .filter(|(_, name)| *name != AUTO)
+    }
+
+    /// The order of backends for an op and a phase; `None` if there is no list of names.
+    #[must_use]
+    pub fn order(&self, op: Op, phase: Phase) -> Option<PreferenceOrder<'_>> {
+        let (key, value) = self.value(op, phase)?;
+        is_list(value).then(|| {
+            let (denied, names): (Vec<_>, Vec<_>) = names(value).partition(|name| name.starts_with(DENY));
+            PreferenceOrder {
+                key,
+                names: names.into_iter().filter(|name| *name != AUTO).collect(),
+                denied: denied
+                    .into_iter()
+                    .map(|name| name.trim_start_matches(DENY).trim())
+                    .collect(),
+            }
+        })
     }
 
     /// Checks that each name belongs to a registered backend of one of its key's ops.
@@ -144,7 +200,10 @@ impl Preferences {
     /// # Errors
     /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest ones.
     pub fn check(&self, snapshot: &Snapshot) -> Result<(), PreferenceError> {
-        for (key, name) in self.iter().filter(|(_, name)| *name != AUTO) {
+        let all = self.iter().flat_map(|(key, value)| {
+            names(value).map(move |name| (key, name.trim_start_matches(DENY).trim()))
+        });
+        for (key, name) in all.filter(|(_, name)| *name != AUTO) {
             if !key.ops().any(|op| snapshot.find(op, name).is_some()) {
                 let names = key.ops().flat_map(|op| snapshot.names_of(op));
                 let valid = names.chain([AUTO]);

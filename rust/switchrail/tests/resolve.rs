@@ -445,6 +445,64 @@ fn reason_not_preferred() {
 }
 
 #[test]
+fn reasons_of_an_order() {
+    let runtime = Runtime::new();
+    for (name, priority) in [("fast", 9), ("slow", 0), ("slower", -1), ("broken", 99)] {
+        let backend = BackendSpec {
+            priority,
+            ..spec(OP, name)
+        };
+        register(&runtime, Origin::User, backend, false);
+    }
+    let key = "linear".parse().unwrap();
+    let resolve = |value| {
+        let chosen = preferences([("linear", value)]);
+        chosen.check(&runtime.snapshot()).unwrap();
+        let decision = runtime
+            .snapshot()
+            .resolve(&query(OP), &chosen, &Packages::default())
+            .unwrap();
+        let others = decision
+            .rejected
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>();
+        (decision.chosen.name, decision.because, others)
+    };
+    assert_eq!(
+        resolve("slower, slow, !broken"),
+        (
+            "slower".into(),
+            Because::Ordered { key },
+            vec![
+                "slow: fits, but slower comes first in the order for linear".into(),
+                "broken: denied for linear".into(),
+                "fast: fits, but slower comes first in the order for linear".into(),
+            ]
+        )
+    );
+    let (name, because, others) = resolve("!broken");
+    assert_eq!(
+        (name.as_str(), because),
+        ("fast", Because::Priority { priority: 9 })
+    );
+    assert_eq!(others[0], "broken: denied for linear");
+    assert_eq!(resolve("!slow, !broken, auto").0, "fast");
+    assert_eq!(resolve("slow, broken, !slow").0, "broken");
+    assert_eq!(
+        Because::Ordered { key }.to_string(),
+        "first that fits in the order for linear"
+    );
+
+    let unknown = preferences([("linear", "fast, !slwo")]);
+    let error = unknown.check(&runtime.snapshot()).unwrap_err();
+    assert!(error.to_string().contains("slwo"), "{error}");
+    let all = preferences([("linear", "!fast, !slow, !slower, !broken")]);
+    let refused = runtime.snapshot().resolve(&query(OP), &all, &Packages::default());
+    assert!(matches!(refused, Err(ResolveError::NoBackend { .. })));
+}
+
+#[test]
 fn reason_lower_priority() {
     let runtime = Runtime::new();
     register(

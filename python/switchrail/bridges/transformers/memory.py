@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -37,6 +37,7 @@ class Model:
     platform: Platform
     options: EngineOptions
     dtype: torch.dtype
+    announced: set[tuple[str, str, str]] = field(default_factory=set)
 
     @property
     def has_state(self) -> bool:
@@ -65,7 +66,7 @@ class _Sequences:
             dtype=model.dtype,
             state_dtype=getattr(torch, options.state_dtype),
         )
-        self.dispatcher = Dispatcher(model.bound)
+        self.dispatcher = Dispatcher(model.bound, announced=model.announced)
         self.running = Running()
         connection = Connection(self.dispatcher, self.pools, self.running)
         self.connected = []

@@ -18,7 +18,7 @@ pub use reason::{Reason, Rejection};
 
 use crate::{
     BackendId, Device, DeviceSupport, Dtype, HeadSize, Op, Origin, Packages, Phase, PreferenceKey,
-    Preferences, Registration, Schema, Snapshot, UnknownName, registry::active,
+    PreferenceOrder, Preferences, Registration, Schema, Snapshot, UnknownName, registry::active,
 };
 use classes::Verdict;
 use measured::Microseconds;
@@ -195,6 +195,11 @@ pub enum Because {
         /// The preference that applies.
         key: PreferenceKey,
     },
+    /// It is the first one that fits in the user's order.
+    Ordered {
+        /// The preference that applies.
+        key: PreferenceKey,
+    },
     /// No other backend fits.
     OnlyFit,
     /// Among the measured backends that fit, it is the fastest at every load.
@@ -224,10 +229,14 @@ impl Because {
     /// no call. `measured` is its time and whether other backends serve too, if times decided.
     fn new(
         choice: Option<(PreferenceKey, &str)>,
+        ordered: Option<PreferenceKey>,
         priority: i32,
         rival: Option<i32>,
         measured: Option<(u64, bool)>,
     ) -> Self {
+        if let Some(key) = ordered {
+            return Self::Ordered { key };
+        }
         match (choice, rival, measured) {
             (Some((key, _)), _, _) => Self::Preferred { key },
             (None, _, Some((nanoseconds, true))) => Self::MeasuredByLoad { nanoseconds },
@@ -243,6 +252,7 @@ impl fmt::Display for Because {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Preferred { key } => write!(f, "chosen for {key}"),
+            Self::Ordered { key } => write!(f, "first that fits in the order for {key}"),
             Self::OnlyFit => f.write_str("the only one that fits"),
             Self::Measured { nanoseconds } => {
                 write!(
@@ -273,11 +283,11 @@ impl Snapshot {
     /// Decides which backend serves a query.
     ///
     /// The user's choice ([`Preferences::choice`]) always decides, even if it does not fit; then it is an
-    /// error. Without a choice, the active backends that fit are ranked by priority, then by [`Origin`], then
-    /// by name. The first one serves, unless it was measured ([`Query::measured`]): then the fastest measured
-    /// backend serves, at each load the fastest there ([`Classes`]). Times between measured loads are
-    /// interpolated linearly in logarithms. Among backends within 1 % of the fastest, the one that ranks
-    /// first serves.
+    /// error. Of the user's order ([`Preferences::order`]) the first one that fits serves. Otherwise the active
+    /// backends that fit are ranked by priority, then by [`Origin`], then by name. The first one serves, unless
+    /// it was measured ([`Query::measured`]): then the fastest measured backend serves, at each load the
+    /// fastest there ([`Classes`]). Times between measured loads are interpolated linearly in logarithms.
+    /// Among backends within 1 % of the fastest, the one that ranks first serves.
     ///
     /// # Errors
     /// [`ResolveError`], with the reasons of every candidate.
@@ -287,23 +297,16 @@ impl Snapshot {
         preferences: &Preferences,
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
-        // for each name the registration that is active in the phase, or else the last one
-        let candidates = self
-            .stacks_of(query.op)
-            .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
-        let mut ranked: Vec<Candidate<'_>> = candidates
-            .map(|backend| (backend, misfits(backend, query, packages)))
-            .collect();
-        ranked.sort_by_key(|(backend, _)| {
-            (
-                Reverse(backend.spec.priority),
-                &backend.origin,
-                &backend.spec.name,
-            )
-        });
-
+        let order = preferences.order(query.op, query.phase);
+        let ranked = self.ranked(query, packages, order.as_ref());
         let choice = preferences.choice(query.op, query.phase);
-        let verdict = choice.is_none().then(|| verdict(&ranked, query)).flatten();
+        let first = ranked.iter().find(|candidate| fits(candidate));
+        let ordered = order
+            .as_ref()
+            .filter(|order| first.is_some_and(|(backend, _)| order.place(&backend.spec.name).is_some()))
+            .map(|order| order.key);
+        let is_automatic = choice.is_none() && ordered.is_none();
+        let verdict = is_automatic.then(|| verdict(&ranked, query)).flatten();
         let position = match (choice, &verdict) {
             (Some((key, name)), _) => Some(
                 ranked
@@ -345,7 +348,9 @@ impl Snapshot {
             .iter()
             .find(|(candidate, _)| fits(candidate))
             .map(|((rival, _), _)| rival.spec.priority);
-        let rejected = self.rejections(query, others, choice, priority, measured);
+        let name = chosen.as_ref().map(|(backend, _)| backend.spec.name.clone());
+        let ordered = ordered.zip(name);
+        let rejected = self.rejections(query, others, choice, ordered.as_ref(), priority, measured);
         let version = self.version();
         match (chosen, choice) {
             (Some((backend, reasons)), _) if reasons.is_empty() => Ok(Decision {
@@ -355,6 +360,7 @@ impl Snapshot {
                 chosen: BackendRef::from(&**backend),
                 because: Because::new(
                     choice,
+                    ordered.map(|(key, _)| key),
                     backend.spec.priority,
                     rival,
                     measured.map(|time| (time, classes.is_some())),
@@ -380,6 +386,38 @@ impl Snapshot {
         }
     }
 
+    /// The candidates, best first, with the reasons why they don't fit.
+    fn ranked(
+        &self,
+        query: &Query,
+        packages: &Packages,
+        order: Option<&PreferenceOrder<'_>>,
+    ) -> Vec<Candidate<'_>> {
+        // for each name the registration that is active in the phase, or else the last one
+        let candidates = self
+            .stacks_of(query.op)
+            .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
+        let denied = |name: &str| order.filter(|order| order.denied.contains(&name));
+        let mut ranked: Vec<Candidate<'_>> = candidates
+            .map(|backend| {
+                let mut reasons = misfits(backend, query, packages);
+                reasons.extend(denied(&backend.spec.name).map(|order| Reason::Denied { key: order.key }));
+                (backend, reasons)
+            })
+            .collect();
+        ranked.sort_by_key(|(backend, _)| {
+            let spec = &backend.spec;
+            let place = order.and_then(|order| order.place(&spec.name));
+            (
+                place.unwrap_or(usize::MAX),
+                Reverse(spec.priority),
+                &backend.origin,
+                &spec.name,
+            )
+        });
+        ranked
+    }
+
     /// Adds to each fitting backend the reason why another was chosen, and appends the overridden
     /// registrations.
     fn rejections(
@@ -387,12 +425,20 @@ impl Snapshot {
         query: &Query,
         candidates: Vec<(Candidate<'_>, Option<u64>)>,
         choice: Option<(PreferenceKey, &str)>,
+        ordered: Option<&(PreferenceKey, String)>,
         chosen: Option<i32>,
         measured: Option<u64>,
     ) -> Vec<Rejection> {
         let candidates = candidates.into_iter().map(|((backend, mut reasons), own)| {
             if reasons.is_empty() {
                 let priority = backend.spec.priority;
+                if let Some((key, chosen)) = ordered {
+                    reasons.push(Reason::LaterInPreference {
+                        key: *key,
+                        chosen: chosen.clone(),
+                    });
+                    return (backend, reasons);
+                }
                 reasons.push(match (choice, measured, chosen) {
                     (Some((key, name)), _, _) => Reason::NotPreferred {
                         key,

@@ -124,6 +124,18 @@ pub enum Reason {
         /// The chosen backend.
         chosen: String,
     },
+    /// A preference denies it.
+    Denied {
+        /// The preference that applies.
+        key: PreferenceKey,
+    },
+    /// It fits, but the user's order has the chosen backend before it.
+    LaterInPreference {
+        /// The preference that applies.
+        key: PreferenceKey,
+        /// The chosen backend.
+        chosen: String,
+    },
     /// It fits, but the chosen backend is faster.
     Slower {
         /// Nanoseconds of a call.
@@ -186,6 +198,10 @@ impl fmt::Display for Reason {
             }
             Self::Overridden { origin, .. } => write!(f, "overridden by {origin}"),
             Self::NotPreferred { key, chosen } => write!(f, "fits, but {chosen} was chosen for {key}"),
+            Self::Denied { key } => write!(f, "denied for {key}"),
+            Self::LaterInPreference { key, chosen } => {
+                write!(f, "fits, but {chosen} comes first in the order for {key}")
+            }
             Self::Slower { nanoseconds, chosen } => {
                 let (own, chosen) = (Microseconds(*nanoseconds), Microseconds(*chosen));
                 write!(

@@ -1,0 +1,115 @@
+"""Which backends to prefer and which to deny, from a file that all programs read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from switchrail._core import LINEAR_OPS, PHASES
+from switchrail.errors import ConfigError
+from switchrail.files import check_file
+from switchrail.nearest import nearest
+from switchrail.variables import POLICY, blamed_on
+
+TABLES: Final = {"backends": "a name or a list of names", "deny": "a list of names"}
+"""The tables of the file, and their values."""
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The contents of a TOML file.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+    try:
+        check_file(file)
+        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}", path=str(file)) from error
+    return tables
+
+
+def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
+    """The preferences in the tables `backends` and `deny`; keys and names are checked where they are used.
+
+    Args:
+        file: The file, for messages.
+        tables: Its contents; other tables are not read.
+
+    Raises:
+        ConfigError: A table has an invalid value.
+    """
+    found: dict[str, list[str]] = {}
+    for name in TABLES:
+        table = tables.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{file} has {table!r} for {name}; valid: a table", path=str(file), found=name)
+        for key, value in table.items():
+            names = [value] if isinstance(value, str) and name == "backends" else value
+            if not isinstance(names, list) or not all(_is_name(one) for one in names):
+                raise ConfigError(
+                    f"{file} has {value!r} for {name}.{key}; valid: {TABLES[name]}, and quotes around a key "
+                    'with a dot, such as "linear.decode" = "torch"',
+                    path=str(file),
+                    found=key,
+                )
+            found.setdefault(key, []).extend(f"!{one}" if name == "deny" else one for one in names)
+    # a list with one name is an order, not a choice: another backend serves where it doesn't fit
+    lists = {key for key, value in tables.get("backends", {}).items() if isinstance(value, list)}
+    return {key: ", ".join([*names, "auto"] if key in lists else names) for key, names in found.items()}
+
+
+def _is_name(found: object) -> bool:
+    return isinstance(found, str) and found != "" and not set(found) & set(",!")
+
+
+def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
+    """A program's preferences, and those of the file that `SWITCHRAIL_POLICY` names where it has none.
+
+    Raises:
+        ConfigError: The file can't be read or is invalid.
+    """
+    chosen = dict(preferences or {})
+    named = os.environ.get(POLICY)
+    if not named:
+        return chosen
+    file = Path(named)
+    with blamed_on(POLICY, ConfigError):
+        tables = read_toml(file)
+        for name in tables:
+            if name not in TABLES:
+                names, hint = nearest(name, TABLES)
+                raise ConfigError(
+                    f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in TABLES)}",
+                    path=str(file),
+                    found=name,
+                    valid=tuple(TABLES),
+                    nearest=names,
+                )
+        policy = preferences_of(file, tables)
+    return _left(policy, chosen) | chosen
+
+
+def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """The preferences of a policy for what a program chooses no backend for."""
+    left: dict[str, str] = {}
+    for key, value in policy.items():
+        op, _, phase = key.partition(".")
+        scopes = (op, "linear") if op in LINEAR_OPS else (op,)
+        taken = {one for one in PHASES if any(s in chosen or f"{s}.{one}" in chosen for s in scopes)}
+        if phase not in taken and (phase or not taken):
+            left[key] = value
+        elif not phase:
+            own = (f"{op}.{one}" for one in PHASES if one not in taken)
+            left |= {one: value for one in own if one not in policy}
+    return left
+
+
+__all__ = ["TABLES", "preferences_of", "read_toml", "with_policy"]

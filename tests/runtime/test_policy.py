@@ -1,0 +1,105 @@
+"""One file says which backends to prefer and which to deny; every program reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import switchrail
+from switchrail import Layout, Runtime
+from switchrail.doctor.environment import check_environment
+from switchrail.errors import ConfigError, UnknownBackendError
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    runtime = switchrail.Runtime()
+    runtime.register("fast", "nowhere:Fast", op="gated_delta", priority=9)
+    runtime.register("wide", "nowhere:Wide", op="gated_delta", priority=5)
+    runtime.register("late", "nowhere:Late", op="gated_delta", phases=("decode",), priority=7)
+    return runtime
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    file = tmp_path / "policy.toml"
+    monkeypatch.setenv("SWITCHRAIL_POLICY", str(file))
+
+    def write(text: str) -> Path:
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def chosen(runtime: Runtime, phase: str, **preferences: str) -> tuple[str, str]:
+    found = runtime.resolve(
+        "gated_delta", phase, device="cpu", dtype="float32", preferences=preferences or None
+    )
+    return found.chosen, found.because
+
+
+def test_an_order_and_a_denial(runtime: Runtime, policy: Write) -> None:
+    policy('[backends]\ngated_delta = ["late", "wide"]\n')
+    assert chosen(runtime, "decode") == ("late", "first that fits in the order for gated_delta")
+    assert chosen(runtime, "prefill")[0] == "wide"
+    policy('[deny]\nlinear = ["fast"]\n"gated_delta.decode" = ["late", "wide"]\n')
+    assert chosen(runtime, "prefill")[0] == "wide"
+    assert chosen(runtime, "decode")[0] == "fast"
+    policy('[backends]\nlinear = "wide"\n')
+    assert chosen(runtime, "decode") == ("wide", "chosen for linear")
+
+
+def test_a_plan_reads_it_and_says_why(runtime: Runtime, policy: Write) -> None:
+    policy('[backends]\ngated_delta = ["wide"]\n[deny]\ngated_delta = ["fast"]\n')
+    plan = runtime.plan(Layout.from_kinds("toy", ["gated_delta"]), device="cpu", dtype="float32")
+    decision = next(one for one in plan.decisions if one.phase == "decode" and one.op == "gated_delta")
+    reasons = {other.name: other.reasons for other in decision.rejected}
+    assert decision.chosen == "wide"
+    assert reasons["fast"] == ["denied for gated_delta"] or reasons["fast"] == ("denied for gated_delta",)
+    assert "wide comes first in the order" in reasons["late"][0]
+
+
+def test_what_a_program_chooses_takes_precedence(runtime: Runtime, policy: Write) -> None:
+    policy('[backends]\ngated_delta = ["wide"]\n')
+    assert chosen(runtime, "decode", gated_delta="fast")[0] == "fast"
+    assert chosen(runtime, "decode", linear="fast")[0] == "fast"
+    runtime_decode = runtime.resolve(
+        "gated_delta", "decode", device="cpu", dtype="float32", preferences={"linear.decode": "fast"}
+    )
+    runtime_prefill = runtime.resolve(
+        "gated_delta", "prefill", device="cpu", dtype="float32", preferences={"linear.decode": "fast"}
+    )
+    assert (runtime_decode.chosen, runtime_prefill.chosen) == ("fast", "wide")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[backend]\n", "valid: \\[backends\\], \\[deny\\]"),
+        ("[deny]\nkda = 'torch'\n", "deny.kda; valid: a list of names"),
+        ("[backends]\nkda = ['a,b']\n", "backends.kda"),
+        ("[backends]\nkda.decode = 'torch'\n", "quotes around a key"),
+        ("backends = 3\n", "valid: a table"),
+        ("[[", "can't be read"),
+    ],
+)
+def test_an_invalid_file_is_an_error_that_names_it(
+    runtime: Runtime, policy: Write, text: str, words: str
+) -> None:
+    file = policy(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        chosen(runtime, "decode")
+    assert "SWITCHRAIL_POLICY" in caught.value.message
+    assert str(file) in caught.value.message
+    assert "SWITCHRAIL_POLICY" in {finding.subject for finding in check_environment(runtime)}
+
+
+def test_a_name_that_nobody_registered(runtime: Runtime, policy: Write) -> None:
+    policy('[deny]\ngated_delta = ["fats"]\n')
+    with pytest.raises(UnknownBackendError, match="fats") as caught:
+        chosen(runtime, "decode")
+    assert caught.value.nearest[0] == "fast"
