@@ -67,7 +67,7 @@ def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
 
 
 def test_what_the_engine_needs_is_an_extra(wheel: Path) -> None:
-    """The plain wheel can be installed beside another engine, whose torch and transformers it leaves alone."""
+    """The plain wheel leaves the torch and transformers of another engine alone."""
     archive = zipfile.ZipFile(wheel)
     (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     needed = message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
