@@ -6,93 +6,20 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from switchrail.bridges import sglang as bridge
 from switchrail.bridges.sglang import names
 from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
-from switchrail.ops.gated_delta.torch import TorchGatedDelta
-from switchrail.ops.short_conv.torch import TorchShortConv
-from switchrail.testing import isolated
 from torch import nn
 
-STANDINS = Path(__file__).parent / "standins"
 LINEAR = "sglang.srt.layers.attention.linear"
 H, HV, K, V, W, LAYERS = 2, 4, 8, 8, 4, 2
 CHANNELS = 2 * H * K + HV * V
 CHUNK = 64
-
-
-class PlainGatedDelta(TorchGatedDelta):
-    """A vendor's kernel that claims no optional feature."""
-
-    calls = 0
-
-    def run(self, call, batch, plan):
-        self.calls += 1
-        assert call.layer.gate is None
-        return super().run(call, batch, plan)
-
-
-class Refreshed:
-    """Plans that can be made anew in place, as for a graph."""
-
-    def plan(self, phase, batch, bounds=None):
-        return [super().plan(phase, batch, bounds)]
-
-    def refresh(self, plan, batch):
-        plan[:] = self.plan("decode", batch)
-
-    def run(self, call, batch, plan):
-        return super().run(call, batch, plan[0])
-
-
-class RecordedGatedDelta(Refreshed, TorchGatedDelta):
-    pass
-
-
-class RecordedConvolution(Refreshed, TorchShortConv):
-    pass
-
-
-@pytest.fixture
-def sglang(monkeypatch):
-    """Put the stand-ins of a version on the path."""
-
-    def use(version):
-        for part in ("common", version):
-            monkeypatch.syspath_prepend(STANDINS / part)
-
-    yield use
-    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-        del sys.modules[name]
-
-
-@pytest.fixture(params=["v23", "v11"])
-def version(request):
-    """The version of SGLang."""
-    return request.param
-
-
-@pytest.fixture
-def runtime(sglang, version):
-    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
-    sglang(version)
-    with isolated() as runtime:
-        runtime.register(
-            "plain", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
-        )
-        for op, kind in (("gated_delta", "RecordedGatedDelta"), ("short_conv", "RecordedConvolution")):
-            features = runtime.backend(op, "torch").capabilities["features"]
-            runtime.register("recorded", f"{__name__}:{kind}", op=op, devices=("cpu",), features=features)
-        bridge.activate()
-        yield runtime
 
 
 def enum():
@@ -462,7 +389,9 @@ def test_a_repeated_pass_is_a_new_step(served):
 
 @only_v23
 def test_a_chosen_backend_that_does_not_fit_is_refused_at_the_start(served, runtime):
-    runtime.register("elsewhere", f"{__name__}:PlainGatedDelta", op="gated_delta", devices=("cuda",))
+    runtime.register(
+        "elsewhere", "tests.sglang_bridge.kernels:PlainGatedDelta", op="gated_delta", devices=("cuda",)
+    )
     names.offer(runtime, places_of("0.5.23"))
     with pytest.raises(BackendUnfitError, match=r"elsewhere.*cuda"):
         served("switchrail:elsewhere", "switchrail:elsewhere")

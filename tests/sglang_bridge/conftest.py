@@ -1,0 +1,48 @@
+"""A process with stand-ins for the few classes of SGLang that the bridge meets."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from switchrail.bridges import sglang as bridge
+from switchrail.testing import isolated
+
+STANDINS = Path(__file__).parent / "standins"
+KERNELS = "tests.sglang_bridge.kernels"
+
+
+@pytest.fixture
+def sglang(monkeypatch):
+    """Put the stand-ins of a version on the path."""
+
+    def use(version):
+        for part in ("common", version):
+            monkeypatch.syspath_prepend(STANDINS / part)
+
+    yield use
+    # The bridge's own module derives a class from one of the stand-ins.
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "sglang" or name.endswith(".sglang.full")
+    ]:
+        del sys.modules[name]
+
+
+@pytest.fixture(params=["v23", "v11"])
+def version(request):
+    """The version of SGLang."""
+    return request.param
+
+
+@pytest.fixture
+def runtime(sglang, version):
+    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
+    sglang(version)
+    with isolated() as runtime:
+        runtime.register(
+            "plain", f"{KERNELS}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
+        )
+        for op, kind in (("gated_delta", "RecordedGatedDelta"), ("short_conv", "RecordedConvolution")):
+            features = runtime.backend(op, "torch").capabilities["features"]
+            runtime.register("recorded", f"{KERNELS}:{kind}", op=op, devices=("cpu",), features=features)
+        bridge.activate()
+        yield runtime

@@ -1,0 +1,154 @@
+"""Softmax attention on SGLang's cache, with stand-ins for SGLang's classes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+from switchrail.errors import BridgeError
+from torch import nn
+
+from tests.sglang_bridge.test_linear import Mode
+
+H, HKV, D, LAYERS, REQUESTS, LONGEST = 4, 2, 8, 2, 4, 32
+
+
+class Cache:
+    """SGLang's cache: a row a token, of which the first page is padding."""
+
+    swa_kv_pool = None
+
+    def __init__(self, tokens, page):
+        self.keys, self.values = torch.zeros(2, LAYERS, tokens + page, HKV, D)
+        self.places = []
+
+    def get_key_buffer(self, layer_id):
+        return self.keys[layer_id]
+
+    def get_value_buffer(self, layer_id):
+        return self.values[layer_id]
+
+    def set_kv_buffer(self, layer, place, k, v):
+        self.places.append(type(place).__name__)
+        rows = getattr(place, "loc", place)
+        self.keys[layer.layer_id, rows], self.values[layer.layer_id, rows] = k, v
+
+
+@pytest.fixture
+def made(runtime):
+    """Make SGLang's attention backend of a model."""
+
+    def make(page=1, name="switchrail", tokens=64, **more):
+        attention = import_module("sglang.srt.layers.radix_attention").RadixAttention
+        layers = nn.ModuleList(
+            attention(H, D, D**-0.5, HKV, i, **{"sliding_window_size": 4 if i else -1, **more})
+            for i in range(LAYERS)
+        )
+        table = torch.zeros(REQUESTS, LONGEST, dtype=torch.int32)
+        for request in range(1, REQUESTS):  # pages in a mixed order
+            pages = 1 + (torch.arange(LONGEST // page) * 3 + request) % (tokens // page)
+            table[request] = (pages[:, None] * page + torch.arange(page)).flatten()
+        runner = SimpleNamespace(
+            model=layers,
+            device="cpu",
+            dtype=torch.float32,
+            kv_cache_dtype=torch.float32,
+            page_size=page,
+            use_mla_backend=False,
+            token_to_kv_pool=Cache(tokens, page),
+            req_to_token_pool=SimpleNamespace(req_to_token=table),
+            model_config=SimpleNamespace(context_len=LONGEST),
+            server_args=SimpleNamespace(disable_cuda_graph=True, speculative_algorithm=None),
+        )
+        registry = import_module("sglang.srt.layers.attention.attention_registry")
+        return registry.ATTENTION_BACKENDS[name](runner), runner
+
+    return make
+
+
+def passed(backend, runner, mode, request, prefix, rows):
+    """Run a request's rows through all layers; compare with attention over all of its tokens."""
+    length = prefix + rows
+    places = runner.req_to_token_pool.req_to_token[request]
+    batch = SimpleNamespace(
+        forward_mode=Mode(mode),
+        batch_size=1,
+        seq_lens=torch.tensor([length]),
+        seq_lens_cpu=torch.tensor([length]),
+        extend_seq_lens_cpu=[rows],
+        req_pool_indices=torch.tensor([request]),
+        out_cache_loc=places[prefix:length].long(),
+    )
+    backend.init_forward_metadata(batch)
+    run = backend.forward_decode if mode == "decode" else backend.forward_extend
+    for layer in runner.model:
+        q, k, v = torch.randn(rows, H * D), torch.randn(rows, HKV, D), torch.randn(rows, HKV, D)
+        got = run(q, k, v, layer, batch)
+        keys, values = (
+            cache[layer.layer_id, places[:length].long()].repeat_interleave(H // HKV, 1).transpose(0, 1)
+            for cache in (runner.token_to_kv_pool.keys, runner.token_to_kv_pool.values)
+        )
+        torch.testing.assert_close(keys[:: H // HKV, prefix:], k.transpose(0, 1))
+        apart = (prefix + torch.arange(rows))[:, None] - torch.arange(length)
+        seen = apart >= 0
+        if layer.sliding_window_size > 0:
+            seen &= apart <= layer.sliding_window_size
+        want = nn.functional.scaled_dot_product_attention(
+            q.view(rows, H, D).transpose(0, 1), keys, values, attn_mask=seen, scale=layer.scaling
+        )
+        torch.testing.assert_close(got, want.transpose(0, 1).reshape(rows, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_prompts_and_tokens_on_sglangs_cache(made, version, page):
+    backend, runner = made(page)
+    passed(backend, runner, "extend", 1, 0, 7)
+    passed(backend, runner, "extend", 2, 0, 3)
+    passed(backend, runner, "extend", 1, 7, 6)
+    passed(backend, runner, "decode", 1, 13, 1)
+    passed(backend, runner, "decode", 2, 3, 1)
+    backend.steps.end()
+    assert backend.steps.bypassed == 0
+    assert set(runner.token_to_kv_pool.places) == {"KVWriteLoc" if version == "v23" else "Tensor"}
+    assert {(phase, name) for _, op, phase, name in backend.bound.plan.table if op == "attention"} == {
+        ("prefill", "torch"),
+        ("decode", "torch"),
+    }
+
+
+def test_a_name_chooses_the_backend(made):
+    backend, _ = made(name="switchrail:reference")
+    assert {name for _, op, _, name in backend.bound.plan.table if op == "attention"} == {"reference"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"use_mla_backend": True}, "latent attention"),
+        ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; valid: torch.float32"),
+        (
+            {"server_args": SimpleNamespace(disable_cuda_graph=True, speculative_algorithm="EAGLE")},
+            "speculative",
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_at_the_start(made, monkeypatch, change, problem):
+    _, runner = made()
+    make = import_module("sglang.srt.layers.attention.attention_registry").ATTENTION_BACKENDS["switchrail"]
+    with pytest.raises(BridgeError, match=problem):
+        make(SimpleNamespace(**{**vars(runner), **change}))
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        ({"v_head_dim": 4}, "values of another size"),
+        ({"is_cross_attention": True}, "across sequences"),
+        ({"attn_type": "encoder_only"}, "later positions"),
+    ],
+)
+def test_a_layer_that_is_not_served_is_refused_at_the_start(made, layer, problem):
+    with pytest.raises(BridgeError, match=f"layer 0 .*{problem}"):
+        made(**layer)
