@@ -12,7 +12,6 @@ the log-probabilities of prompt tokens from float32's, for the engine and for tr
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import sys
@@ -25,6 +24,7 @@ import torch
 from switchrail.engine import Engine, SamplingParams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.arguments import make_parser
 from benchmarks.serving.slices import TINY, WIDTHS, make_checkpoint, make_prompts
 
 TRAINED = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
@@ -190,11 +190,7 @@ def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("accuracy", __doc__)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--longest", type=int, default=600)
     parser.add_argument("--no-slice", action="store_true", help="only the trained checkpoint")

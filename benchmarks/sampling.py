@@ -13,7 +13,6 @@ filters.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -26,6 +25,8 @@ from typing import Any
 import torch
 from switchrail import SamplingParams
 from switchrail_kernels.sampling.choose import choose_tokens
+
+from benchmarks.arguments import make_parser
 
 VOCABULARY = 151_936
 BATCHES = (1, 32, 256)
@@ -112,11 +113,7 @@ def milliseconds(choose: Choose, sets: list[torch.Tensor], params: SamplingParam
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sampling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("sampling", __doc__)
     parser.add_argument("--batch", type=int, action="append", help="only these numbers of rows")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--json", type=Path, metavar="FILE")

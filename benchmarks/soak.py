@@ -13,7 +13,6 @@ free, nothing compiled after the warm-up, and the free memory unchanged.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -29,6 +28,7 @@ from switchrail.engine import Engine, Request, SamplingParams
 from switchrail.engine.warmup import warm_up
 from switchrail.registration import Registry
 
+from benchmarks.arguments import make_parser
 from benchmarks.compiles import Compiles, counted
 
 CHECKPOINT = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
@@ -263,11 +263,7 @@ def _arm(engine: Engine, faults: Faults, draw: random.Random) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("soak", __doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from switchrail_kernels.describe import support, timed
 
+from benchmarks.arguments import make_parser
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.backends import Backends
 from benchmarks.ops.cases import OPS, cases, tiny
@@ -46,11 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0; 1 if a backend was wrong; 2 if there was nothing to do.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ops",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("ops", __doc__)
     parser.add_argument("--op", choices=OPS, action="append", help="only this op; repeatable")
     parser.add_argument("--phase", choices=("prefill", "decode"), help="only this phase")
     parser.add_argument("--shape", action="append", help="only shapes with this in their name; repeatable")

@@ -43,6 +43,7 @@ import transformers
 from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.warmup import warm_up
 
+from benchmarks.arguments import make_parser
 from benchmarks.compiles import counted
 from benchmarks.serving import host, kernels, plots, runs, start, transformers_peer
 from benchmarks.serving.ours import Ours
@@ -116,11 +117,7 @@ def show_ratios(rows: list[dict[str, Any]], contenders: int) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("serving", __doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=3072)

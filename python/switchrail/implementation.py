@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchrail import config
-from switchrail._core import PHASES
+from switchrail._core import PAGED_OPS, PHASES
 from switchrail.errors import BackendImportError
 from switchrail.nearest import nearest
 from switchrail.overrides import check_overrides
@@ -73,7 +73,7 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
         raise _error(name, op, path, old)
     if cls.run is backend.Backend.run:
         raise _error(name, op, path, "it has no method 'run'")
-    if "verify" in phases and cls.has_state and cls.commit is backend.Backend.commit:
+    if "verify" in phases and op not in PAGED_OPS and cls.commit is backend.Backend.commit:
         raise _error(name, op, path, "it is registered for verify but has no method 'commit'")
     problems = check_overrides(cls, backend.Backend)
     if problems:

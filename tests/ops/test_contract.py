@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from switchrail._core import PAGED_OPS
 from switchrail.errors import ArgumentError, ContractError, SwitchrailError
 from switchrail.ops.call import take_rows
 from switchrail.ops.catalog import OfEach
@@ -371,7 +372,7 @@ def test_the_built_in_backends_are_what_their_registration_says():
         assert capabilities["dtypes"] == contract.tensors[contract.inputs[0]].dtypes
         assert capabilities["priority"] == (0 if name == "torch" else -100)
         assert backend.run is not Backend.run
-        assert (backend.commit is not Backend.commit) == backend.has_state
+        assert (backend.commit is not Backend.commit) == (backend.op not in PAGED_OPS)
         assert set(capabilities["features"]) == set(contract.features)
         if contract.state_layout is not None:
             assert capabilities["state_layouts"] == (contract.state_layout,)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from switchrail._core import BatchRoutes, BoundPlan
+from switchrail._core import PAGED_OPS, BatchRoutes, BoundPlan
 from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
 from switchrail.ops.adapter import ADAPTED, adapted
@@ -372,7 +372,7 @@ class Dispatcher:
                 if user not in users:
                     users.append(user)
                     self._announce(route.phase, user)
-                commits = route.phase == "verify" and own.has_state
+                commits = route.phase == "verify" and op not in PAGED_OPS
                 run = route.lookup(op, layer_id) if backend is own else backend.run
                 targets[layer].append((run, users.index(user), commits))
         return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})

@@ -70,8 +70,6 @@ class Backend(Generic[CallT, BatchT]):
     """
 
     op: ClassVar[str]
-    has_state: ClassVar[bool] = False
-    """Whether the op has a recurrent state, which must be committed after verification."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

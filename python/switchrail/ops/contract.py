@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from switchrail._core import PAGED_OPS
 from switchrail.errors import ContractError
 from switchrail.ops.batch import (
     CheckpointBatch,
@@ -171,8 +172,6 @@ class Contract:
         layer: The class of its layers.
         tensors: Every tensor of both by name, `out` included.
         options: Every other argument by name.
-        batch: The tensors of the call's batch by name.
-        batch_type: The class of the batch.
         multiples: Pairs of axes; the first is a multiple of the second.
         needs: Triples of an option, a value of it, and another argument that this value requires.
         sums: Tuples of axes; the size of the first is the sum of the others.
@@ -187,8 +186,6 @@ class Contract:
     layer: type[Layer]
     tensors: Mapping[str, TensorSpec]
     options: Mapping[str, OptionSpec]
-    batch: Mapping[str, TensorSpec]
-    batch_type: type[SequenceBatch]
     multiples: tuple[tuple[str, str], ...] = ()
     needs: tuple[tuple[str, Any, str], ...] = ()
     sums: tuple[tuple[str, ...], ...] = ()
@@ -196,6 +193,16 @@ class Contract:
     state_layout: str | None = None
     gate: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def batch_type(self) -> type[SequenceBatch]:
+        """The class of the batch."""
+        return PagedBatch if self.op in PAGED_OPS else StateBatch
+
+    @cached_property
+    def batch(self) -> Mapping[str, TensorSpec]:
+        """The tensors of the call's batch by name."""
+        return PAGES if self.op in PAGED_OPS else STATE_SLOTS
 
     @cached_property
     def mutated(self) -> tuple[str, ...]:
@@ -745,12 +752,10 @@ __all__ = [
     "FLOATS",
     "INPUT",
     "PAGED_FEATURES",
-    "PAGES",
     "PARENTS",
     "ROW_SLOTS",
     "SEQUENCES",
     "STATE_FEATURES",
-    "STATE_SLOTS",
     "Allowance",
     "Contract",
     "OptionSpec",

@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, RowStatesBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, GateKind, raw_tensors
 from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
 
@@ -88,8 +88,6 @@ def delta_contract(
             ),
             **RAW_OPTIONS,
         },
-        batch=STATE_SLOTS,
-        batch_type=StateBatch,
         batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
         multiples=(("HV", "H"),),
         needs=RAW_NEEDS,

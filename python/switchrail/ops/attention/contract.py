@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, cache, log_sum_exp, result, rows, scale
 
 
@@ -93,8 +93,6 @@ CONTRACT = Contract(
             about="c, which replaces each scaled logit x by c tanh(x / c), before sinks and masks",
         ),
     },
-    batch=PAGES,
-    batch_type=PagedBatch,
     batch_features={"trees": PagedTreeBatch},
     multiples=(("H", "HKV"),),
     notes=(

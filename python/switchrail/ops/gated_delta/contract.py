@@ -40,7 +40,6 @@ class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
     """
 
     op = "gated_delta"
-    has_state = True
 
 
 CONTRACT = delta_contract("gated_delta", GatedDeltaCall, GatedDeltaLayer, decays=("HV",), each="head")

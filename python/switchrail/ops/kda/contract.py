@@ -40,7 +40,6 @@ class KdaBackend(Backend[KdaCall, StateBatch]):
     """
 
     op = "kda"
-    has_state = True
 
 
 CONTRACT = delta_contract("kda", KdaCall, KdaLayer, decays=("HV", "K"), each="channel of the keys")

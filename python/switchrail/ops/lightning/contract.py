@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, STATE_SLOTS, Contract, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, Contract, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
 
 
@@ -48,7 +48,6 @@ class LightningBackend(Backend[LightningCall, StateBatch]):
     """
 
     op = "lightning"
-    has_state = True
 
 
 CONTRACT = Contract(
@@ -66,8 +65,6 @@ CONTRACT = Contract(
         "out": result("T", "H", "V"),
     },
     options={"scale": scale("queries")},
-    batch=STATE_SLOTS,
-    batch_type=StateBatch,
     batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     state_layout="VK",
     gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},

@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
 
 
@@ -55,7 +55,6 @@ class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
     """
 
     op = "mamba2"
-    has_state = True
 
 
 CONTRACT = Contract(
@@ -95,8 +94,6 @@ CONTRACT = Contract(
         "dt_min": OptionSpec(types=(float,), about="lower bound of the time step, applied last; 0 or more"),
         "dt_max": OptionSpec(types=(float,), about="upper bound of the time step; inf for none"),
     },
-    batch=STATE_SLOTS,
-    batch_type=StateBatch,
     batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     multiples=(("H", "G"),),
     state_layout="VK",

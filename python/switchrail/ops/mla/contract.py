@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import FLOATS, INPUT, PAGES, Contract, TensorSpec
+from switchrail.ops.contract import FLOATS, INPUT, Contract, TensorSpec
 from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, cache, log_sum_exp, result, rows, scale
 
 
@@ -85,8 +85,6 @@ CONTRACT = Contract(
         "lse": log_sum_exp("natural log of each row's sum of exponentials"),
     },
     options={"scale": scale("logits")},
-    batch=PAGES,
-    batch_type=PagedBatch,
     batch_features={"trees": PagedTreeBatch},
     sums=(("L", "R", "E"),),
     notes=(

@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.specs import STATE_NOTES, result, states
 
 
@@ -48,7 +48,6 @@ class ShortConvBackend(Backend[ShortConvCall, StateBatch]):
     """
 
     op = "short_conv"
-    has_state = True
 
 
 CONTRACT = Contract(
@@ -78,8 +77,6 @@ CONTRACT = Contract(
     options={
         "activation": OptionSpec(types=(str, type(None)), values=("silu", None), about="applied to the sum"),
     },
-    batch=STATE_SLOTS,
-    batch_type=StateBatch,
     batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     notes=(
         "the state holds inputs, not outputs; after fewer than W - 1 rows it keeps part of the old state",
