@@ -52,7 +52,7 @@ class ChunkPlan:
         groups: The chunks.
         places: [T] int64, the place of each packed row among the chunks; None if every sequence has one row
             and there are no chunks.
-        padding_rows: [T, 1, 1] bool, the rows of padding; None if there is known to be none.
+        padding_rows: [T] bool, the rows of padding; None if there is known to be none.
         kept: By chunk number, the slots [R] int64 for the checkpoints of the first R sequences after their
             chunks of that number.
     """
@@ -72,7 +72,7 @@ class ChunkPlan:
             keep(pool, states[: len(slots)], slots)
 
     def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Write the results of the groups, [n * C, heads, size] each, to `out` [T, heads, size]."""
+        """Write the results of the groups, [n * C, ...] each, to `out` [T, ...]."""
         assert self.places is not None
         result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, self.places)
         self.write_rows(result, out)
@@ -80,7 +80,7 @@ class ChunkPlan:
     def write_rows(self, result: torch.Tensor, out: torch.Tensor) -> None:
         """Write a result of `out`'s shape, with zeros for padding. May modify the result."""
         if self.padding_rows is not None:
-            result.masked_fill_(self.padding_rows, 0)
+            result.masked_fill_(self.padding_rows.view(-1, *[1] * (result.ndim - 1)), 0)
         out.copy_(result)
 
 
@@ -110,7 +110,6 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
         padding_rows[indices(owned, device)] = torch.repeat_interleave(
             slots.padding, counts, output_size=starts[-1]
         )
-        padding_rows = padding_rows[:, None, None]
     chunk = min(size, 1 << (longest - 1).bit_length())
     kept: dict[int, torch.Tensor] = {}
     if isinstance(batch, CheckpointBatch):

@@ -236,6 +236,11 @@ class Contract:
         return STATE_FEATURES if issubclass(self.batch_type, StateBatch) else PAGED_FEATURES
 
     @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of all features."""
+        return tuple(self.features)
+
+    @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
         """The arguments that belong to each feature; `batch` for a class of batch.
 
@@ -273,7 +278,7 @@ class Contract:
         Raises:
             ContractError: An argument breaks the contract.
         """
-        features = tuple(self.features)
+        features = self.feature_names
         self.check_batch(phase, batch, features)
         self.check_call(call, batch, features)
 
@@ -285,7 +290,7 @@ class Contract:
         """
         needed = _Needed()
         self.check_batch(phase, batch, needed)
-        self.check_call(call, batch, tuple(self.features))
+        self.check_call(call, batch, self.feature_names)
         self._check_call(call, batch, needed)
         return frozenset(needed)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 
-from switchrail.ops.backend import check_plan
-from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import After, ChunkPlan, Group
+from switchrail.ops.chunks import After, Group
 from switchrail.ops.delta_call import DeltaCallT, DeltaLayer
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
+from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +37,8 @@ class Tokens:
         return Tokens(*picked)
 
 
-class TorchDelta(TorchRecurrent[DeltaCallT]):
-    """Chunks for long sequences, the recurrence for single tokens, and a tree walk for drafted tokens."""
-
-    features: ClassVar[tuple[str, ...]]
-    """The features of the contract."""
-    gate_dtype: ClassVar[torch.dtype | None] = None
-    """The dtype that gates are converted to, once per call; None leaves them unchanged."""
+class TorchDelta(TorchChunked[DeltaCallT]):
+    """The delta rule: its activated gates and normalised keys."""
 
     @staticmethod
     @abstractmethod
@@ -60,23 +52,13 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
     @staticmethod
     @abstractmethod
     def run_group(
-        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+        tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Run the chunks of a group from the states [M, HV, V, K], which are updated in place.
+        """Run the chunks of a group from the states [M, HV, V, K]; see `RunGroup`."""
 
-        `after` is passed to `scan`.
-
-        Returns:
-            [n * C, HV, V], the results by place.
-        """
-
-    def run(self, call: DeltaCallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        self.contract.check_call(call, batch, self.features)
-        check_plan(plan, batch, (ChunkPlan,), TreePlan)
-        layer, q, k, v, g, beta, out = call
-        state = layer.state
-        compute = torch.promote_types(q.dtype, torch.float32)
+    def prepare(self, call: DeltaCallT, compute: torch.dtype) -> tuple[Step, RunGroup]:
+        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        layer, q, k, v, g, beta, _ = call
         keys_queries = torch.stack([k, q], dim=2).to(compute)
         if layer.qk_l2norm:
             keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
@@ -84,21 +66,10 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
         log_decay = activate_gate(g, layer, compute)
         weight = activate_beta(beta, layer.beta_scale, compute)
         tokens = Tokens(keys_queries, v, log_decay, weight)
-        if isinstance(plan, TreePlan):
-            return run_tree(
-                *(plan, state, self.row_pool(call), out, compute),
-                lambda states, rows: self.step(states, tokens.pick(rows)),
-            )
-        if plan.places is None:
-            run_single(plan, state, out, compute, lambda states, _: self.step(states, tokens))
-            return None
-        if self.gate_dtype is not None:
-            tokens = Tokens(keys_queries, v, log_decay.to(self.gate_dtype), weight)
-        states = plan.slots.load(state, compute)
-        after = partial(plan.keep, state)
-        plan.write([self.run_group(group, plan.chunk, tokens, states, after) for group in plan.groups], out)
-        plan.slots.store(state, states)
-        return None
+        return (
+            lambda states, rows: self.step(states, tokens.pick(rows)),
+            partial(self.run_group, tokens),
+        )
 
 
 def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:

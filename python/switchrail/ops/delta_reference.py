@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from switchrail.ops.batch import StateBatch, VerifyBatch
-from switchrail.ops.contract import Contract
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.oracle import ReferenceRecurrent, walk
+from switchrail.ops.oracle import ReferenceRecurrent, Token
 
 
 class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
@@ -19,13 +15,9 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
     scale of beta follow the Bailing and OLMo models in transformers.
     """
 
-    contract: ClassVar[Contract]
-
-    def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
-        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
-        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        self.contract.check(phase, call, batch)
-        layer, q, k, v, g, beta, out = call
+    def token_of(self, call: DeltaCall) -> Token:
+        """Return the function that runs one row of a call."""
+        layer, q, k, v, g, beta, _ = call
         group = v.shape[1] // q.shape[1]
         queries = q.double().repeat_interleave(group, dim=1)
         keys = k.double().repeat_interleave(group, dim=1)
@@ -56,8 +48,7 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
             s = s + weight[t][:, None, None] * (v[t].double()[:, :, None] - prediction) * k_t
             return s, layer.scale * (s * q_t).sum(-1)
 
-        states = walk(batch, layer.state, out, token)
-        return self.finish(call, batch, states)
+        return token
 
 
 __all__ = ["ReferenceDelta"]

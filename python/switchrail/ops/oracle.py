@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -16,12 +18,15 @@ from switchrail.ops.batch import (
     VerifyBatch,
 )
 from switchrail.ops.call import CallT
+from switchrail.ops.contract import Contract
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """Maps the state before a packed row, float64, and the row's index to the next state and the row's result."""
 
 
-def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token) -> list[list[torch.Tensor]]:
+def _walk(
+    batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
+) -> list[list[torch.Tensor]]:
     """Run every row of a batch and write its result.
 
     Args:
@@ -69,18 +74,23 @@ def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = No
 
 
 class ReferenceRecurrent(Backend[CallT, StateBatch]):
-    """Writes a reference's states to the pool."""
+    """Runs a reference row by row, and writes its states to the pool."""
 
-    @staticmethod
-    def finish(
-        call: CallT, batch: StateBatch, states: list[list[torch.Tensor]]
-    ) -> list[list[torch.Tensor]] | None:
-        """Write the states that `walk` returned: final ones, checkpoints, or those after each row.
+    contract: ClassVar[Contract]
+
+    @abstractmethod
+    def token_of(self, call: CallT) -> Token:
+        """Return the function that runs one row of a call."""
+
+    def run(self, call: CallT, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
+        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`.
 
         Returns:
             In verification the states as the record for a commit, unless they were stored by row.
         """
+        self.contract.check("verify" if isinstance(batch, VerifyBatch) else "prefill", call, batch)
         state = call[0].state
+        states = _walk(batch, state, call[-1], self.token_of(call))
         if isinstance(batch, VerifyBatch) and not isinstance(batch, RowStatesBatch):
             return states
         rows = getattr(call[0], "row_states", None)
@@ -115,4 +125,4 @@ def _write(
             pool[slot] = s.to(pool.dtype)
 
 
-__all__ = ["ReferenceRecurrent", "Token", "seen_by", "walk"]
+__all__ = ["ReferenceRecurrent", "Token", "seen_by"]

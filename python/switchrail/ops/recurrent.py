@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
 
-from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.backend import Backend, check_plan, foreign
 from switchrail.ops.batch import Bounds, Phase, RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
-from switchrail.ops.chunks import ChunkPlan, plan_chunks
+from switchrail.ops.chunks import After, ChunkPlan, Group, plan_chunks
 from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Runs one token from each of the states [R, ...], which it updates in place, and returns the results [R,
 ...]. The tokens are those of the given packed rows [R]; None means all rows in order."""
+
+RunGroup = Callable[[Group, int, torch.Tensor, After], torch.Tensor]
+"""Runs the chunks of a group, of C tokens each, from the states [M, ...], which it updates in place.
+
+Returns the results by place, [n * C, ...]. The last argument is passed to `scan`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,36 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
         return call[0].state if rows is None else rows
 
 
-def run_single(
+class TorchChunked(TorchRecurrent[CallT]):
+    """Chunks for long sequences, the recurrence for single tokens, and a tree walk for drafted tokens.
+
+    Computes in float32, or in float64 for float64 inputs.
+    """
+
+    @abstractmethod
+    def prepare(self, call: CallT, compute: torch.dtype) -> tuple[Step, RunGroup]:
+        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+
+    def run(self, call: CallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
+        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
+        self.contract.check_call(call, batch, self.contract.feature_names)
+        check_plan(plan, batch, (ChunkPlan,), TreePlan)
+        state, out = self.pool(call), call[-1]
+        compute = torch.promote_types(out.dtype, torch.float32)
+        step, run_group = self.prepare(call, compute)
+        if isinstance(plan, TreePlan):
+            return run_tree(plan, state, self.row_pool(call), out, compute, step)
+        if plan.places is None:
+            _run_single(plan, state, out, compute, step)
+            return None
+        states = plan.slots.load(state, compute)
+        after = partial(plan.keep, state)
+        plan.write([run_group(group, plan.chunk, states, after) for group in plan.groups], out)
+        plan.slots.store(state, states)
+        return None
+
+
+def _run_single(
     plan: ChunkPlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
 ) -> None:
     """Run one token of each nonempty sequence, computing in `dtype`."""
@@ -218,4 +255,12 @@ def run_tree(
     return None
 
 
-__all__ = ["Step", "TorchRecurrent", "TreePlan", "plan_tree", "run_single", "run_tree"]
+__all__ = [
+    "RunGroup",
+    "Step",
+    "TorchChunked",
+    "TorchRecurrent",
+    "TreePlan",
+    "plan_tree",
+    "run_tree",
+]

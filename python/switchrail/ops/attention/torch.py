@@ -11,8 +11,6 @@ from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.pages import PagedPlan, check_paged_plan, take
 from switchrail.ops.softmax import attend
 
-FEATURES = tuple(CONTRACT.features)
-
 
 class TorchAttention(AttentionBackend):
     """torch's attention over keys and values gathered from their pages.
@@ -30,7 +28,7 @@ class TorchAttention(AttentionBackend):
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: PagedPlan) -> None:
         """Compute attention for T packed query rows of N sequences of any length."""
-        CONTRACT.check_call(call, batch, FEATURES)
+        CONTRACT.check_call(call, batch, CONTRACT.feature_names)
         layer = call.layer
         check_paged_plan(plan, batch)
         if layer.soft_cap is None and layer.sinks is None and call.lse is None:

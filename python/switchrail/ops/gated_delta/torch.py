@@ -29,9 +29,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     """
 
     contract = CONTRACT
-    features = tuple(CONTRACT.features)
     chunk = CHUNK
-    gate_dtype = torch.float64
 
     @staticmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
@@ -54,14 +52,16 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
 
     @staticmethod
     def run_group(
-        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+        tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
         """Compute everything that doesn't depend on the state for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]
         heads = tokens.keys_queries.shape[1]
         compute = states.dtype
         n = len(group.rows) // chunk
-        b = tokens.g.index_select(0, group.rows).view(n, chunk, value_heads).clamp_min(_NO_DECAY_LEFT)
+        # In float64: after a strong decay the sums are large, but their differences must be exact.
+        b = tokens.g.index_select(0, group.rows).view(n, chunk, value_heads).double()
+        b = b.clamp_min(_NO_DECAY_LEFT)
         weight = tokens.beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
         if group.beyond is not None:
             b = b.masked_fill(group.beyond, 0)
@@ -79,7 +79,6 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
         def flat(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(n * value_heads, chunk, -1)
 
-        # Computed in float64: after a strong decay the sums are large, but their differences must be exact.
         between = (b[..., :, None] - b[..., None, :]).to(compute)
         future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
         between = per_head(between.masked_fill_(future, -torch.inf).exp_())

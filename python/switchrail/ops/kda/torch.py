@@ -30,7 +30,6 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     """
 
     contract = CONTRACT
-    features = tuple(CONTRACT.features)
     chunk = CHUNK
 
     @staticmethod
@@ -52,7 +51,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
     @staticmethod
     def run_group(
-        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+        tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
         """Compute everything that doesn't depend on the state for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
-from switchrail.ops.oracle import ReferenceRecurrent, walk
+from switchrail.ops.oracle import ReferenceRecurrent, Token
 
 
 class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
@@ -15,20 +14,18 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     The state here is the transpose of the paper's kv.
     """
 
-    def run(self, call: LightningCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
-        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
-        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, call, batch)
-        layer, q, k, v, out = call
-        g, state, scale = layer.g, layer.state, layer.scale
-        decay = g.double().exp()[:, None, None]
+    contract = CONTRACT
+
+    def token_of(self, call: LightningCall) -> Token:
+        """Return the function that runs one row of a call."""
+        layer, q, k, v, _ = call
+        decay = layer.g.double().exp()[:, None, None]
 
         def token(s: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
             s = decay * s + v[t].double()[:, :, None] * k[t].double()[:, None, :]
-            return s, scale * (s * q[t].double()[:, None, :]).sum(-1)
+            return s, layer.scale * (s * q[t].double()[:, None, :]).sum(-1)
 
-        states = walk(batch, state, out, token)
-        return self.finish(call, batch, states)
+        return token
 
 
 __all__ = ["ReferenceLightning"]

@@ -6,13 +6,9 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.backend import check_plan
-from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import After, ChunkPlan, Group, scan
+from switchrail.ops.chunks import After, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
-
-FEATURES = tuple(CONTRACT.features)
+from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
 """Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
@@ -21,7 +17,7 @@ _NO_DECAY_LEFT = -1e3
 """The lowest gate. Its exponential is 0 in every dtype, and unlike -inf times 0 its multiples are numbers."""
 
 
-class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
+class TorchLightning(TorchChunked[LightningCall], LightningBackend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, from each token j
@@ -34,14 +30,11 @@ class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
     contract = CONTRACT
     chunk = CHUNK
 
-    def run(self, call: LightningCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        CONTRACT.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, (ChunkPlan,), TreePlan)
-        layer, q, k, v, out = call
-        g, state, scale = layer.g, layer.state, layer.scale
-        compute = torch.promote_types(q.dtype, torch.float32)
-        decay = g.to(compute).clamp_min(_NO_DECAY_LEFT)
+    def prepare(self, call: LightningCall, compute: torch.dtype) -> tuple[Step, RunGroup]:
+        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        layer, q, k, v, _ = call
+        scale = layer.scale
+        decay = layer.g.to(compute).clamp_min(_NO_DECAY_LEFT)
 
         def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
             queries, keys, values = (
@@ -51,49 +44,20 @@ class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
             states.addcmul_(values[..., None], keys[:, :, None])
             return (states.flatten(0, 1) @ (queries * scale).reshape(-1, q.shape[2], 1)).view(values.shape)
 
-        if isinstance(plan, TreePlan):
-            return run_tree(plan, state, self.row_pool(call), out, compute, step)
-        if plan.places is None:
-            run_single(plan, state, out, compute, step)
-            return None
-        decays = (decay[:, None] * torch.arange(plan.chunk + 1, device=g.device)).exp_()
-        states = plan.slots.load(state, compute)
-        after = partial(plan.keep, state)
-        results = [
-            _run_group(group, plan.chunk, q, k, v, decays, states, scale, after) for group in plan.groups
-        ]
-        plan.write(results, out)
-        plan.slots.store(state, states)
-        return None
+        return step, partial(_run_group, call, decay)
 
 
 def _run_group(
+    call: LightningCall,
+    decay: torch.Tensor,
     group: Group,
     chunk: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decays: torch.Tensor,
     states: torch.Tensor,
-    scale: float,
     after: After,
 ) -> torch.Tensor:
-    """Run the chunks of a group from the states [M, H, V, K], which are updated in place.
-
-    Args:
-        group: The chunks.
-        chunk: C, tokens per chunk.
-        q: [T, H, K].
-        k: [T, H, K].
-        v: [T, H, V].
-        decays: [H, C + 1], the decay over each distance, in the compute dtype.
-        states: [M, H, V, K], in the compute dtype.
-        scale: A factor on the queries.
-        after: Passed to `scan`.
-
-    Returns:
-        [n * C, H, V], the outputs by place.
-    """
+    """Run the chunks of a group from the states [M, H, V, K], with decay logarithms [H]; see `RunGroup`."""
+    layer, q, k, v, _ = call
+    decays = (decay[:, None] * torch.arange(chunk + 1, device=decay.device)).exp_()  # over each distance
     heads = states.shape[1]
     n = len(group.rows) // chunk
 
@@ -104,7 +68,7 @@ def _run_group(
     def per_head(x: torch.Tensor) -> torch.Tensor:
         return x.view(n, heads, chunk, -1)
 
-    queries, keys, values = gather(q) * scale, gather(k), gather(v)
+    queries, keys, values = gather(q) * layer.scale, gather(k), gather(v)
     position = torch.arange(1, chunk + 1, device=q.device)
     counts = torch.full((n,), chunk, device=q.device)
     if group.beyond is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call
-from switchrail.ops.oracle import ReferenceRecurrent, walk
+from switchrail.ops.oracle import ReferenceRecurrent, Token
 
 
 class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
@@ -15,12 +14,12 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t + D x_t.
     """
 
-    def run(self, call: Mamba2Call, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
-        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
-        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, call, batch)
-        layer, x, B, C, dt, out = call
-        A, D, state = layer.A, layer.D, layer.state
+    contract = CONTRACT
+
+    def token_of(self, call: Mamba2Call) -> Token:
+        """Return the function that runs one row of a call."""
+        layer, x, B, C, dt, _ = call
+        A, D = layer.A, layer.D
         group = x.shape[1] // B.shape[1]
         steps = dt.double()
         if layer.dt_bias is not None:
@@ -38,8 +37,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
             y = (h * c_t).sum(-1)
             return h, y if D is None else y + D.double()[:, None] * x[t].double()
 
-        states = walk(batch, state, out, token)
-        return self.finish(call, batch, states)
+        return token
 
 
 __all__ = ["ReferenceMamba2"]

@@ -6,13 +6,9 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.backend import check_plan
-from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import After, ChunkPlan, Group, scan
+from switchrail.ops.chunks import After, Group, scan
 from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, Mamba2Layer
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
-
-FEATURES = tuple(CONTRACT.features)
+from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
 """Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
@@ -24,7 +20,7 @@ Its exponential is 0 in every dtype, and unlike -inf it keeps differences of sum
 """
 
 
-class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
+class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
@@ -36,13 +32,10 @@ class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
     contract = CONTRACT
     chunk = CHUNK
 
-    def run(self, call: Mamba2Call, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
-        CONTRACT.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, (ChunkPlan,), TreePlan)
-        layer, x, B, C, dt, out = call
-        A, D, state = layer.A, layer.D, layer.state
-        compute = torch.promote_types(x.dtype, torch.float32)
+    def prepare(self, call: Mamba2Call, compute: torch.dtype) -> tuple[Step, RunGroup]:
+        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        layer, x, B, C, dt, _ = call
+        A, D = layer.A, layer.D
         time_steps = _time_steps(dt.to(compute), layer)
 
         def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
@@ -56,21 +49,7 @@ class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
             result = torch.bmm(by_group, reads.reshape(len(by_group), -1, 1)).view_as(inputs)
             return result if D is None else result.addcmul_(inputs, D[:, None].to(compute))
 
-        if isinstance(plan, TreePlan):
-            return run_tree(plan, state, self.row_pool(call), out, compute, step)
-        if plan.places is None:
-            run_single(plan, state, out, compute, step)
-            return None
-        states = plan.slots.load(state, compute)
-        gates = (time_steps.double() * A).clamp_min_(_NO_DECAY_LEFT)
-        after = partial(plan.keep, state)
-        results = [
-            _run_group(group, plan.chunk, x, B, C, time_steps, gates, D, states, after)
-            for group in plan.groups
-        ]
-        plan.write(results, out)
-        plan.slots.store(state, states)
-        return None
+        return step, partial(_run_group, call, time_steps)
 
 
 def _time_steps(dt: torch.Tensor, layer: Mamba2Layer) -> torch.Tensor:
@@ -82,34 +61,16 @@ def _time_steps(dt: torch.Tensor, layer: Mamba2Layer) -> torch.Tensor:
 
 
 def _run_group(
+    call: Mamba2Call,
+    steps: torch.Tensor,
     group: Group,
     chunk: int,
-    x: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    steps: torch.Tensor,
-    gates: torch.Tensor,
-    D: torch.Tensor | None,
     states: torch.Tensor,
     after: After,
 ) -> torch.Tensor:
-    """Run the chunks of a group from the states [M, H, P, S], which are updated in place.
-
-    Args:
-        group: The chunks.
-        chunk: L, tokens per chunk.
-        x: [T, H, P].
-        B: [T, G, S].
-        C: [T, G, S].
-        steps: [T, H], the time steps, in the compute dtype.
-        gates: [T, H] float64, the logs of the decays.
-        D: [H] or None.
-        states: [M, H, P, S], in the compute dtype.
-        after: Passed to `scan`.
-
-    Returns:
-        [n * L, H, P], the outputs by place.
-    """
+    """Run the chunks of a group from the states [M, H, P, S], with the time steps [T, H]; see `RunGroup`."""
+    layer, x, B, C, *_ = call
+    A, D = layer.A, layer.D
     heads = states.shape[1]
     compute = states.dtype
     n = len(group.rows) // chunk
@@ -125,14 +86,13 @@ def _run_group(
     def flat(by_head: torch.Tensor) -> torch.Tensor:
         return by_head.reshape(n * heads, chunk, -1)
 
-    b, weight = gather(gates), gather(steps)
+    weight = gather(steps)
     if group.beyond is not None:
-        beyond = group.beyond.mT
-        b, weight = b.masked_fill(beyond, 0), weight.masked_fill(beyond, 0)
-    b = b.cumsum(-1)
+        weight = weight.masked_fill(group.beyond.mT, 0)
+    # In float64: after a strong decay the sums are large, but their differences must still be exact.
+    b = (weight.double() * A[:, None]).clamp_min_(_NO_DECAY_LEFT).cumsum(-1)
     inputs = gather(x)
     keys, queries = gather(B).to(compute)[:, :, None], gather(C).to(compute)[:, :, None]
-    # In float64: after a strong decay the sums are large, but their differences must still be exact.
     between = (b[..., :, None] - b[..., None, :]).to(compute)
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
     between = per_group(between.masked_fill_(future, -torch.inf).exp_())

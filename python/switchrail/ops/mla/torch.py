@@ -9,8 +9,6 @@ from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan, take
 from switchrail.ops.softmax import attend, merge
 
-FEATURES = tuple(CONTRACT.features)
-
 KEYS = 512
 """Positions attended to at once. Bounds the memory for logits and for expanded keys and values."""
 
@@ -30,7 +28,7 @@ class TorchMla(MlaBackend):
 
     def run(self, call: MlaCall, batch: PagedBatch, plan: PagedPlan) -> None:
         """Compute attention for T packed query rows of N sequences of any length."""
-        CONTRACT.check_call(call, batch, FEATURES)
+        CONTRACT.check_call(call, batch, CONTRACT.feature_names)
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         check_paged_plan(plan, batch)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.batch import StateBatch, VerifyBatch
-from switchrail.ops.oracle import ReferenceRecurrent, walk
+from switchrail.ops.oracle import ReferenceRecurrent, Token
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
     """The sum in `ShortConvBackend`'s docstring, in float64."""
 
-    def run(self, call: ShortConvCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
-        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
-        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, call, batch)
-        layer, x, out = call
-        weight, bias, state = layer.weight, layer.bias, layer.state
+    contract = CONTRACT
+
+    def token_of(self, call: ShortConvCall) -> Token:
+        """Return the function that runs one row of a call."""
+        layer, x, _ = call
+        weight, bias = layer.weight, layer.bias
 
         def token(window: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
             inputs = torch.cat([window, x[t].double()[:, None]], dim=1)
@@ -28,8 +27,7 @@ class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
                 y = y / (1 + (-y).exp())
             return inputs[:, 1:], y
 
-        states = walk(batch, state, out, token)
-        return self.finish(call, batch, states)
+        return token
 
 
 __all__ = ["ReferenceShortConv"]

@@ -13,8 +13,6 @@ from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tr
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 from switchrail.ops.slots import Slots, indices, keep, normal
 
-FEATURES = tuple(CONTRACT.features)
-
 BLOCK_NUMBERS = 2**17
 """Numbers summed over all taps before the next block: half a megabyte, which fits in the cache."""
 
@@ -126,7 +124,7 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
 
     def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
         """Run T packed rows of N sequences of any length, or drafted rows if the plan is for them."""
-        CONTRACT.check_call(call, batch, FEATURES)
+        CONTRACT.check_call(call, batch, CONTRACT.feature_names)
         check_plan(plan, batch, (_Plan,), TreePlan)
         layer, x, out = call
         bias, activation, pool = layer.bias, layer.activation, self.pool(call)
