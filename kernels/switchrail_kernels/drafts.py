@@ -48,6 +48,7 @@ class Drafts:
     @classmethod
     def of(cls, batch: VerifyBatch) -> Drafts:
         """Find the paths to all rows of a batch."""
+        assert batch.parent_rows is not None  # a feature of other backends
         words = -(-max(batch.seqlens, default=0) // 32)
         paths = bytearray()
         row = 0

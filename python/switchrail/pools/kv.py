@@ -9,12 +9,13 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 
 from switchrail.errors import UnknownLayerError
+from switchrail.pools.pool import Pool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape
 
 S = TypeVar("S", bound=KVShape | LatentShape)
 
 
-class KVPool(Generic[S]):
+class KVPool(Pool, Generic[S]):
     """The cache pages of a model's softmax layers of one kind. A page has the same number in all layers.
 
     The memory is allocated once; reused pages are not cleared. A platform's own class derives from
@@ -60,10 +61,6 @@ class KVPool(Generic[S]):
         values = sum(prod(size) for shape in shapes for size in cls.token_sizes(shape))
         return page_size * values * dtype.itemsize
 
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for one tensor, uncleared and contiguous."""
-        return torch.empty(shape, dtype=dtype, device=device)
-
     def caches(self, layer: int) -> tuple[torch.Tensor, ...]:
         """The cache tensors of a layer, each [pages, page, ...], as the contract of its op defines them.
 
@@ -90,16 +87,6 @@ class KVPool(Generic[S]):
         """
         for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
-
-    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies pages, in all layers.
-
-        Args:
-            sources: [P] int64, the pages to copy.
-            targets: [P] int64, where each goes; none of them is a source.
-        """
-        for tensor in self.tensors():
-            tensor[targets] = tensor[sources]
 
     def tensors(self) -> list[torch.Tensor]:
         """All cache tensors of all layers."""

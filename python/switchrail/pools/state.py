@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from switchrail.pools.pool import Pool
 from switchrail.pools.shapes import ConvShape, DeltaShape, StateShape
 
 
-class StatePool:
+class StatePool(Pool):
     """The slots of a model's linear layers. A slot has the same number in all layers.
 
     The memory is allocated once; reused slots are not cleared. A platform can have a subclass, which
@@ -58,20 +59,6 @@ class StatePool:
             else:
                 total += shape.heads * shape.value_size * shape.key_size * state_dtype.itemsize
         return total
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for one tensor, uncleared and contiguous."""
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies slots, in all layers.
-
-        Args:
-            sources: [N] int64, the slots to copy.
-            targets: [N] int64, where each goes; none of them is a source.
-        """
-        for tensor in self.tensors():
-            tensor[targets] = tensor[sources]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
