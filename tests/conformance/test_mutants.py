@@ -14,14 +14,14 @@ PATHS = {
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
 """Rounds numbers like the inputs of TF32 products."""
 PHASES = ("prefill", "decode", "verify")
-CHECKED = "        self.contract.check_call(call, batch, FEATURES)\n"
+CHECKED = "        self.contract.check_call(call, batch, self.contract.feature_names)\n"
 
 # description: (module below switchrail.ops, original text, changed text, cases)
 MUTANTS = {
     "k and v swapped": (
         "attention.torch",
-        "    keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)\n",
-        "    values, keys = k_cache.flatten(0, 1), v_cache.flatten(0, 1)\n",
+        "    layer, q, out, _ = call\n    k_cache, v_cache, ",
+        "    layer, q, out, _ = call\n    v_cache, k_cache, ",
         ["attention/prefill/float32/ragged", "attention/decode/bfloat16/ragged"],
     ),
     "q and k swapped": (
@@ -89,8 +89,8 @@ MUTANTS = {
     ),
     "the end of a cache not masked": (
         "pages",
-        "None if mask.all() else mask[:, None, None]",
-        "None if mask.any() else mask[:, None, None]",
+        "not self._batch.kv_bounds and bool(mask.all())",
+        "not self._batch.kv_bounds and bool(mask.any())",
         ["attention/decode/float32/ragged", "mla/decode/bfloat16/ragged"],
     ),
     "a stale slot": (
@@ -113,13 +113,13 @@ MUTANTS = {
     ),
     "states of padding written": (
         "slots",
-        "        if self.padding is not None:\n",
-        "        if self.padding is None:\n",
+        "        if self._unwritten is not None:\n",
+        "        if self._unwritten is None:\n",
         ["mamba2/prefill/float32/untouched-slots", "short_conv/decode/float32/padding"],
     ),
     "rows of padding written": (
         "chunks",
-        "            result.masked_fill_(self.padding_rows, 0)\n",
+        "            result.masked_fill_(self.padding_rows.view(-1, *[1] * (result.ndim - 1)), 0)\n",
         "            pass\n",
         ["gated_delta/prefill/float32/padding", "gated_delta/decode/bfloat16/padding"],
     ),
@@ -149,8 +149,8 @@ MUTANTS = {
     ),
     "huge gates summed in float32": (
         "gated_delta.torch",
-        "    gate_dtype = torch.float64\n",
-        "    gate_dtype = torch.float32\n",
+        ".view(n, chunk, value_heads).double()\n",
+        ".view(n, chunk, value_heads).float()\n",
         ["gated_delta/prefill/float32/forgetting"],
     ),
     "beta dropped": (
@@ -242,7 +242,7 @@ MUTANTS = {
         ["gated_delta/prefill/float32/guards", "gated_delta/decode/float32/guards"],
     ),
     "nothing checked": (
-        "delta",
+        "recurrent",
         CHECKED,
         "",
         ["gated_delta/prefill/float32/refusals"],
@@ -358,9 +358,9 @@ MUTANTS = {
     ),
     "key-value heads shared in interleaved order": (
         "attention.torch",
-        "        k = keys.index_select(0, many.tokens).transpose(0, 1)[None]\n"
-        "        v = values.index_select(0, many.tokens).transpose(0, 1)[None]\n",
-        "        k, v = (x.index_select(0, many.tokens).transpose(0, 1)[None] for x in (keys, values))\n"
+        "        k = take(k_cache, many.tokens).transpose(0, 1)[None]\n"
+        "        v = take(v_cache, many.tokens).transpose(0, 1)[None]\n",
+        "        k, v = (take(x, many.tokens).transpose(0, 1)[None] for x in (k_cache, v_cache))\n"
         "        k, v = (x.repeat(1, q.shape[1] // kv_heads, 1, 1) for x in (k, v))\n",
         ["attention/prefill/float32/around-16", "attention/prefill/bfloat16/past"],
     ),
@@ -411,13 +411,13 @@ MUTANTS = {
         for op, name, first in (
             ("attention", "q", "q, out, _ = call"),
             ("mla", "q_rope", "q_nope, q_rope, out, lse = call"),
-            ("lightning", "v", "q, k, v, out = call"),
-            ("mamba2", "dt", "x, B, C, dt, out = call"),
+            ("lightning", "v", "q, k, v, _ = call"),
+            ("mamba2", "dt", "x, B, C, dt, _ = call"),
             ("short_conv", "x", "x, out = call"),
         )
     },
     "the plan of a layer's first call": (
-        "delta",
+        "recurrent",
         "        check_plan(plan, batch, (ChunkPlan,), TreePlan)\n",
         "        check_plan(plan, batch, (ChunkPlan,), TreePlan)\n"
         "        plan = call[0].kept.setdefault((type(plan), plan.seqlens), plan)\n",
@@ -425,15 +425,15 @@ MUTANTS = {
     ),
     "the pages of a layer's first call": (
         "attention.torch",
-        "    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))\n",
-        "    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))\n"
+        "    parts = plan.parts(page, window=window, longer=_has_flash(q, k_cache[0], v_cache[0]))\n",
+        "    parts = plan.parts(page, window=window, longer=_has_flash(q, k_cache[0], v_cache[0]))\n"
         "    parts = layer.kept.setdefault(plan.seqlens, parts)\n",
         [f"attention/{phase}/float32/one-layer" for phase in PHASES],
     ),
     "the phase of a layer's first call": (
-        "delta",
+        "recurrent",
         "        if plan.places is None:\n",
-        "        if layer.kept.setdefault('single', plan.places is None):\n",
+        "        if call[0].kept.setdefault('single', plan.places is None):\n",
         ["gated_delta/prefill/float32/one-layer", "kda/decode/float32/one-layer"],
     ),
     "the record of a layer's first verification": (
@@ -444,27 +444,28 @@ MUTANTS = {
         [f"{op}/verify/float32/one-layer" for op in ("gated_delta", "lightning", "mamba2", "short_conv")],
     ),
     "only a layer's first call checked": (
-        "delta",
+        "recurrent",
         CHECKED,
         "        call[0].kept.get('checked') or call[0].kept.setdefault(\n"
-        "            'checked', self.contract.check_call(call, batch, FEATURES) or True\n"
+        "            'checked', self.contract.check_call(call, batch, self.contract.feature_names) or True\n"
         "        )\n",
         [f"{op}/{phase}/float32/refusals" for op in ("gated_delta", "kda") for phase in PHASES],
     ),
     "only the first call of each number of rows checked": (
-        "delta",
+        "recurrent",
         CHECKED,
         "        call[0].kept.get(len(call[1])) or call[0].kept.setdefault(\n"
-        "            len(call[1]), self.contract.check_call(call, batch, FEATURES) or True\n"
+        "            len(call[1]),\n"
+        "            self.contract.check_call(call, batch, self.contract.feature_names) or True,\n"
         "        )\n",
         ["gated_delta/prefill/float32/refusals", "kda/verify/float32/refusals"],
     ),
     "checked without the batch": (
-        "delta",
+        "recurrent",
         CHECKED,
         "        seen = tuple((x.shape, x.dtype, x.stride()) for x in call[1:])\n"
         "        call[0].kept.get(seen) or call[0].kept.setdefault(\n"
-        "            seen, self.contract.check_call(call, batch, FEATURES) or True\n"
+        "            seen, self.contract.check_call(call, batch, self.contract.feature_names) or True\n"
         "        )\n",
         [f"gated_delta/{phase}/float32/refusals" for phase in PHASES],
     ),

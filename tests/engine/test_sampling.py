@@ -12,6 +12,8 @@ from switchrail.engine.sampling import choose
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from tests.filters import FILTERS
+
 VOCABULARY = 50
 
 
@@ -102,21 +104,6 @@ def test_a_row_that_is_not_finite_gives_no_token_and_spares_the_others(
     for filters in ({"top_k": 1}, {"top_p": 0.9}):
         params = SamplingParams(temperature=temperature / 10, **filters)
         assert choose(logits, [params] * 3, [random.Random(0)] * 3).tolist() == [3, -1, 5]
-
-
-FILTERS: list[dict[str, float]] = [
-    {},
-    {"top_p": 0.9},
-    {"top_p": 0.2},
-    {"top_p": 1e-9},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"top_k": 30, "top_p": 0.7},
-    {"top_k": 5, "top_p": 0.95, "min_p": 0.05},
-    {"top_p": 0.8, "min_p": 0.02},
-]
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) -> int:

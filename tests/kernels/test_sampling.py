@@ -17,21 +17,10 @@ from switchrail.params import numbers_of
 from switchrail_kernels.sampling import choose
 from switchrail_kernels.sampling.choose import choose_tokens
 
+from tests import filters as shared
+
 WORD = (1 << 64) - 1
-FILTERS = [
-    {},
-    {"top_p": 0.9},
-    {"top_p": 0.2},
-    {"top_p": 1e-9},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"top_k": 30, "top_p": 0.7},
-    {"top_k": 5, "top_p": 0.95, "min_p": 0.05},
-    {"top_k": 10**400, "top_p": 0.5},
-    {"top_p": 0.8, "min_p": 0.02},
-]
+FILTERS = [*shared.FILTERS, {"top_k": 10**400, "top_p": 0.5}]
 
 
 @pytest.fixture(autouse=True)

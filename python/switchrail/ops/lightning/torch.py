@@ -44,19 +44,21 @@ class TorchLightning(TorchChunked[LightningCall], LightningBackend):
             states.addcmul_(values[..., None], keys[:, :, None])
             return (states.flatten(0, 1) @ (queries * scale).reshape(-1, q.shape[2], 1)).view(values.shape)
 
-        return step, partial(_run_group, call, decay)
+        return step, partial(_run_group, q, k, v, decay, scale)
 
 
 def _run_group(
-    call: LightningCall,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     decay: torch.Tensor,
+    scale: float,
     group: Group,
     chunk: int,
     states: torch.Tensor,
     after: After,
 ) -> torch.Tensor:
     """Run the chunks of a group from the states [M, H, V, K], with decay logarithms [H]; see `RunGroup`."""
-    layer, q, k, v, _ = call
     decays = (decay[:, None] * torch.arange(chunk + 1, device=decay.device)).exp_()  # over each distance
     heads = states.shape[1]
     n = len(group.rows) // chunk
@@ -68,7 +70,7 @@ def _run_group(
     def per_head(x: torch.Tensor) -> torch.Tensor:
         return x.view(n, heads, chunk, -1)
 
-    queries, keys, values = gather(q) * layer.scale, gather(k), gather(v)
+    queries, keys, values = gather(q) * scale, gather(k), gather(v)
     position = torch.arange(1, chunk + 1, device=q.device)
     counts = torch.full((n,), chunk, device=q.device)
     if group.beyond is not None:
