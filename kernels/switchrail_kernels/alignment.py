@@ -1,4 +1,4 @@
-"""Alignment that vectorized copies require, in libraries and in Gluon kernels."""
+"""The order of states in memory, and the alignment that vectorized copies require."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
     """Whether every row along the last axis is aligned."""
     size = tensor.element_size()
     return tensor.data_ptr() % alignment == 0 and all(s * size % alignment == 0 for s in tensor.stride()[:-1])
+
+
+def is_transposed(state: torch.Tensor) -> bool:
+    """Whether the last two axes of a pool of states are in the other order in memory."""
+    return state.stride(-1) != 1 and state.shape[-1] != 1
+
+
+def gaps(cache: torch.Tensor) -> tuple[int, int]:
+    """The strides of a cache of latents along pages and tokens; zeros if it is dense."""
+    return (0, 0) if cache.is_contiguous() else (cache.stride(0), cache.stride(1))
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
@@ -36,4 +46,4 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
         )
 
 
-__all__ = ["ALIGNMENT", "check_pool", "fit", "is_aligned"]
+__all__ = ["ALIGNMENT", "check_pool", "fit", "gaps", "is_aligned", "is_transposed"]

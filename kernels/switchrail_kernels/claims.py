@@ -27,8 +27,25 @@ _SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 RECURRENT_SIZES = tuple((k, v) for k in _SIZES for v in _SIZES)
 """Head sizes of q and k, and of v, for the ops with a recurrent state."""
 
+STATE_FEATURES = (
+    *("checkpoints", "device_parents", "index_views", "null_slot", "read_only_states", "row_states"),
+    *("strided_out", "strided_pool", "transposed_state"),
+)
+"""The features of memory that the Triton backends of all ops with a state have."""
+
+PAGE_FEATURES = (
+    *("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "strided_pool", "trees"),
+)
+"""The features of memory that the Triton backends over a paged cache have."""
+
 STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
-RECURRENT: Claims = {**STATES, "head_sizes": RECURRENT_SIZES}
+RECURRENT: Claims = {
+    **STATES,
+    "state_dtypes": ("float32", "bfloat16", "float16"),
+    "head_sizes": RECURRENT_SIZES,
+    "features": ("cuda_graph", *STATE_FEATURES, "time_innermost"),
+}
+"""The claims of Triton for the ops with a state per head."""
 
 CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"
 FLASHINFER = ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6")
@@ -76,8 +93,10 @@ __all__ = [
     "CUTEDSL",
     "FLASHINFER",
     "INTERPRETED",
+    "PAGE_FEATURES",
     "RECURRENT",
     "STATES",
+    "STATE_FEATURES",
     "Backends",
     "Claims",
 ]

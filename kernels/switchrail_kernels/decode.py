@@ -82,7 +82,6 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         """
         if self.bounds is None:
             raise self.contract.error("plan", "a plan without bounds", "a plan with bounds")
-        self.contract.check_batch("decode", batch)
         self._check_within(batch, self.bounds)
         for page in self._pages:
             check_pages(self.contract, batch, page)

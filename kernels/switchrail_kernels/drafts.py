@@ -20,11 +20,12 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import VerifyBatch
+from switchrail.ops.batch import RowStatesBatch, VerifyBatch
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import TABLES, Launcher, padded
-from switchrail_kernels.tables import all_to_device, split_rows
+from switchrail_kernels.tables import all_to_device, split_rows, to_device
 
 DRAFT_ROWS = tl.constexpr(16)
 """Rows per tile: the minimum for a product on tensor cores."""
@@ -50,6 +51,11 @@ class Drafts:
         """Find the paths to all rows of a batch."""
         assert batch.parent_rows is not None  # a feature of other backends
         words = -(-max(batch.seqlens, default=0) // 32)
+        if batch.parent_rows is None:
+            tiles = to_device(split_rows(batch.seqlens, DRAFT_ROWS.value), batch.cu_seqlens.device)
+            drafts = cls(batch.seqlens, tiles, tiles.new_empty((sum(batch.seqlens), words)))
+            drafts.update(batch)
+            return drafts
         paths = bytearray()
         row = 0
         for length in batch.seqlens:
@@ -64,6 +70,37 @@ class Drafts:
             np.frombuffer(paths, dtype="<i4").reshape(row, words),
         ]
         return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
+
+    def update(self, batch: VerifyBatch) -> None:
+        """Find the paths of another batch of the same lengths in place, on the device."""
+        words = self.paths.shape[1]
+        if self.paths.numel():
+            _launch_find_paths(
+                (len(self.seqlens), 1, 1),
+                (batch.parents, batch.cu_seqlens, self.paths),
+                (words,),
+                (padded(words),),
+                num_warps=1,
+            )
+
+
+@triton.jit(do_not_specialize_on_alignment=TABLES)
+def _find_paths(p_parents, p_cu_seqlens, p_paths, words, BW: tl.constexpr):
+    """The paths of one sequence, row by row: a row's parent comes before it."""
+    row = tl.load(p_cu_seqlens + tl.program_id(0)).to(tl.int64)
+    rows = (tl.load(p_cu_seqlens + tl.program_id(0) + 1) - row).to(tl.int32)
+    o_w = tl.arange(0, BW)
+    p_paths += row * words
+    for i in range(rows):
+        parent = tl.minimum(tl.load(p_parents + row + i), i - 1)
+        own = tl.where(parent >= 0, words, 0)
+        b_path = tl.load(p_paths + parent * words + o_w, mask=o_w < own, other=0)
+        b_path |= tl.where(o_w == i // 32, 1 << (i % 32), 0)
+        tl.store(p_paths + i * words + o_w, b_path, mask=o_w < words)
+        tl.debug_barrier()  # later rows read it
+
+
+_launch_find_paths = Launcher(_find_paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,42 +145,12 @@ def on_path(p_path, o_j, rows):
     return ((b_word >> (o_j & 31)) & 1) != 0
 
 
-@triton.jit(do_not_specialize_on_alignment=TABLES)
-def _replay(
-    p_u, p_k, p_g, p_state, p_paths, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots,
-    p_has_initial_state,
-    s_slot,
-    words, H,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+@triton.jit
+def _apply(
+    b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head and `BV` rows of its state.
-
-    The path is read last, so that all earlier loads wait only for slots and lengths.
-    """
-    i_h = tl.program_id(1)
-    i_n = tl.program_id(2).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
-    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
-    length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
-    last = tl.load(p_accepted + i_n)
-    if (write < 0) | (length <= 0):
-        return
-    last = tl.minimum(last, length - 1).to(tl.int32)
-    rows = tl.maximum(last, -1) + 1
-    o_k = tl.arange(0, BK)
-    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
-    m_k = o_k < K
-    m_v = o_v < V
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
-    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    p_path = p_paths + (row + tl.maximum(last, 0)) * words
-    p_u += (row * H + i_h) * V
-    p_k += row * (H // GROUP * K) + i_h // GROUP * K
-    p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
+    """The state after the rows below `rows` that are on the path at `p_path`, from the state `b_s`."""
     for i in range(0, rows, DRAFT_ROWS):
         o_j = i + tl.arange(0, DRAFT_ROWS)
         o_row = o_j.to(tl.int64)
@@ -176,6 +183,48 @@ def _replay(
         b_k = tl.where(on[:, None], b_k.to(tl.float32) * b_since, 0.0)
         b_u = tl.where(on[:, None], b_u, 0.0)
         b_s = tl.dot(tl.trans(b_u), b_k, acc=b_s * b_decay, input_precision="ieee" if EXACT else "tf32")
+    return b_s
+
+
+@triton.jit(do_not_specialize_on_alignment=TABLES)
+def _replay(
+    p_u, p_k, p_g, p_state, p_paths, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots,
+    p_has_initial_state,
+    s_slot,
+    words, H,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
+    """One sequence, one head and `BV` rows of its state.
+
+    The path is read last, so that all earlier loads wait only for slots and lengths.
+    """
+    i_h = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    last = tl.load(p_accepted + i_n)
+    if (write < 0) | (length <= 0):
+        return
+    last = tl.minimum(last, length - 1).to(tl.int32)
+    rows = tl.maximum(last, -1) + 1
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    if KV:
+        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    p_path = p_paths + (row + tl.maximum(last, 0)) * words
+    p_u += (row * H + i_h) * V
+    p_k += row * (H // GROUP * K) + i_h // GROUP * K
+    p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
+    b_s = _apply(b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H, GROUP, K, V, CHANNELS, EXACT)
     m_state = m_v[:, None] & m_k[None, :]
     tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
 
@@ -211,10 +260,96 @@ def replay(
         (state.stride(0), drafts.paths.shape[1], heads),
         (
             *(heads // groups, key_size, value_size, block_k, block_v),
-            *(record.g.ndim == 3, record.exact),
+            *(record.g.ndim == 3, record.exact, is_transposed(state)),
         ),
         num_warps=4,
     )
 
 
-__all__ = ["DRAFT_ROWS", "Drafts", "Record", "on_path", "replay"]
+@triton.jit(do_not_specialize_on_alignment=TABLES)
+def _each(
+    p_u, p_k, p_g, p_state, p_row_states, p_paths, p_cu_seqlens, p_read_slots, p_row_slots,
+    p_has_initial_state,
+    s_slot, s_row_slot,
+    most, words, H,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
+):  # fmt: skip
+    """One sequence, one head and `BV` rows of its states after each row.
+
+    The state is read before the first one is written, since its slot may be among theirs.
+    """
+    i_h = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    if read < 0:
+        return
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_vk = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    o_kv = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    m_read = (o_v < tl.where(has, V, 0))[:, None] & m_k[None, :]
+    b_old = tl.load(p_state + read * s_slot + (o_kv if KV else o_vk), mask=m_read, other=0.0).to(tl.float32)
+    tl.debug_barrier()
+    p_u += (row * H + i_h) * V
+    p_k += row * (H // GROUP * K) + i_h // GROUP * K
+    p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
+    for i_row in range(length):
+        slot = tl.load(p_row_slots + i_n * most + i_row)
+        if slot >= 0:
+            p_path = p_paths + (row + i_row) * words
+            b_s = _apply(
+                b_old, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, i_row + 1, H, GROUP, K, V, CHANNELS, EXACT
+            )  # fmt: skip
+            p_to = p_row_states + slot * s_row_slot + (o_kv if ROWS_KV else o_vk)
+            tl.store(p_to, b_s.to(p_row_states.dtype.element_ty), mask=m_v[:, None] & m_k[None, :])
+
+
+_launch_each = Launcher(_each)
+
+
+def store_rows(
+    drafts: Drafts,
+    record: Record,
+    *,
+    state: torch.Tensor,
+    row_states: torch.Tensor | None,
+    batch: RowStatesBatch,
+) -> None:
+    """Write the state after each row, in one launch.
+
+    Args:
+        drafts: The plan.
+        record: The record of `verify`.
+        state: The pool [slots, HV, V, K].
+        row_states: The pool for these states; None if it is `state`.
+        batch: The batch.
+    """
+    rows, groups, key_size = record.k.shape
+    _, heads, value_size = record.u.shape
+    if rows == 0:
+        return
+    to = state if row_states is None else row_states
+    block_k = padded(key_size, 16)
+    block_v = min(padded(value_size, 16), max(4096 // block_k, 16))
+    _launch_each(
+        (-(-value_size // block_v), heads, len(batch.seqlens)),
+        (
+            *(record.u, record.k, record.g, state, to, drafts.paths),
+            *(batch.cu_seqlens, batch.read_slots, batch.row_slots, batch.has_initial_state),
+        ),
+        (state.stride(0), to.stride(0), batch.row_slots.shape[1], drafts.paths.shape[1], heads),
+        (
+            *(heads // groups, key_size, value_size, block_k, block_v),
+            *(record.g.ndim == 3, record.exact, is_transposed(state), is_transposed(to)),
+        ),
+        num_warps=4,
+    )
+
+
+__all__ = ["DRAFT_ROWS", "Drafts", "Record", "on_path", "replay", "store_rows"]

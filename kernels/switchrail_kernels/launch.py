@@ -29,6 +29,7 @@ TABLES = (
         "p_blocks",
         "p_spans",
         "p_rows",
+        "p_row_slots",
     ),
     *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from switchrail.ops.adapter import Adapted, dense_call, plain
 from switchrail.ops.backend import Backend, check_plan, foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.call import CallT
@@ -61,17 +63,43 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         """Check the batch. The first layer decides how rows and caches are split."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
-        return self.pieces(batch, bounds) if phase == "decode" else self.tiles(batch)
+        own = plain(batch, wide=_WIDE)
+        if phase == "decode":
+            plan = self.pieces(own, bounds)
+        else:
+            plan = self.tiles(_bounded(own, bounds) if phase == "verify" else own)
+        return plan if own is batch else Adapted(own, plan)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
-        """Update a decode's plan for another batch within the bounds; the device computes the split.
+        """Update a plan for another batch within the bounds. The device computes a decode's split.
 
         Raises:
-            ArgumentError: The plan is another phase's, or has no bounds.
+            ArgumentError: The plan is not this backend's.
+            ContractError: The plan has no bounds, or the batch is not within them.
         """
-        if not isinstance(plan, self.pieces):
+        own = plan.plan if isinstance(plan, Adapted) else plan
+        if not isinstance(own, (self.pieces, self.tiles)):
             raise foreign("plan", plan)
-        plan.refresh(batch)
+        self.contract.check_batch(
+            "decode" if isinstance(own, self.pieces) else "verify", batch, self.features
+        )
+        if isinstance(plan, Adapted):
+            batch = plan.update(batch, wide=_WIDE)
+        if isinstance(own, self.pieces):
+            own.refresh(batch)
+        else:
+            self._check_tiles(own, batch)
+
+    def _check_tiles(self, plan: PagedPlan, batch: PagedBatch) -> None:
+        longest = max(batch.kv_seqlens, default=0)
+        if not plan.batch.kv_bounds:
+            raise self.contract.error("plan", "a plan without bounds", "a plan with bounds")
+        if plan.seqlens != batch.seqlens:
+            lengths = f"the lengths of the plan, {list(plan.seqlens)}"
+            raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
+        if longest > max(plan.batch.kv_seqlens, default=0):
+            most = max(plan.batch.kv_seqlens, default=0)
+            raise self.contract.error("batch.kv_seqlens", f"{longest} tokens", f"{most} at most, as bounds")
 
     @abstractmethod
     def prepare(
@@ -81,6 +109,10 @@ class TritonPaged(Backend[CallT, PagedBatch]):
 
     def run(self, call: CallT, batch: PagedBatch, plan: Any) -> None:
         """Compute attention for T packed query rows of N sequences of any length; one row each in decode."""
+        if plan.__class__ is Adapted:
+            if plan.seqlens != batch.seqlens:
+                raise foreign("plan", plan)
+            batch, plan = plan.batch, plan.plan
         layer = call[0]
         brought: Tensors = (*call[1:], batch.cu_seqlens, batch.page_table, batch.kv_lens)
         count = (len(batch.seqlens),)
@@ -95,6 +127,12 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         *_, out, _ = call
         if out.numel() == 0:
             return
+        own, results = dense_call(self.contract, call)
+        if own is not call:
+            self.run(own, batch, plan)
+            for result, dense in results:
+                result.copy_(dense)
+            return
         planned, cut, launch = self.prepare(call, batch, plan)
         calls = calls_of(layer, type(self))
         plan.keep(calls, call, batch, planned, cut)
@@ -103,5 +141,15 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         with calls.record(layer, brought + planned, count + cut):
             launch()
 
+
+def _bounded(batch: PagedBatch, bounds: Bounds | None) -> PagedBatch:
+    """The batch with caches of the maximum length within bounds."""
+    if bounds is None:
+        return batch
+    return replace(batch, kv_seqlens=(bounds.tokens,) * len(batch.seqlens), kv_bounds=True)
+
+
+_WIDE = ("page_table",)
+"""The tables whose rows may have gaps."""
 
 __all__ = ["PagedPlan", "TritonPaged"]

@@ -25,7 +25,9 @@ class Decode:
         return (1,) * self.sequences
 
 
-def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
+def refresh_decode(
+    contract: Contract, plan: object, batch: StateBatch, features: tuple[str, ...] = ()
+) -> None:
     """Check that a decode's plan fits the batch; there is nothing to update.
 
     Raises:
@@ -34,7 +36,7 @@ def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
     """
     if not isinstance(plan, Decode):
         raise foreign("plan", plan)
-    contract.check_batch("decode", batch)
+    contract.check_batch("decode", batch, features)
     if len(batch.seqlens) != plan.sequences:
         raise contract.error(
             "batch.seqlens", f"{len(batch.seqlens)} sequences", f"{plan.sequences}, as in the plan"

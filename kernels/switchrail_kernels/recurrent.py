@@ -6,12 +6,14 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
+from switchrail.ops.adapter import Adapted, dense_call, plain
 from switchrail.ops.backend import Backend, check_plan, foreign
-from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 
-from switchrail_kernels.drafts import Drafts, Record, replay
+from switchrail_kernels.claims import STATE_FEATURES
+from switchrail_kernels.drafts import Drafts, Record, replay, store_rows
 from switchrail_kernels.fitted import Walk
 from switchrail_kernels.plans import Decode, refresh_decode
 from switchrail_kernels.replay import Options, Tensors, calls_of
@@ -22,7 +24,7 @@ class TritonState(Backend[CallT, StateBatch]):
     """For compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
-    features: ClassVar[tuple[str, ...]] = ("checkpoints",)
+    features: ClassVar[tuple[str, ...]] = STATE_FEATURES
     """The features that its calls may use."""
     cut: ClassVar[Any]
     """The type of a prefill's plan."""
@@ -57,24 +59,45 @@ class TritonState(Backend[CallT, StateBatch]):
     ) -> None:
         """Write the state after each sequence's last accepted row."""
 
+    @abstractmethod
+    def launch_rows(self, call: CallT, batch: RowStatesBatch, plan: Any, record: Any) -> None:
+        """Write the state after each row."""
+
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Split the sequences of a prefill, or find the paths of drafted rows."""
-        self.contract.check_batch(phase, batch, ("checkpoints",))
-        if isinstance(batch, VerifyBatch):
-            return self.drafts.of(batch)
-        return Decode(len(batch.seqlens)) if phase == "decode" else self.cut_rows(batch)
+        self.contract.check_batch(phase, batch, self.features)
+        own = plain(batch)
+        if isinstance(own, VerifyBatch):
+            plan = self.drafts.of(own)
+        else:
+            plan = Decode(len(own.seqlens)) if phase == "decode" else self.cut_rows(own)
+        return plan if own is batch else Adapted(own, plan)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
-        """Reuse a decode's plan for another batch with the same number of sequences.
+        """Update the plan of a decode, or of drafted rows of the same lengths, for another batch.
 
         Raises:
             ArgumentError: The plan is another phase's.
-            ContractError: The batch has another number of sequences.
+            ContractError: The batch has another number of sequences, or rows of other lengths.
         """
-        refresh_decode(self.contract, plan, batch)
+        own = plan.plan if isinstance(plan, Adapted) else plan
+        if not isinstance(own, self.drafts):
+            refresh_decode(self.contract, own, batch, self.features)
+            if isinstance(plan, Adapted):
+                plan.update(batch)
+            return
+        self.contract.check_batch("verify", batch, self.features)
+        if own.seqlens != batch.seqlens:
+            lengths = f"the lengths of the plan, {list(own.seqlens)}"
+            raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
+        own.update(plan.update(batch) if isinstance(plan, Adapted) else batch)
 
     def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
         """Run T packed tokens of N sequences of any length, drafted rows, or one token each."""
+        if plan.__class__ is Adapted:
+            if plan.seqlens != batch.seqlens:
+                raise foreign("plan", plan)
+            batch, plan = plan.batch, plan.plan
         layer = call[0]
         calls = layer.kept.get(type(self))
         if calls is None:
@@ -92,8 +115,18 @@ class TritonState(Backend[CallT, StateBatch]):
             if calls.again(tensors, options):
                 return None
         self.contract.check_call(call, batch, self.features)
+        own, results = dense_call(self.contract, call)
+        if own is not call:
+            record = self.run(own, batch, plan)
+            for result, dense in results:
+                result.copy_(dense)
+            return record
         if isinstance(plan, self.drafts):
-            return self.launch_verify(call, batch, plan)
+            record = self.launch_verify(call, batch, plan)
+            if not isinstance(batch, RowStatesBatch):
+                return record
+            self.launch_rows(call, batch, plan, record)
+            return None
         if len(call[1]):
             with calls.record(layer, tensors, options):
                 if isinstance(plan, Decode):
@@ -107,6 +140,8 @@ class TritonState(Backend[CallT, StateBatch]):
     ) -> None:
         """Write the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
+        if isinstance(plan, Adapted):
+            batch, plan = plan.batch, plan.plan
         if not isinstance(plan, self.drafts):
             raise foreign("plan", plan)
         if not isinstance(record, self.record):
@@ -117,6 +152,7 @@ class TritonState(Backend[CallT, StateBatch]):
 class TritonRecurrent(TritonState[CallT]):
     """For ops with a [V, K] state per head; any head sizes, groups and strides."""
 
+    features: ClassVar[tuple[str, ...]] = (*STATE_FEATURES, "time_innermost")
     cut = Chunks
     drafts = Drafts
     record = Record
@@ -141,6 +177,11 @@ class TritonRecurrent(TritonState[CallT]):
     ) -> None:
         """Run the accepted rows again, from the unchanged state."""
         replay(plan, record, accepted, state=call[0].state, batch=batch)
+
+    def launch_rows(self, call: CallT, batch: RowStatesBatch, plan: Drafts, record: Record) -> None:
+        """Run the rows again, and store each state."""
+        layer = call[0]
+        store_rows(plan, record, state=layer.state, row_states=layer.row_states, batch=batch)
 
 
 __all__ = ["TritonRecurrent", "TritonState"]

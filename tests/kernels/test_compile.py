@@ -11,8 +11,13 @@ pytest.importorskip("triton")
 SCRIPT = """
 import random
 import torch
+from switchrail.ops.samples.engine import FORMS
 from switchrail.params import SamplingParams
-from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
+from switchrail.testing.inputs import (
+    attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, mla_call, short_conv_call,
+)
+from switchrail_kernels.attention.triton import TritonAttention
+from switchrail_kernels.mla.triton import TritonMla
 from switchrail_kernels.delta import scan
 from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
 from switchrail_kernels.elementwise.decode_rows import decode_rows
@@ -85,6 +90,28 @@ for backend, make in (
     make([1], phase="decode", **BF16).run(backend())
     call = make([3], phase="verify", **BF16)
     call.run(backend()).commit(torch.tensor([1]), call.state)
+for backend, make in (
+    (TritonGatedDelta, gated_delta_call), (TritonKda, kda_call), (TritonLightning, lightning_call),
+    (TritonMamba2, mamba2_call), (TritonShortConv, short_conv_call),
+):
+    for phase, length in (("prefill", 40), ("decode", 1), ("verify", 3)):
+        call = make([length], phase=phase, **BF16)
+        forms = ["strided_pool", "transposed_state"]
+        if phase == "verify":
+            forms = ["device_parents", "row_states", *forms]
+        for form in forms:
+            call = FORMS[form](call, True)
+        call.run(backend())
+for backend, make in ((TritonAttention, attention_call), (TritonMla, mla_call)):
+    for page in (16, 64):
+        for phase, lengths in (("prefill", [40, 3]), ("decode", [1, 1]), ("verify", [3, 2])):
+            pasts = [length + 70 for length in lengths]
+            call = make(lengths, phase=phase, page=page, kv_lengths=pasts, lse=True, **BF16)
+            call.run(backend())
+            forms = ["kv_bounds", "strided_pool", "index_views"]
+            for form in ["device_parents", *forms] if phase == "verify" else forms:
+                call = FORMS[form](call, True)
+            call.run(backend())
 x, weight = torch.zeros(3, 64, **BF16), torch.zeros(64, **BF16)
 rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
 add_rms_norm(x, x, weight, eps=1e-6, weight_offset=1.0)
@@ -121,4 +148,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 59, "some kernel was not launched"
+    assert int(done.stdout) == 135, "some kernel was not launched"

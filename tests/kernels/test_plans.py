@@ -143,11 +143,25 @@ def test_a_decodes_plan_is_for_as_many_sequences_and_no_other_phase(runtime, dev
     calls[2].bind(backend, plan)()
 
 
-@pytest.mark.parametrize("phase", ["prefill", "verify"])
 @pytest.mark.parametrize("op", [op for op, name in GRAPHS if name == "triton" and op not in PAGED])
-def test_the_plan_of_a_phase_that_is_never_captured_is_not_refreshed(runtime, op, phase):
+def test_the_plan_of_a_phase_that_is_never_captured_is_not_refreshed(runtime, op):
     backend = runtime.build(op, "triton")
-    call = GENERATORS[op](LENGTHS[phase], phase=phase)
-    plan = backend.plan(phase, call.batch, Bounds(sequences=2, rows=100, tokens=100))
+    call = GENERATORS[op](LENGTHS["prefill"], phase="prefill")
+    plan = backend.plan("prefill", call.batch, Bounds(sequences=2, rows=100, tokens=100))
     with pytest.raises(ArgumentError, match="plan"):
         backend.refresh(plan, call.batch)
+
+
+@pytest.mark.parametrize("op", [op for op, name in GRAPHS if name == "triton"])
+def test_the_plan_of_drafted_rows_is_refreshed_for_rows_of_the_same_lengths(runtime, op):
+    backend = runtime.build(op, "triton")
+    bounds = Bounds(sequences=2, rows=7, tokens=32)
+    first, second = (GENERATORS[op]([4, 3], phase="verify", seed=seed).with_trees(seed) for seed in (1, 2))
+    plan = backend.plan("verify", first.batch, bounds)
+    backend.refresh(plan, second.batch)
+    expected = second.clone()
+    expected.run(backend)
+    backend.run(second.made, second.batch, plan)
+    assert torch.equal(second.out, expected.out)
+    with pytest.raises(ContractError, match=r"batch.seqlens: got \[3, 4\], expected the lengths of the plan"):
+        backend.refresh(plan, GENERATORS[op]([3, 4], phase="verify").batch)

@@ -146,7 +146,9 @@ def test_served_has_one_instance_for_all_phases_and_says_what_is_adapted():
         )
         first, second = (served.plan(phase, batch).backend for phase in ("prefill", "decode"))
         assert first.backend is second.backend
-        with pytest.raises(NoBackendError, match="bare: lacks transposed_state; it has strided_pool"):
+        with pytest.raises(
+            NoBackendError, match="bare: lacks oot:none, transposed_state; it has strided_pool"
+        ):
             Served(
                 runtime,
                 "gated_delta",

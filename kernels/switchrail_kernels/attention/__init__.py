@@ -1,6 +1,6 @@
 """Kernels of paged softmax attention."""
 
-from switchrail_kernels.claims import Backends
+from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """The claimed and tested head sizes of attention, as models have them. The kernels pad other sizes."""
@@ -8,9 +8,11 @@ HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BACKENDS: Backends = {
     "triton": (
         "TritonAttention",
-        {"head_sizes": HEAD_SIZES, "features": ("cuda_graph", "window", "soft_cap", "sinks", "lse", "trees")},
+        {"head_sizes": HEAD_SIZES, "features": ("cuda_graph", *PAGE_FEATURES, "sinks", "soft_cap", "window")},
     ),
     "flashinfer": ("FlashInferAttention", {"head_sizes": (128, 256), "features": ("lse",)}),
 }
 
-__all__ = ["BACKENDS"]
+OPERATIONS = {"ragged_attention": "switchrail_kernels.attention.ragged:ragged_attention"}
+
+__all__ = ["BACKENDS", "OPERATIONS"]

@@ -37,6 +37,7 @@ def _walk(
     s_token,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+    S_KP: tl.constexpr, S_KT: tl.constexpr, S_VP: tl.constexpr, S_VT: tl.constexpr,
 ):  # fmt: skip
     """Attend to keys `start` to `stop`. With MASKED, blocks outside `full` to `middle` are masked."""
     o_d = tl.arange(0, BD)
@@ -45,24 +46,42 @@ def _walk(
         m_kv = o_n < stop
         if WINDOW:
             m_kv &= o_n >= first
-        if PAGE % BN == 0:
+        if S_KT != 0:  # caches with gaps
+            if PAGE % BN == 0:
+                page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
+                o_in = i_start % PAGE + tl.arange(0, BN)
+                p_block_k = p_k + page * S_KP
+                p_block_v = p_v + page * S_VP
+                o_kv = o_in.to(tl.int64)[:, None] * S_KT + o_d[None, :]
+                o_v = o_in.to(tl.int64)[:, None] * S_VT + o_d[None, :]
+            else:
+                o_page = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64)
+                p_block_k = p_k
+                p_block_v = p_v
+                o_kv = (o_page * S_KP + o_n % PAGE * S_KT)[:, None] + o_d[None, :]
+                o_v = (o_page * S_VP + o_n % PAGE * S_VT)[:, None] + o_d[None, :]
+        elif PAGE % BN == 0:
             page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
             o_first = (page * PAGE + i_start % PAGE) * s_token
             o_kv = tl.arange(0, BN)[:, None] * s_token + o_d[None, :]
+            o_v = o_kv
+            p_block_k = p_k + o_first
+            p_block_v = p_v + o_first
         else:
             o_token = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64) * PAGE + o_n % PAGE
             o_first = 0
             o_kv = o_token[:, None] * s_token + o_d[None, :]
-        p_block_k = p_k + o_first
-        p_block_v = p_v + o_first
+            o_v = o_kv
+            p_block_k = p_k + o_first
+            p_block_v = p_v + o_first
         if D != BD or (MASKED and PAGE % BN != 0):
             b_k = tl.load(p_block_k + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
         else:  # keys of its page that no row attends to may hold anything
             b_k = tl.load(p_block_k + o_kv)
         if D != BD or MASKED:
-            b_v = tl.load(p_block_v + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
+            b_v = tl.load(p_block_v + o_v, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
         else:
-            b_v = tl.load(p_block_v + o_kv)
+            b_v = tl.load(p_block_v + o_v)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if CAP:
             b_s = _capped(b_s * scale, cap)
@@ -90,7 +109,8 @@ def _attend(
     GROUP: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     BN: tl.constexpr, PAGE: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr, NEGATED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, TREES: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, S_KP: tl.constexpr, S_KT: tl.constexpr, S_KH: tl.constexpr, S_VP: tl.constexpr,
+    S_VT: tl.constexpr, S_VH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     i_h = tl.program_id(1)
@@ -142,8 +162,12 @@ def _attend(
     b_acc = tl.zeros((BT * BG, BD), tl.float32)
     b_max = tl.full((BT * BG,), float("-inf"), tl.float32)
     b_sum = tl.zeros((BT * BG,), tl.float32)
-    p_k += i_h * D
-    p_v += i_h * D
+    if S_KT == 0:
+        p_k += i_h * D
+        p_v += i_h * D
+    else:
+        p_k += i_h.to(tl.int64) * S_KH
+        p_v += i_h.to(tl.int64) * S_VH
     p_pages += i_n.to(tl.int64) * s_pages
     if TREES:
         p_parents += row - within
@@ -152,13 +176,14 @@ def _attend(
         b_acc, b_max, b_sum = _walk(
             b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, start, middle, middle,
             first, past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
+            S_KP, S_KT, S_VP, S_VT,
         )  # fmt: skip
         start = middle
         full = middle
     b_acc, b_max, b_sum = _walk(
         b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, full, middle, stop, first,
         past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True,
-        1 if DECODE and not WINDOW else STAGES,
+        1 if DECODE and not WINDOW else STAGES, S_KP, S_KT, S_VP, S_VT,
     )  # fmt: skip
 
     b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding: no keys, so zeros

@@ -14,6 +14,7 @@ from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail_kernels.attention.attend import launch_attend
 from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
 from switchrail_kernels.attention.plan import WIDEST, Pieces, Room, Tiles
+from switchrail_kernels.claims import PAGE_FEATURES
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
@@ -33,6 +34,7 @@ class _Shape:
         window: The layer's window, limited to 32 bits.
         numbers: The kernel's arguments from `scale` to HKV.
         features: The kernel's constants from NEGATED to LSE.
+        strides: Those of keys and of values along pages, tokens and heads; zeros if both caches are dense.
     """
 
     group: int
@@ -41,6 +43,7 @@ class _Shape:
     window: int | None
     numbers: tuple[int | float, ...]
     features: tuple[bool, ...]
+    strides: tuple[int, ...]
 
     @classmethod
     def of(cls, call: AttentionCall, batch: PagedBatch) -> _Shape:
@@ -61,7 +64,11 @@ class _Shape:
         )
         given = (window, soft_cap, layer.sinks, lse)
         features = (scale < 0, *[feature is not None for feature in given])
-        return cls(group, padded(group), padded(head_size, 16), window, numbers, features)
+        caches = (layer.k_cache, layer.v_cache)
+        strides = tuple(stride for cache in caches for stride in cache.stride()[:3])
+        if all(cache.is_contiguous() for cache in caches):
+            strides = (0,) * 6
+        return cls(group, padded(group), padded(head_size, 16), window, numbers, features, strides)
 
 
 class _Program(NamedTuple):
@@ -101,7 +108,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
     """Paged attention for compute capability 8.0 and later; any head size, group and page size."""
 
     contract = CONTRACT
-    features = ("lse", "sinks", "soft_cap", "trees", "window")
+    features = (*PAGE_FEATURES, "sinks", "soft_cap", "window")
     pieces = Pieces
     tiles = Tiles
 
@@ -144,7 +151,7 @@ def _attend_pieces(call: AttentionCall, batch: PagedBatch, room: Room) -> None:
         (
             *(shape.group, max(shape.block_group, 16), 1),
             *(head_size, shape.block_d, block_n, page),
-            *(True, room.pieces > 1, *shape.features, False, stages),
+            *(True, room.pieces > 1, *shape.features, False, stages, *shape.strides),
         ),
         num_warps=4,
         num_stages=stages,
@@ -191,7 +198,7 @@ def _attend_tiles(
         (
             *(shape.group, max(shape.block_group, 16 // program.tokens), program.tokens),
             *(head_size, shape.block_d, program.block_n, page),
-            *(False, work.slots > 0, *shape.features, parents is not None, program.stages),
+            *(False, work.slots > 0, *shape.features, parents is not None, program.stages, *shape.strides),
         ),
         num_warps=program.warps,
         num_stages=program.stages,

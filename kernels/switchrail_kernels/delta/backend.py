@@ -21,7 +21,7 @@ from switchrail_kernels.segments import Chunks
 class TritonDelta(TritonRecurrent[DeltaCall]):
     """The delta rule."""
 
-    features = ("raw_gates", "checkpoints")
+    features = (*TritonRecurrent.features, "mixed_weights", "raw_gates")
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]

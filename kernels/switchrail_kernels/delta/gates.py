@@ -40,7 +40,7 @@ def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: 
     b_rate = 0.0
     b_bias = 0.0
     if GATE != 0:
-        b_rate = tl.exp(tl.load(p_rate + i_hv))
+        b_rate = tl.exp(tl.load(p_rate + i_hv).to(tl.float32))
     if BIAS:
         b_bias = tl.load(p_bias + i_hv).to(tl.float32)
     return log2_decay(b_g, b_rate, b_bias, lower, GATE)

@@ -14,7 +14,7 @@ import triton.language as tl
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.alignment import is_aligned
+from switchrail_kernels.alignment import is_aligned, is_transposed
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.delta import hopper
 from switchrail_kernels.delta.solve import CHUNK
@@ -166,7 +166,7 @@ def _scan(
     s_qt: tl.constexpr, s_qh: tl.constexpr, s_kt: tl.constexpr, s_kh: tl.constexpr, s_vt: tl.constexpr,
     s_vh: tl.constexpr, HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, PASS: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
 
@@ -210,6 +210,8 @@ def _scan(
     p_factors += (i_c * HV + i_hv) * FACTORS
 
     o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
+    if KV:
+        o_state = (i_hv * V * K + o_v)[:, None] + (o_k * V)[None, :]
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
     COMPOSE: tl.constexpr = "ieee" if p_k.dtype.element_ty == tl.float32 else "tf32x3"
@@ -317,6 +319,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     block_k, block_v = padded(key_size, 16), padded(value_size, 16)
     sequences = chunks.sequences.shape[0]
     large = has_large_shared_memory(v.device)
+    transposed = is_transposed(state)
     is_hopper = (
         compute_capability(v.device) == (9, 0)
         and v.dtype != torch.float32
@@ -325,6 +328,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and key_size % 8 == value_size % 8 == 0  # copies move 16 bytes at once
         and chunks.segments is not None  # no checkpoint splits a chunk
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
+        and not transposed
     )
     segments = Segments()
     if block_k <= 128 and large:
@@ -373,7 +377,10 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
             (blocks, value_heads, programs),
             tensors,
             numbers,
-            (*strides, *sizes, factors.shape[1], channels, number, every > 0, stages),
+            (
+                *(*strides, *sizes, factors.shape[1], channels, number, every > 0, stages),
+                *(() if is_hopper else (transposed,)),
+            ),
             num_warps=warps,
             num_stages=stages,
             **options,

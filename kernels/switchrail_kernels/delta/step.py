@@ -11,6 +11,7 @@ import triton.language as tl
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.dependent import wait
@@ -25,7 +26,7 @@ def _step(
     HV,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L2NORM: tl.constexpr, CHANNELS: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    RAW_BETA: tl.constexpr, EARLY: tl.constexpr,
+    RAW_BETA: tl.constexpr, KV: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     i_v = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -45,7 +46,7 @@ def _step(
     b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0)
     p_g += i_n * s_gt + i_hv * s_gh
     b_g = tl.load(p_g + o_k, mask=m_k, other=0.0) if CHANNELS else tl.load(p_g)
-    b_rate = tl.load(p_rate + i_hv) if GATE != 0 else 0.0
+    b_rate = tl.load(p_rate + i_hv).to(tl.float32) if GATE != 0 else 0.0
     b_bias = 0.0
     if BIAS:
         p_bias += i_hv * K if CHANNELS else i_hv
@@ -53,7 +54,7 @@ def _step(
     b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh)
     b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0)
     p_state += i_hv * V * K
-    o_state = (o_v * K)[:, None] + o_k[None, :]
+    o_state = o_v[:, None] + (o_k * V)[None, :] if KV else (o_v * K)[:, None] + o_k[None, :]
     m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
 
@@ -105,7 +106,7 @@ def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
         (-(-value_size // block_v), value_heads, sequences),
         (q, k, v, *gate_tensors(call), layer.state, out, batch.read_slots, batch.write_slots),
         (layer.scale, *gate_numbers(layer), *strides, value_heads),
-        (*sizes, layer.qk_l2norm, channels, *gate_constants(layer)),
+        (*sizes, layer.qk_l2norm, channels, *gate_constants(layer), is_transposed(layer.state)),
         num_warps=1,
     )
 

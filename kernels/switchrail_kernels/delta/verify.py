@@ -24,6 +24,7 @@ import triton.language as tl
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
@@ -85,7 +86,7 @@ def _verify(
     words,
     HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, L2NORM: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
-    GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
+    GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -124,7 +125,7 @@ def _verify(
     b_rate = 0.0
     b_bias = 0.0
     if GATE != 0:
-        b_rate = tl.exp(tl.load(p_rate + i_hv))
+        b_rate = tl.exp(tl.load(p_rate + i_hv).to(tl.float32))
     if BIAS:
         if CHANNELS:
             p_bias += i_hv * K
@@ -134,7 +135,10 @@ def _verify(
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
-    p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
+    if KV:
+        p_state += read * s_slot + i_hv * (V * K) + o_v[:, None]
+    else:
+        p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
     for i_t in range(0, rows, ROWS):
         o_r = i_t + o_t
         m_r = o_r < rows
@@ -176,7 +180,8 @@ def _verify(
             m_k = m_r[:, None] & (o_k < K)[None, :]
             b_k = tl.load(p_k + o_r[:, None] * s_kt + o_k[None, :], mask=m_k, other=0.0)
             b_q = tl.load(p_q + o_r[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
-            b_s = tl.load(p_state + o_k[None, :], mask=m_state & (o_k < K)[None, :], other=0.0).to(tl.float32)
+            o_s = (o_k * V)[None, :] if KV else o_k[None, :]
+            b_s = tl.load(p_state + o_s, mask=m_state & (o_k < K)[None, :], other=0.0).to(tl.float32)
             p_key = p_keys + o_r[:, None] * (HV // GROUP * K) + o_k[None, :]
             tl.store(p_key, b_k, mask=(o_r < key_rows)[:, None] & (o_k < K)[None, :])
             if not CHANNELS:
@@ -295,7 +300,10 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
             (-(-value_size // block_v), value_heads, len(batch.seqlens)),
             (*given, record.u, record.k, record.g, sums, *slots),
             (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1]),
-            (*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3, *gate_constants(layer)),
+            (
+                *(*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3),
+                *(*gate_constants(layer), is_transposed(layer.state)),
+            ),
             num_warps=4 if channels else 2,
             **launch_options(q.dtype),
         )

@@ -3,7 +3,10 @@
 from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": ("TritonGatedDelta", {**RECURRENT, "features": ("cuda_graph", "raw_gates", "checkpoints")}),
+    "triton": (
+        "TritonGatedDelta",
+        {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")},
+    ),
     "cutedsl": (
         "CuteGatedDelta",
         {

@@ -3,7 +3,10 @@
 from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": ("TritonKda", {**RECURRENT, "features": ("cuda_graph", "raw_gates", "checkpoints")}),
+    "triton": (
+        "TritonKda",
+        {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")},
+    ),
     "flashinfer": (
         "FlashInferKda",
         {

@@ -159,7 +159,7 @@ def _prepare(
         p_biasb = p_bias + i_hv * K
         b_rate = 0.0
         if GATE != 0:
-            b_rate = tl.exp(tl.load(p_rate + i_hv))
+            b_rate = tl.exp(tl.load(p_rate + i_hv).to(tl.float32))
         i_first = CHUNKS * i_block * HV + i_hv
 
         b_nk = tl.full((BLOCK,), 1.0, tl.float32)

@@ -2,6 +2,6 @@
 
 from switchrail_kernels.claims import RECURRENT, Backends
 
-BACKENDS: Backends = {"triton": ("TritonLightning", {**RECURRENT, "features": ("cuda_graph", "checkpoints")})}
+BACKENDS: Backends = {"triton": ("TritonLightning", RECURRENT)}
 
 __all__ = ["BACKENDS"]

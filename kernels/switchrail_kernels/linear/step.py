@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
@@ -22,7 +23,7 @@ def _step(
     s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_dt, s_dth, s_slot,
     H,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr,
+    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -33,6 +34,8 @@ def _step(
     m_k = o_k < K
     m_v = o_v < V
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    if KV:
+        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
     m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
     m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
@@ -77,7 +80,10 @@ def step(operands: Operands, batch: StateBatch) -> None:
             operands.state.stride(0),
             heads,
         ),
-        (group, key_size, value_size, padded(key_size), block_v, *operands.flags),
+        (
+            *(group, key_size, value_size, padded(key_size), block_v, *operands.flags),
+            is_transposed(operands.state),
+        ),
         num_warps=1,
     )
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
@@ -49,7 +50,7 @@ def _verify(
     s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_dt, s_dth, s_slot,
     words, H,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr,
+    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One tile, one head and `BV` of its values; P and out are transposed, as in the scan."""
     dtype = p_k.dtype.element_ty
@@ -71,6 +72,8 @@ def _verify(
 
     rate = tl.load(p_rate + i_h)
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    if KV:
+        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0)
     m_own = o_i < rows
@@ -141,7 +144,7 @@ def verify(operands: Operands, batch: StateBatch, drafts: Drafts) -> Record:
         (-(-value_size // block_v), heads, len(drafts.tiles)),
         (*operands.tensors, record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
         (operands.scale, *operands.limits, *strides, drafts.paths.shape[1], heads),
-        (group, key_size, value_size, block_k, block_v, *operands.flags),
+        (group, key_size, value_size, block_k, block_v, *operands.flags, is_transposed(operands.state)),
         num_warps=4,
         **launch_options(operands.v.dtype),
     )

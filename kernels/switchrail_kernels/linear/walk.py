@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
@@ -126,7 +127,7 @@ def _walk(
     s_qt: tl.constexpr, s_qh: tl.constexpr, s_kt: tl.constexpr, s_kh: tl.constexpr, s_vt: tl.constexpr,
     s_vh: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
-    KEEP: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr,
+    KEEP: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One segment of a sequence, one head and `BV` rows of its state.
 
@@ -165,6 +166,8 @@ def _walk(
         rate = tl.maximum(rate, -192.0)
     skip = tl.load(p_skip + i_h).to(tl.float32) if SKIP else 0.0
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    if KV:
+        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
     if PASS != 0:
@@ -282,7 +285,10 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
                 *(ends, chunks.sequences, *slots),
             ),
             (operands.scale, operands.state.stride(0), *kept, sequences, *lengths),
-            (*operands.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
+            (
+                *(*operands.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
+                is_transposed(operands.state),
+            ),
             num_warps=warps,
             num_stages=stages,
             **launch_options(dtype),

@@ -2,6 +2,6 @@
 
 from switchrail_kernels.claims import RECURRENT, Backends
 
-BACKENDS: Backends = {"triton": ("TritonMamba2", {**RECURRENT, "features": ("cuda_graph", "checkpoints")})}
+BACKENDS: Backends = {"triton": ("TritonMamba2", RECURRENT)}
 
 __all__ = ["BACKENDS"]

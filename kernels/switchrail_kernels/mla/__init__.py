@@ -1,13 +1,13 @@
 """Kernels of multi-head latent attention."""
 
-from switchrail_kernels.claims import Backends
+from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
 """Pairs of the cache's width (latent and rotary part) and the latent size. Other latents up to 512 are
 padded."""
 
 BACKENDS: Backends = {
-    "triton": ("TritonMla", {"head_sizes": LATENT_SIZES, "features": ("cuda_graph", "lse", "trees")}),
+    "triton": ("TritonMla", {"head_sizes": LATENT_SIZES, "features": ("cuda_graph", *PAGE_FEATURES)}),
     "flashinfer": ("FlashInferMla", {"head_sizes": ((576, 512),), "features": ("lse",)}),
 }
 

@@ -52,6 +52,7 @@ def _walk(
     o_row, m_row, o_v, start, stop, past, scale,
     R: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     PAGE: tl.constexpr, PARTS: tl.constexpr, TREES: tl.constexpr, STAGES: tl.constexpr,
+    S_P: tl.constexpr, S_T: tl.constexpr,
 ):  # fmt: skip
     """Attends to keys `start` to `stop`."""
     L: tl.constexpr = R + E
@@ -62,7 +63,10 @@ def _walk(
         # Memory beyond the end may hold NaN, so masked positions load the last valid key instead.
         o_seen = tl.minimum(o_n, stop - 1)
         page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
-        p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
+        if S_T == 0:
+            p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
+        else:  # a cache with gaps
+            p_token = p_cache + (page * S_P + o_seen % PAGE * S_T)[:, None]
         if BK == BR:
             if R == BR:
                 b_c = tl.load(p_token + o_c[None, :])
@@ -101,6 +105,7 @@ def _attend(
     BG: tl.constexpr, BT: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
     PARTS: tl.constexpr, DECODE: tl.constexpr, TREES: tl.constexpr, LSE: tl.constexpr, STAGES: tl.constexpr,
+    S_P: tl.constexpr, S_T: tl.constexpr,
 ):  # fmt: skip
     """Computes the attention of one tile of rows to one piece of its keys, for `BV` columns of the values.
 
@@ -154,10 +159,12 @@ def _attend(
         b_acc, b_max, b_sum = _walk(
             b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
             m_row, o_v, start, middle, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, False, STAGES,
+            S_P, S_T,
         )  # fmt: skip
     b_acc, b_max, b_sum = _walk(
         b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
         m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
+        S_P, S_T,
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding rows attend to no key and get zeros
     b_total = b_max + tl.log2(b_sum)

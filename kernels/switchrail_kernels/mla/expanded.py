@@ -26,7 +26,8 @@ def _expand(
     s_kh, s_kd, s_vh, s_vd, s_pages,
     C,
     R: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BC: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr, S_P: tl.constexpr,
+    S_T: tl.constexpr,
 ):  # fmt: skip
     """Expand `BC` keys of one sequence into `BN` columns of one head's keys or values."""
     p_spans += 4 * tl.program_id(1)
@@ -42,7 +43,10 @@ def _expand(
     o_k = tl.arange(0, BK)
     o_seen = start + tl.minimum(o_c, rows - 1)
     page = tl.load(p_pages + i_n.to(tl.int64) * s_pages + o_seen // PAGE).to(tl.int64)
-    p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
+    if S_T == 0:
+        p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
+    else:  # a cache with gaps
+        p_token = p_cache + (page * S_P + o_seen % PAGE * S_T)[:, None]
     is_key = i_b < tl.cdiv(D, BN)
     p_w = tl.where(is_key, p_w_k + i_h.to(tl.int64) * s_kh, p_w_v + i_h.to(tl.int64) * s_vh)
     s_w = tl.where(is_key, s_kd, s_vd)

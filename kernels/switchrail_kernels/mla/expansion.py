@@ -8,6 +8,7 @@ import torch
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.mla.contract import MlaCall
 
+from switchrail_kernels.alignment import gaps
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
@@ -100,6 +101,7 @@ class Expanded:
                     (
                         *(latent, rotated, block_e, key_size, value_size),
                         *(SPAN, block_w, min(block_k, padded(latent, 16)), page, expand_stages),
+                        *gaps(kept.kv_cache),
                     ),
                     num_warps=expand_warps,
                     num_stages=expand_stages,

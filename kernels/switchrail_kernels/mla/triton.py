@@ -10,6 +10,8 @@ import torch
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 
+from switchrail_kernels.alignment import gaps
+from switchrail_kernels.claims import PAGE_FEATURES
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import compute_capability, has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
@@ -105,7 +107,7 @@ def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
-    aligned = cache.data_ptr() % 16 == 0
+    aligned = cache.data_ptr() % 16 == 0 and cache.is_contiguous()
     absorbs = call.layer.w_k is not None
     return _shape(heads, rotated, width, page, cache.dtype, cache.device, aligned, decode, trees, absorbs)
 
@@ -114,7 +116,7 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     """Multi-head latent attention for compute capability 8.0 and later; any sizes, latents up to 512."""
 
     contract = CONTRACT
-    features = ("lse", "trees")
+    features = PAGE_FEATURES
     pieces = Pieces
     tiles = Tiles
 
@@ -128,7 +130,9 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
             return (), (cut.base, cut.most), partial(_attend, shape, call, batch, cut)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         shape = _shape_of(call, decode=False, trees=parents is not None)
-        expanded = None if parents is not None else Expanded.of(call, batch, plan)
+        expanded = None
+        if parents is None and not plan.batch.kv_bounds:  # these lengths determine what is expanded
+            expanded = Expanded.of(call, batch, plan)
         rest = work = None
         if expanded is not None:
             rest = plan.rest(expanded.layer)
@@ -208,7 +212,10 @@ def _attend(
             *(layer.scale * LOG2E.value, *plain.stride()[:2], *q_rope.stride()[:2]),
             *(batch.page_table.stride(0), heads, base, most),
         ),
-        (*shape.constants, decode, parents is not None, lse is not None, shape.stages),
+        (
+            *(*shape.constants, decode, parents is not None, lse is not None, shape.stages),
+            *(() if shape.launch is hopper.launch_attend else gaps(layer.kv_cache)),
+        ),
         num_warps=shape.warps,
         num_stages=shape.stages,
         **launch_options(dtype),

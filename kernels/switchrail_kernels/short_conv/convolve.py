@@ -5,7 +5,7 @@ old one.
 """
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN201, ANN202, D103, RUF005
+# ruff: noqa: ANN001, ANN201, ANN202, D103, RUF005, SIM108
 # mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -17,6 +17,16 @@ from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import TABLES
 from switchrail_kernels.tables import load_piece
+
+
+@triton.jit
+def entry(p, column, o_c, C, S_W: tl.constexpr, S_C: tl.constexpr):
+    """A column and channels of the state at `p`; S_W is 0 if it is dense with channels innermost."""
+    if S_W == 0:
+        p = p + column * C + o_c
+    else:
+        p = p + column * S_W + o_c * S_C
+    return p
 
 
 @triton.jit
@@ -40,7 +50,8 @@ def activate(b_y, SILU: tl.constexpr):
 @triton.jit
 def _rows(
     p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
-    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
+    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """`BT` rows from row `t`, at `p_x` and `p_out`. Without MASKED the rows don't need the state."""
     inputs = ()
@@ -60,7 +71,7 @@ def _rows(
             for j in tl.static_range(max(W - 1 - i, 0)):
                 column = within + t + i + j
                 m_old = o_c < tl.where(column < W - 1, old, 0)
-                b_old = tl.load(p_old + column * C + o_c, mask=m_old, other=0.0)
+                b_old = tl.load(entry(p_old, column, o_c, C, S_W, S_C), mask=m_old, other=0.0)
                 b_y += b_old.to(tl.float32) * taps[j]
         b_y = activate(b_y, SILU).to(p_out.dtype.element_ty)
         if MASKED:
@@ -72,7 +83,8 @@ def _rows(
 @triton.jit
 def _tile(
     p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
-    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
+    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """The same as `_rows`, but with all rows at once, for inputs with contiguous time."""
     o_t = tl.arange(0, BT)
@@ -89,7 +101,7 @@ def _tile(
         if MASKED and j < W - 1:
             o_column = within + t + o_t + j
             m_old = (o_column < W - 1)[:, None] & (o_c < old)[None, :]
-            b_old = tl.load(p_old + o_column[:, None] * C + o_c[None, :], mask=m_old, other=0.0)
+            b_old = tl.load(entry(p_old, o_column[:, None], o_c[None, :], C, S_W, S_C), mask=m_old, other=0.0)
             b_y += b_old.to(tl.float32) * taps[j][None, :]
     b_y = activate(b_y, SILU).to(p_out.dtype.element_ty)
     if MASKED:
@@ -105,7 +117,7 @@ def convolve(
     s_xt, s_xc, s_slot,
     C, every, kept,
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    KEEP: tl.constexpr,
+    S_W: tl.constexpr, S_C: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     # Concurrent programs work on whole rows, which are adjacent in memory.
     i_p = tl.program_id(0) // tl.cdiv(C, BC)
@@ -134,18 +146,24 @@ def convolve(
         p_yt = p_out + t * C
         if (within + t >= W - 1) & (t + BT <= rows) & (i_c * BC + BC <= C):
             if s_xc == 1:
-                _rows(p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C, W, BT, SILU, False)
+                _rows(
+                    p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
+                    W, BT, SILU, S_W, S_C, False,
+                )  # fmt: skip
             else:
                 _tile(
                     p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
-                    W, BT, SILU, False,
+                    W, BT, SILU, S_W, S_C, False,
                 )  # fmt: skip
         elif s_xc == 1:
-            _rows(p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C, W, BT, SILU, True)
+            _rows(
+                p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
+                W, BT, SILU, S_W, S_C, True,
+            )  # fmt: skip
         else:
             _tile(
                 p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
-                W, BT, SILU, True,
+                W, BT, SILU, S_W, S_C, True,
             )  # fmt: skip
 
     if KEEP:
@@ -160,11 +178,14 @@ def convolve(
                     other=0.0,
                 )
                 b_s = tl.load(
-                    p_old + (after + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0
+                    entry(p_old, after + j, o_c, C, S_W, S_C),
+                    mask=o_c < tl.where(i_from < 0, old, 0),
+                    other=0.0,
                 )
                 b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
                 m_kept = o_c < tl.where(slot >= 0, C, 0)
-                tl.store(p_state + slot * s_slot + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_kept)
+                p_kept = entry(p_state + slot * s_slot, j, o_c, C, S_W, S_C)
+                tl.store(p_kept, b_s.to(p_state.dtype.element_ty), mask=m_kept)
 
     if within == 0:
         p_new = p_state + write * s_slot
@@ -178,9 +199,11 @@ def convolve(
                 mask=o_c < tl.where(i_from >= 0, C, 0),
                 other=0.0,
             )
-            b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
+            b_s = tl.load(
+                entry(p_old, length + j, o_c, C, S_W, S_C), mask=o_c < tl.where(i_from < 0, old, 0), other=0.0
+            )
             b_s = tl.where(i_from >= 0, b_old.to(tl.float32), b_s.to(tl.float32))
-            tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
+            tl.store(entry(p_new, j, o_c, C, S_W, S_C), b_s.to(p_state.dtype.element_ty), mask=m_c)
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
@@ -188,7 +211,8 @@ def step(
     p_x, p_weight, p_bias, p_state, p_out, p_read_slots, p_write_slots,
     s_xt, s_xc, s_slot,
     C,
-    W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr,
+    S_C: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     i_n = tl.program_id(0).to(tl.int64)
@@ -202,16 +226,16 @@ def step(
     b_y = load_bias(p_bias, o_c, m_c, BIAS)
     b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0).to(tl.float32)
     b_y += b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
-    p_new = p_state + write * s_slot + o_c
+    p_new = p_state + write * s_slot + (o_c if S_W == 0 else o_c * S_C)
     for j in tl.static_range(W - 1):
-        b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)
+        b_s = tl.load(entry(p_state + read * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)
         b_y += b_s.to(tl.float32) * tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32)
         if j > 0:
-            tl.store(p_new + (j - 1) * C, b_s, mask=m_new)
-    tl.store(p_new + (W - 2) * C, b_x.to(p_state.dtype.element_ty), mask=m_new)
+            tl.store(p_new + (j - 1) * (C if S_W == 0 else S_W), b_s, mask=m_new)
+    tl.store(p_new + (W - 2) * (C if S_W == 0 else S_W), b_x.to(p_state.dtype.element_ty), mask=m_new)
     b_y = activate(b_y, SILU)
     b_y = tl.where(write >= 0, b_y, 0.0)
     tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
 
 
-__all__ = ["activate", "convolve", "load_bias", "step"]
+__all__ = ["activate", "convolve", "entry", "load_bias", "step"]

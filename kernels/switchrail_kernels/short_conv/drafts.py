@@ -5,8 +5,8 @@ all rows are recorded, since a state consists of inputs only.
 """
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN201
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005
+# mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
-from switchrail_kernels.launch import TABLES
-from switchrail_kernels.short_conv.convolve import activate, load_bias
-from switchrail_kernels.tables import all_to_device, load_piece, split_rows
+from switchrail_kernels.launch import TABLES, Launcher
+from switchrail_kernels.short_conv.convolve import activate, entry, load_bias
+from switchrail_kernels.tables import all_to_device, load_piece, split_rows, to_device
 
 DRAFT_ROWS = 8
 """Rows per tile."""
@@ -47,6 +47,11 @@ class Drafts:
     @classmethod
     def of(cls, batch: VerifyBatch) -> Drafts:
         """Find the window of each row of a batch."""
+        if batch.parent_rows is None:
+            tiles = to_device(split_rows(batch.seqlens, DRAFT_ROWS), batch.cu_seqlens.device)
+            drafts = cls(batch.seqlens, tiles, tiles.new_empty((sum(batch.seqlens), REACH)))
+            drafts.update(batch)
+            return drafts
         lengths = np.asarray(batch.seqlens, dtype=np.int64)
         start = np.repeat(np.cumsum(lengths) - lengths, lengths)
         parents = np.asarray(batch.parent_rows, dtype=np.int64)
@@ -58,6 +63,34 @@ class Drafts:
         tables = [split_rows(batch.seqlens, DRAFT_ROWS), before]
         return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
+    def update(self, batch: VerifyBatch) -> None:
+        """Find the windows of another batch of the same lengths in place, on the device."""
+        if len(self.tiles):
+            _launch_find_windows(
+                (len(self.tiles), 1, 1),
+                (batch.parents, self.tiles, self.before),
+                (),
+                (DRAFT_ROWS, REACH),
+                num_warps=1,
+            )
+
+
+@triton.jit(do_not_specialize_on_alignment=TABLES)
+def _find_windows(p_parents, p_tiles, p_before, BT: tl.constexpr, REACH: tl.constexpr):
+    """The windows of one tile: from row to row along the path, then into the old state."""
+    _, within, row, rows = load_piece(p_tiles, tl.program_id(0))
+    o_t = tl.arange(0, BT)
+    p_before += (row + o_t) * REACH
+    p_parents += row - within
+    b_at = within + o_t
+    for column in range(REACH):
+        b_parent = tl.load(p_parents + b_at, mask=(o_t < rows) & (b_at >= 0), other=-1)
+        b_at = tl.where(b_at >= 0, tl.maximum(tl.minimum(b_parent, b_at - 1), -1), b_at - 1)
+        tl.store(p_before + column, b_at, mask=o_t < rows)
+
+
+_launch_find_windows = Launcher(_find_windows)
+
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def verify(
@@ -66,7 +99,7 @@ def verify(
     s_xt, s_xc, s_slot,
     C,
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, BIAS: tl.constexpr,
-    SILU: tl.constexpr,
+    SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
 ):  # fmt: skip
     """One tile and `BC` channels; the inputs are recorded in `p_kept` [T, C]."""
     i_p = tl.program_id(0)
@@ -99,7 +132,7 @@ def verify(
             other=0.0,
         )
         b_old = tl.load(
-            p_old + (W - 1 + o_from)[:, None] * C + o_c[None, :],
+            entry(p_old, (W - 1 + o_from)[:, None], o_c[None, :], C, S_W, S_C),
             mask=(m_t & (o_from < 0))[:, None] & m_old[None, :],
             other=0.0,
         )
@@ -116,7 +149,7 @@ def replay(
     p_kept, p_state, p_before, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state,
     s_slot,
     C,
-    W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
+    W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
 ):  # fmt: skip
     """Write `BC` channels of one sequence's state after its last accepted row."""
     i_n = tl.program_id(0).to(tl.int64)
@@ -141,13 +174,56 @@ def replay(
         i_from = tl.maximum(i_from, j + 1 - W)
         b_x = tl.load(p_kept + (row + i_from) * C + o_c, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
         b_s = tl.load(
-            p_state + read * s_slot + (W - 1 + i_from) * C + o_c,
+            entry(p_state + read * s_slot, W - 1 + i_from, o_c, C, S_W, S_C),
             mask=o_c < tl.where(i_from < 0, old, 0),
             other=0.0,
         )
         tl.debug_barrier()  # other threads have read the data that is replaced now
         b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
-        tl.store(p_state + write * s_slot + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
+        p_to = entry(p_state + write * s_slot, j, o_c, C, S_W, S_C)
+        tl.store(p_to, b_s.to(p_state.dtype.element_ty), mask=m_c)
 
 
-__all__ = ["DRAFT_ROWS", "REACH", "Drafts", "replay", "verify"]
+@triton.jit(do_not_specialize_on_alignment=TABLES)
+def each(
+    p_kept, p_state, p_row_states, p_before, p_cu_seqlens, p_read_slots, p_row_slots, p_has_initial_state,
+    s_slot, s_row_slot,
+    C, most,
+    W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
+    R_W: tl.constexpr, R_C: tl.constexpr,
+):  # fmt: skip
+    """Write `BC` channels of one sequence's states after each row.
+
+    The old state is read before the first new one is written, since its slot may be among theirs.
+    """
+    i_n = tl.program_id(0).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    rows = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    if read < 0:
+        return
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    m_old = o_c < tl.where(tl.load(p_has_initial_state + i_n), C, 0)
+    old = ()
+    for j in tl.static_range(W - 1):
+        p_from = entry(p_state + read * s_slot, j, o_c, C, S_W, S_C)
+        old = old + (tl.load(p_from, mask=m_old, other=0.0).to(tl.float32),)
+    tl.debug_barrier()
+    for i in range(rows):
+        slot = tl.load(p_row_slots + i_n * most + i)
+        if slot >= 0:
+            for j in tl.static_range(W - 1):
+                # Column j of the new state is the input W - 2 - j rows before row i.
+                i_from = i
+                if j < W - 2:
+                    i_from = tl.load(p_before + (row + i) * REACH + (W - 3 - j))
+                m_new = o_c < tl.where(i_from >= 0, C, 0)
+                b_s = tl.load(p_kept + (row + i_from) * C + o_c, mask=m_new, other=0.0).to(tl.float32)
+                for column in tl.static_range(W - 1):
+                    b_s = tl.where(i_from == column + 1 - W, old[column], b_s)
+                p_to = entry(p_row_states + slot * s_row_slot, j, o_c, C, R_W, R_C)
+                tl.store(p_to, b_s.to(p_row_states.dtype.element_ty), mask=m_c)
+
+
+__all__ = ["DRAFT_ROWS", "REACH", "Drafts", "each", "replay", "verify"]

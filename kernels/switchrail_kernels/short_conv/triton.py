@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from switchrail.ops.batch import StateBatch, VerifyBatch
+from switchrail.ops.batch import RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 from switchrail_kernels.checkpoints import kept_states
@@ -13,7 +13,7 @@ from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.recurrent import TritonState
 from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.short_conv.convolve import convolve, step
-from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
+from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, each, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
 
 PIECE = 32
@@ -26,6 +26,7 @@ _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step, early=True)
 _launch_verify = Launcher(verify)
 _launch_replay = Launcher(replay)
+_launch_each = Launcher(each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +134,36 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
                 *(batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state),
             ),
             (state.stride(0), channels),
-            (width, block, REACH),
+            (width, block, REACH, *_strides(state)),
+            num_warps=2,
+        )
+
+    def launch_rows(
+        self, call: ShortConvCall, batch: RowStatesBatch, plan: Drafts, record: torch.Tensor
+    ) -> None:
+        """One launch."""
+        if len(record) == 0:
+            return
+        state = call.layer.state
+        to = state if call.layer.row_states is None else call.layer.row_states
+        channels, width = record.shape[1], state.shape[2] + 1
+        block = min(256, padded(channels))
+        _launch_each(
+            (len(batch.seqlens), -(-channels // block), 1),
+            (
+                *(record, state, to, plan.before, batch.cu_seqlens),
+                *(batch.read_slots, batch.row_slots, batch.has_initial_state),
+            ),
+            (state.stride(0), to.stride(0), channels, batch.row_slots.shape[1]),
+            (width, block, REACH, *_strides(state), *_strides(to)),
             num_warps=2,
         )
 
 
 def _arguments(
     call: ShortConvCall, most: int | None = None
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool, bool]]:
-    """The first tensors and numbers of all kernels, the taps (`most` of them), and the flags."""
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool | int, ...]]:
+    """The first tensors and numbers of all kernels, the taps (`most` of them), and the last constants."""
     layer, x, out = call
     weight, bias, state = layer.weight, layer.bias, layer.state
     channels, width = weight.shape
@@ -149,7 +171,16 @@ def _arguments(
         raise CONTRACT.error("weight", f"W = {width}", f"2 to {most} for the backend 'triton'")
     tensors = (x, weight, weight if bias is None else bias, state, out)
     numbers = (*x.stride(), state.stride(0), channels)
-    return tensors, numbers, width, (bias is not None, layer.activation == "silu")
+    return tensors, numbers, width, (bias is not None, layer.activation == "silu", *_strides(state))
+
+
+def _strides(state: torch.Tensor) -> tuple[int, int]:
+    """The strides of columns and channels within a state; zeros if it is dense, with channels innermost."""
+    _, step, column = state.stride()
+    _, channels, columns = state.shape
+    if (step == 1 or channels == 1) and (column == channels or columns == 1):
+        return 0, 0
+    return column, step
 
 
 __all__ = ["TritonShortConv"]

@@ -50,15 +50,19 @@ def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str,
     return {"seqlens": seqlens, "cu_seqlens": starts.to(device, non_blocking=True)}
 
 
-def plain(batch: SequenceBatch) -> Any:
+def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
     """The batch in a form that needs no feature of `ADAPTED`; the same object if possible.
 
     Tables of another dtype, with gaps, or with 0 as the null slot are copied.
+
+    Args:
+        batch: The batch.
+        wide: Tables that may have gaps between rows.
     """
     changed: dict[str, Any] = {}
     for name, dtype in _TABLES.items():
         table = getattr(batch, name, None)
-        if table is not None and (table.dtype is not dtype or not table.is_contiguous()):
+        if table is not None and (table.dtype is not dtype or not _is_dense(table, name in wide)):
             changed[name] = table.to(dtype).contiguous()
     if isinstance(batch, StateBatch) and batch.null_slot == 0:
         for name in ("read_slots", "write_slots", "checkpoint_slots", "row_slots"):
@@ -71,6 +75,10 @@ def plain(batch: SequenceBatch) -> Any:
         changed["write_slots"] = torch.where((read >= 0) & (write < 0), 0, write)
         changed["read_only"] = False
     return replace(batch, **changed) if changed else batch
+
+
+def _is_dense(table: torch.Tensor, wide: bool) -> bool:
+    return table.is_contiguous() or (wide and table.stride(-1) == 1)
 
 
 @dataclass(slots=True)
@@ -91,9 +99,9 @@ class Adapted:
         lengths: tuple[int, ...] = self.batch.seqlens
         return lengths
 
-    def update(self, batch: SequenceBatch) -> Any:
+    def update(self, batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
         """Take another batch's contents in place, and return its plain form on the plan's own tables."""
-        new = plain(batch)
+        new = plain(batch, wide=wide)
         kept: dict[str, torch.Tensor] = {}
         for field in fields(new):
             own, value = getattr(self.batch, field.name), getattr(new, field.name)

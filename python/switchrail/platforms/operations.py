@@ -246,6 +246,64 @@ class Experts(Operation):
         raise NotImplementedError
 
 
+class RaggedAttention(Operation):
+    """Softmax attention over keys and values that are packed like the queries, without a cache.
+
+    `forward(q, k, v, *, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k, scale, causal)` returns the output [T,
+    H, V] in q's dtype and its log-sum-exp [T, H] float32 (natural log, -inf for rows that attend to nothing,
+    whose outputs are zeros). q is [T, H, D], k [S, HKV, D] and v [S, HKV, V], H a multiple of HKV; all may be
+    strided views with a contiguous last axis, and V may differ from D. Sequence n has rows cu_seqlens[n] to
+    cu_seqlens[n + 1] and keys cu_seqlens_k[n] to cu_seqlens_k[n + 1], both [N + 1] int32; seqlens and
+    seqlens_k are the lengths on the host. If causal, the last row attends to all keys of its sequence, and
+    each row before it to one less; otherwise every row attends to all of them. Two results over parts of the
+    keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's prefill in chunks.
+    """
+
+    name = "ragged_attention"
+
+    @staticmethod
+    def forward(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        seqlens: tuple[int, ...],
+        seqlens_k: tuple[int, ...],
+        scale: float,
+        causal: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the class."""
+        raise NotImplementedError
+
+    @staticmethod
+    def forward_cpu(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        seqlens: tuple[int, ...],
+        seqlens_k: tuple[int, ...],
+        scale: float,
+        causal: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Plain torch, which also runs on other devices."""
+        from switchrail.ops.ragged import ragged_attention
+
+        return ragged_attention(
+            *(q, k, v),
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_k=cu_seqlens_k,
+            seqlens=seqlens,
+            seqlens_k=seqlens_k,
+            scale=scale,
+            causal=causal,
+        )
+
+
 class DecodeRows(Operation):
     """The inputs of a captured decode, from each row's position and slot.
 
@@ -303,6 +361,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         Products,
         GatedDeltaInputs,
         Experts,
+        RaggedAttention,
         DecodeRows,
         ChooseTokens,
     )
@@ -321,6 +380,7 @@ __all__ = [
     "Products",
     "QKNormRope",
     "RMSNorm",
+    "RaggedAttention",
     "Rotary",
     "SigmoidGate",
     "SiluAndMul",

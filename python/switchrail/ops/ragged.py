@@ -1,0 +1,90 @@
+"""Softmax attention over keys and values that are packed like the queries, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.errors import ArgumentError
+from switchrail.ops.softmax import attend
+
+ROWS = 256
+"""Query rows per product. Bounds the memory for logits."""
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    seqlens: tuple[int, ...],
+    seqlens_k: tuple[int, ...],
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention; see `switchrail.platforms.operations.RaggedAttention`.
+
+    Raises:
+        ArgumentError: The shapes or lengths don't match.
+    """
+    check_ragged(q, k, v, seqlens, seqlens_k)
+    compute = torch.promote_types(q.dtype, torch.float32)
+    heads, kv_heads, value_size = q.shape[1], k.shape[1], v.shape[2]
+    out = torch.zeros(len(q), heads, value_size, dtype=q.dtype, device=q.device)
+    lse = torch.full((len(q), heads), -torch.inf, dtype=compute, device=q.device)
+    row = first = 0
+    for length, keys in zip(seqlens, seqlens_k, strict=True):
+        own_k = k[first : first + keys].transpose(0, 1)[:, None].to(compute)
+        own_v = v[first : first + keys].transpose(0, 1)[:, None].to(compute)
+        for low in range(0, length if keys else 0, ROWS):
+            high = min(low + ROWS, length)
+            rows = slice(row + low, row + high)
+            queries = q[rows].to(compute).view(high - low, kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3)
+            mask = None
+            if causal:
+                position = torch.arange(low, high, device=q.device)[:, None] + (keys - length)
+                mask = torch.arange(keys, device=q.device) <= position
+            result, total = attend(queries, own_k, own_v, scale=scale, mask=mask)
+            out[rows] = result.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+            lse[rows] = total.permute(2, 0, 1).flatten(1, 2)
+        row, first = row + length, first + keys
+    return out, lse
+
+
+def check_ragged(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seqlens: tuple[int, ...],
+    seqlens_k: tuple[int, ...],
+) -> None:
+    """Refuse shapes and lengths that don't match. Tensor contents are not read.
+
+    Raises:
+        ArgumentError: They don't match.
+    """
+    for name, tensor, shape, valid in (
+        ("q", q.shape, (sum(seqlens), q.shape[1], k.shape[2]), "[sum(seqlens), H, D]"),
+        ("k", k.shape, (sum(seqlens_k), k.shape[1], k.shape[2]), "[sum(seqlens_k), HKV, D]"),
+        ("v", v.shape, (sum(seqlens_k), k.shape[1], v.shape[2]), "[sum(seqlens_k), HKV, V]"),
+    ):
+        if tuple(tensor) != shape:
+            raise ArgumentError(
+                f"{name}: got shape {list(tensor)}, expected {valid}", argument=name, found=list(tensor)
+            )
+    if len(seqlens) != len(seqlens_k):
+        raise ArgumentError(
+            f"seqlens_k: got {len(seqlens_k)} sequences, expected {len(seqlens)}, those of seqlens",
+            argument="seqlens_k",
+            found=len(seqlens_k),
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ArgumentError(
+            f"q: got H = {q.shape[1]}, expected a multiple of HKV = {k.shape[1]}",
+            argument="q",
+            found=q.shape[1],
+        )
+
+
+__all__ = ["ROWS", "check_ragged", "ragged_attention"]

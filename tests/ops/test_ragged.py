@@ -1,0 +1,104 @@
+"""Attention over packed keys and values, in plain torch and in Triton."""
+
+import os
+
+import pytest
+import torch
+from switchrail.errors import ArgumentError
+from switchrail.ops.adapter import sequences
+from switchrail.ops.ragged import ragged_attention
+from switchrail.ops.softmax import merge
+from switchrail.platforms.operations import RaggedAttention
+from switchrail.testing.measure import BOUNDS, measure
+
+SEQLENS, SEQLENS_K = (3, 0, 40, 1), (7, 5, 70, 0)
+
+
+def functions():
+    yield pytest.param(RaggedAttention.forward_cpu, "cpu", id="torch")
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        from switchrail_kernels.attention.ragged import ragged_attention as triton
+
+        yield pytest.param(triton, "cuda" if torch.cuda.is_available() else "cpu", id="triton")
+
+
+def arguments(
+    seqlens, seqlens_k, *, device, dtype=torch.float32, heads=4, kv_heads=2, size=24, value_size=16
+):
+    generator = torch.Generator().manual_seed(0)
+
+    def view(rows, count, width):  # of a larger buffer
+        fused = torch.randn(rows, count, width + 5, generator=generator, dtype=torch.float64)
+        return fused.to(device, dtype)[..., 3 : 3 + width]
+
+    q = view(sum(seqlens), heads, size)
+    k, v = view(sum(seqlens_k), kv_heads, size), view(sum(seqlens_k), kv_heads, value_size)
+    starts, starts_k = (sequences(each, device)["cu_seqlens"] for each in (seqlens, seqlens_k))
+    return (q, k, v), {
+        "cu_seqlens": starts,
+        "cu_seqlens_k": starts_k,
+        "seqlens": seqlens,
+        "seqlens_k": seqlens_k,
+        "scale": -0.3,
+    }
+
+
+def naive(q, k, v, *, seqlens, seqlens_k, scale, causal, **_):
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
+    q, k, v = (x.double().cpu() for x in (q, k, v))
+    row = first = 0
+    for length, keys in zip(seqlens, seqlens_k, strict=True):
+        for i in range(length):
+            for head in range(q.shape[1]):
+                own = head // (q.shape[1] // k.shape[1])
+                seen = slice(first, first + (keys - length + i + 1 if causal else keys))
+                logits = scale * (k[seen, own] @ q[row + i, head])
+                if len(logits):
+                    out[row + i, head] = torch.softmax(logits, 0) @ v[seen, own]
+                    lse[row + i, head] = torch.logsumexp(logits, 0)
+        row, first = row + length, first + keys
+    return out, lse
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("function", "device"), [*functions()])
+def test_each_row_attends_to_the_keys_of_its_sequence(function, device, causal):
+    tensors, options = arguments(SEQLENS, SEQLENS_K, device=device)
+    if causal:
+        options["seqlens_k"] = seqlens_k = (7, 5, 69, 1)
+        options["cu_seqlens_k"] = sequences(seqlens_k, device)["cu_seqlens"]
+    out, lse = function(*tensors, **options, causal=causal)
+    expected, total = naive(*tensors, **options, causal=causal)
+    assert measure(out.cpu(), expected).within(BOUNDS[torch.float32])
+    assert torch.equal(lse.cpu().isinf(), total.isinf())
+    assert torch.allclose(lse.cpu().double(), total, atol=1e-5)
+
+
+@pytest.mark.parametrize(("function", "device"), [*functions()])
+def test_parts_of_the_keys_merge_to_the_whole(function, device):
+    (q, k, v), options = arguments((4, 2), (20, 20), device=device)
+    whole = function(q, k, v, **options, causal=False)
+    halves = []
+    for part in (slice(0, 12), slice(12, 20)):
+        cut = [torch.cat([x[:20][part], x[20:][part]]) for x in (k, v)]
+        length = part.stop - part.start
+        own = {"seqlens_k": (length,) * 2, "cu_seqlens_k": sequences((length,) * 2, device)["cu_seqlens"]}
+        halves += function(q, *cut, **{**options, **own}, causal=False)
+    out, lse = merge(*halves)
+    assert torch.allclose(out, whole[0], atol=1e-5)
+    assert torch.allclose(lse, whole[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seqlens": (3, 0, 40, 2)}, r"q: got shape \[44, 4, 24\], expected \[sum\(seqlens\), H, D\]"),
+        ({"seqlens_k": (7, 5, 70)}, "seqlens_k: got 3 sequences, expected 4"),
+        ({"seqlens_k": (7, 5, 70, 1)}, "k: got shape"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(change, message):
+    tensors, options = arguments(SEQLENS, SEQLENS_K, device="cpu")
+    with pytest.raises(ArgumentError, match=message):
+        ragged_attention(*tensors, **{**options, **change}, causal=False)
