@@ -102,8 +102,9 @@ lint-rust:
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
+# Its processes would otherwise compile our modules and rewrite the tests' assertions again and again.
 test-python: build
-	$(PY) -m pytest -n $(WORKERS) $(ORDER)
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) $(ORDER)
 
 test-families: build
 	$(PY) -m pytest -n $(WORKERS) -m families tests/families tests/bridges

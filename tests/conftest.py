@@ -6,6 +6,7 @@ use one thread, since their computations are too small to gain from more.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ hypothesis.settings.load_profile("busy")
 
 spare_repetition()
 leftovers.remember_triton()
+gc.disable()  # until the tests are collected, since nearly all that this makes stays
 
 # The tests of these files share slow fixtures. They begin first, in this order, so that no process waits at
 # the end for a slow one.
@@ -49,6 +51,11 @@ WHOLE_FILES = (
     "tests/platforms/test_acme.py",
     "tests/spawn/test_ranks.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector runs again."""
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
