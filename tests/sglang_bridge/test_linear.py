@@ -267,6 +267,20 @@ def test_kimi_delta_attention(served, mode):
 
 
 @only_v23
+def test_whole_projections_are_cut_into_views(served):
+    made = served()
+    made.pools.temporal.normal_()
+    passed(made, "decode", [1, 1], [5, 2])
+    before, found = copy(made.pools), []
+    for module in made.model.layers:
+        whole, gates = torch.randn(2, CHANNELS + HV * V), torch.randn(2, 2 * HV)
+        out, z = made.backend.forward_decode(module, SimpleNamespace(), (whole, gates), gates, gates)
+        assert torch.equal(z.flatten(1), whole[:, CHANNELS:])
+        found.append((whole[:, :CHANNELS], gates[:, HV:], gates[:, :HV], out))
+    check(made, found, before, [1, 1], [5, 2])
+
+
+@only_v23
 def test_prompts_are_not_recorded_where_ours_serve_them(served):
     kinds = {names: served(*names, family="kda").backend for names in (("triton",) * 2, ("switchrail",) * 2)}
     assert [backend.supports_prefill_graph_extend() for backend in kinds.values()] == [True, False]
@@ -376,6 +390,16 @@ def test_a_recorded_pass_is_repeated_with_other_slots(served, version):
     slots.copy_(torch.tensor([3, 4]))
     prepare(capture=False)
     run([3, 4])
+    slots[1] = -1  # padding, for which SGLang's starts have no row
+    starts[2] = 1
+    prepare(capture=False)
+    before, found = copy(made.pools), []
+    for module in made.model.layers:
+        mixed, (a, b) = torch.randn(2, CHANNELS), torch.randn(2, 2, HV)
+        out = backend.forward_decode(module, batch, mixed, a, b)
+        assert not out[:, 1].any()
+        found.append((mixed[:1], a[:1], b[:1], out[:, :1]))
+    check(made, found, before, [1], [3])
 
 
 def test_a_repeated_pass_is_a_new_step(served):

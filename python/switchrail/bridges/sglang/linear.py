@@ -136,12 +136,24 @@ class ServedLayers:
         if not capture:
             self.steps.replay(sequences)
             return
-        metadata = self._backend.forward_metadata
-        part = decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)
+        slots = self._backend.forward_metadata.mamba_cache_indices
+        # SGLang's own starts give padding sequences no row, but there is one for each.
+        starts = torch.arange(sequences + 1, dtype=torch.int32, device=slots.device)
+        part = decode_part(starts, slots)
         self.steps.capture([part], Bounds(sequences=sequences, rows=sequences, tokens=self._tokens))
 
-    def decode(self, module: Any, forward_batch: Any, mixed_qkv: torch.Tensor, a: Any, b: Any) -> Any:
-        """Runs a layer on one token of each sequence."""
+    def decode(self, module: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any) -> Any:
+        """Runs a layer on one token of each sequence.
+
+        SGLang may pass the projections whole, `q | k | v | z` and `b | a`; it then expects z beside the result.
+        """
+        if isinstance(mixed_qkv, tuple):
+            whole, gates = mixed_qkv
+            channels = module.q_dim + module.k_dim + module.v_dim
+            mixed_qkv, z = whole[:, :channels], whole[:, channels:]
+            b, a = gates.chunk(2, dim=-1)
+            z = z.view(len(z), module.num_v_heads, module.head_v_dim)
+            return self.decode(module, forward_batch, mixed_qkv, a, b), z
         out = self._run(module, mixed_qkv, a, b)
         backend = self._backend
         pool = backend.req_to_token_pool.mamba2_layer_cache(module.layer_id)
