@@ -145,7 +145,8 @@ class ServedLayers:
     def decode(self, module: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any) -> Any:
         """Runs a layer on one token of each sequence.
 
-        SGLang may pass the projections whole, `q | k | v | z` and `b | a`; it then expects z beside the result.
+        SGLang may pass the projections whole, `q | k | v | z` and `b | a`, and then expects z beside the
+        result.
         """
         if isinstance(mixed_qkv, tuple):
             whole, gates = mixed_qkv
