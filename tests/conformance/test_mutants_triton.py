@@ -171,8 +171,8 @@ MUTANTS = {
     ),
     "a stale slot": (
         "short_conv",
-        "b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)",
-        "b_s = tl.load(p_state + write * s_slot + j * C + o_c, mask=m_old, other=0.0)",
+        "b_s = tl.load(entry(p_state + read * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)",
+        "b_s = tl.load(entry(p_state + write * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)",
         ["decode/float32/read-not-write"],
     ),
     "a dirty slot read": (
@@ -381,8 +381,8 @@ MUTANTS = {
     ),
     "a 32-bit offset of latents": (
         "mla",
-        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)\n        p_token",
-        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int32)\n        p_token",
+        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)\n        if S_T == 0:",
+        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int32)\n        if S_T == 0:",
         ["decode/float32/far-slots"],
     ),
     "causal by one over latents": (
@@ -466,18 +466,11 @@ def changed(mutants, marks=()):
 
 
 def unchanged(mutants, marks=()):
-    """For each module that mutants of an op change: one of the lines, and all cases that detect them.
-
-    A case of mutants in several modules runs with one of them.
-    """
-    lines = {(op, case): old for op, old, _, cases in mutants.values() for case in cases}
+    """For each op: one of the lines that its mutants change, and all cases that detect them."""
     found = {}
-    for (op, case), line in lines.items():
-        found.setdefault((op, home(op, line)), (line, []))[1].append(case)
-    return [
-        pytest.param(op, line, cases, id=f"{op}-{module}", marks=marks)
-        for (op, module), (line, cases) in found.items()
-    ]
+    for op, line, _, cases in mutants.values():
+        found.setdefault(op, (line, {}))[1].update(dict.fromkeys(cases))
+    return [pytest.param(op, line, [*cases], id=op, marks=marks) for op, (line, cases) in found.items()]
 
 
 @pytest.fixture(autouse=True)
