@@ -20,7 +20,7 @@ class Host:
         how: How its users ask for Switchrail; empty if there is no bridge.
         since: The oldest version that is served; None if only `versions` are.
         versions: The versions that the bridge was tested with.
-        ops: The ops that its bridge serves; None for all.
+        ops: By version, the ops that its bridge serves; all for other versions.
         needs: By op, the features that backends need on its memory.
     """
 
@@ -28,7 +28,7 @@ class Host:
     how: str = ""
     since: str | None = None
     versions: tuple[str, ...] = ()
-    ops: tuple[str, ...] | None = None
+    ops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def problem(self, version: str) -> str | None:
@@ -54,7 +54,10 @@ HOSTS: Final = (
         name="sglang",
         how="--linear-attn-backend switchrail",
         versions=("0.5.11", "0.5.23"),
-        ops=("gated_delta", "short_conv", "attention"),
+        ops={
+            "0.5.11": ("gated_delta", "short_conv", "attention"),
+            "0.5.23": ("gated_delta", "kda", "short_conv", "attention"),
+        },
         needs={"short_conv": ("transposed_state",)},
     ),
     Host(name="vllm"),
@@ -91,7 +94,7 @@ def served_in(
     if problem is not None:
         return [("all", "all", f"none: {problem}")]
     ops = sorted({op for layer in layout.layers for op in layer.ops})
-    left = [op for op in ops if host.ops is not None and op not in host.ops]
+    left = [op for op in ops if op not in host.ops.get(version, ops)]
     rows = [(op, "all", f"{host.name}'s own: the bridge does not serve it") for op in left]
     try:
         routes: Any = plan(features={op: needs for op, needs in host.needs.items() if op in ops}).routes

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from switchrail import Runtime
+from switchrail.engine.checkpoint import read_config
 from switchrail.testing import isolated
 from transformers import AutoModelForCausalLM
 
@@ -96,7 +97,10 @@ def small_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Small]
                 prompts = [list(text) for text in (b"And God ", b"In the beginning ", b"Now the sons of ")]
             else:
                 path = make(model_type, tmp_path_factory.mktemp(model_type))
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            _, family = read_config(path)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, config=family.config_class().from_pretrained(path), dtype=torch.float32
+            )
             found[model_type] = Small(model_type, model.eval(), prompts)
         return found[model_type]
 

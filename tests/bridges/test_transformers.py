@@ -20,10 +20,13 @@ Get = Callable[[str], Small]
 QUICK = ("kimi_linear", "minimax", "bamba", "lfm2")
 """One family of each linear op, beside the trained checkpoint; `make test-families` runs all of them."""
 
+OWN = ("bailing_moe_linear", "bailing_moe_v2_5")
+"""Their definitions are Switchrail's, and have no caches."""
+
 FAMILIES = [
     "qwen3_next",
     *QUICK,
-    *(pytest.param(name, marks=pytest.mark.families) for name in CONFIGS if name not in QUICK),
+    *(pytest.param(name, marks=pytest.mark.families) for name in CONFIGS if name not in (*QUICK, *OWN)),
 ]
 
 
@@ -54,6 +57,28 @@ def test_without_a_cache(small: Small) -> None:
     expected = [(tokens[:4], margins[:4]) for tokens, margins in small.alone()]
     with sr.use(small.model):
         compare(small.generate(4, use_cache=False), expected)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("model_type", OWN)
+def test_a_definition_without_caches(model_type: str, small_of: Get) -> None:
+    small = small_of(model_type)
+    prompt = torch.tensor([small.prompts[1]])
+    with torch.no_grad():
+        expected = small.model(prompt).logits
+        with sr.use(small.model):
+            torch.testing.assert_close(small.model(prompt).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_first_use_of_each_op_is_logged(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    """Once per served model, whatever the number of calls and caches."""
+    with caplog.at_level("INFO", logger="switchrail"), sr.use(small.model) as handle:
+        small.generate(3)
+        small.generate(3)
+    lines = [record.message for record in caplog.records if record.message.startswith("first use")]
+    assert sorted(lines) == sorted(
+        {f"first use of {op} {phase}: torch" for _, op, phase, _ in handle.plan.table}
+    )
 
 
 def test_sampling_with_a_seed(small: Small) -> None:
@@ -215,6 +240,12 @@ def test_refused_models(small: Small) -> None:
         sr.use(small.model)
     with pytest.raises(BridgeError, match="model_type None"):
         sr.use(torch.nn.Linear(2, 2))
+
+    class Other(type(small.model)):
+        """A definition from elsewhere, such as a checkpoint's own code."""
+
+    with pytest.raises(BridgeError, match="expected the definition in transformers"):
+        sr.use(Other(small.model.config).eval())
     with pytest.raises(UnknownBackendError, match="triten"):
         sr.use(small.model, backends={"attention": "triten"})
     assert small.model.config._attn_implementation != "switchrail_bridge"

@@ -12,10 +12,12 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
 import torch
+import transformers
 from torch import nn
 from transformers import DynamicCache
 
@@ -29,12 +31,13 @@ from switchrail.current import current_runtime
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
 from switchrail.engine.models.contract import KEYWORD, Connected
-from switchrail.engine.models.families import FAMILIES, Family
+from switchrail.engine.models.families import FAMILIES, Family, family_of
 from switchrail.engine.options import options_on
 from switchrail.engine.routes import plan_routes
 from switchrail.engine.watch import ENGINE
 from switchrail.errors import BridgeError
 from switchrail.hooks import Hooks
+from switchrail.hosts import HOSTS, release
 from switchrail.nearest import nearest
 from switchrail.runtime import Runtime
 
@@ -100,8 +103,8 @@ class Handle(AbstractContextManager["Handle"]):
         options: Mapping[str, Any],
     ) -> None:
         """See `use`."""
-        config = getattr(model, "config", None)
-        family = _family_of(config, runtime)
+        family = _family_of(model, runtime)
+        config: Any = model.config
         device, dtype = _checked(model)
         platform = runtime.find_platform(device)
         choose_dtype(dtype, {}, platform.hardware)
@@ -235,9 +238,11 @@ def _forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if served is None else served.handle.eager(original, *args, **kwargs)
 
 
-def _family_of(config: Any, runtime: Runtime) -> Family:
+def _family_of(model: nn.Module, runtime: Runtime) -> Family:
+    """The family of a model, whose definition and version are served."""
+    config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
-    found = runtime.family_of(model_type) or FAMILIES.get(str(model_type))
+    found = None if config is None else runtime.family_of(model_type) or family_of(config.to_dict())
     if not isinstance(found, Family):
         names, hint = nearest(str(model_type), FAMILIES)
         raise BridgeError(
@@ -246,6 +251,21 @@ def _family_of(config: Any, runtime: Runtime) -> Family:
             found=model_type,
             valid=tuple(FAMILIES),
             nearest=names,
+        )
+    host = next(host for host in HOSTS if host.name == "transformers")
+    since = max((str(host.since), found.since or "0"), key=release)
+    problem = replace(host, since=since).problem(transformers.__version__)
+    if problem is not None:
+        raise BridgeError(
+            f"got transformers {transformers.__version__}, and for {model_type!r} {problem}",
+            found=transformers.__version__,
+        )
+    if type(model).__module__ != found.module:
+        raise BridgeError(
+            f"got a {model_type!r} defined in {type(model).__module__}, expected the definition in "
+            f"{found.module}",
+            found=type(model).__module__,
+            valid=(found.module,),
         )
     return found
 
