@@ -1,4 +1,4 @@
-"""Drafts that know the outputs, and so force how many drafted tokens are accepted."""
+"""Drafts that know the expected outputs, and so determine how many drafted tokens are accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.task import Task
 
 Forced = Callable[[Random, int], int]
-"""The number of right tokens among so many drafted ones."""
+"""The number of right tokens among a number of drafted ones."""
 
 FORCED: dict[str, Forced] = {
     "none": lambda draw, count: 0,
@@ -24,7 +24,7 @@ class Oracle(Drafts):
 
     Attributes:
         steps: The accepted tokens of each verification.
-        most: The most drafted tokens of each verification: as many as allowed, or a random number of them.
+        most: Whether to draft as many tokens as allowed; otherwise a random number.
     """
 
     def __init__(
@@ -70,6 +70,6 @@ class Oracle(Drafts):
 
 
 def use(engine: Engine, drafts: Drafts) -> Drafts:
-    """Let an engine that was made with a draft use another one."""
+    """Replace the drafts of an engine that was made with drafts."""
     engine._core._drafts = drafts
     return drafts

@@ -1,4 +1,4 @@
-"""Drafted tokens are verified, and change no output."""
+"""Drafted tokens are verified, and don't change outputs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine
 
 @pytest.mark.parametrize("kind", FORCED)
 def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
-    """Ends by length, by token and by text, in and after an accepted run; several samples of a prompt."""
+    """Outputs with drafts end by length, token and text as without, in and after an accepted run.
+
+    Some requests have several samples.
+    """
     prompts, params = make_prompts(24), make_params(24)
     plain = make_engine(options=OPTIONS)
     for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
@@ -107,7 +110,7 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
 
 
 def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make) -> None:
-    """Accepted tokens are not run again, rejected ones neither."""
+    """A step runs one row per draft and one more; neither accepted nor rejected tokens run again."""
     prompts = make_prompts(12)
     expected = make_engine(options=OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
@@ -134,7 +137,7 @@ def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make) -> None:
 
 
 class Repeats(Drafts):
-    """Proposes as many tokens as allowed, of some tasks only; records numbers of tokens and the limits."""
+    """Proposes as many tokens as allowed for some tasks only; records numbers of tokens and limits."""
 
     def __init__(self, wanted: Callable[[Task], bool] = lambda task: True) -> None:
         self.wanted = wanted
@@ -150,7 +153,10 @@ class Repeats(Drafts):
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("new", [1, 2, 3, 9, 24])
 def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, make_engine: Make) -> None:
-    """The pool has just the pages that the request needs: its last token has no key."""
+    """Drafts end with the length and the last page.
+
+    The pool has exactly the pages that the request needs, since the last token has no key.
+    """
     ids, params = list(range(prompt)), SamplingParams(max_new_tokens=new, ignore_eos=True)
     pages = -(-(prompt + new - 1) // 4)
     options = {**DRAFTED, "max_sequences": 1, "num_pages": pages + 1, "max_length": prompt + new}
@@ -166,7 +172,7 @@ def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, mak
 
 
 class Turns(Drafts):
-    """Every second sequence has drafts, others in the next step."""
+    """Proposes for every second sequence, and for the others in the next step."""
 
     def __init__(self, drafts: Drafts, turn: int) -> None:
         self.drafts = drafts

@@ -106,7 +106,7 @@ class Model:
         return SimpleNamespace(logits=logits[:, logits_to_keep])
 
     def keep(self, running: Any, part: dispatch.Part, sums: torch.Tensor) -> None:
-        """Let the backend of layer 0 commit the sums, which are first those before the rows."""
+        """Let the backend of layer 0 commit the sums, which are the sums before the rows at first."""
         users = enumerate(running.prepared.users)
         index = next(i for i, user in users if (user.op, user.part) == ("gated_delta", 0))
         layers = self.runner.dispatcher._layers.items()
@@ -117,7 +117,7 @@ class Model:
 
 
 class Guesses(Drafts):
-    """Proposes right tokens for greedy requests, and every second time a wrong one after them."""
+    """Proposes right tokens for greedy requests, every second time followed by a wrong one."""
 
     def __init__(self, expected: list[Output]) -> None:
         self.expected = {output.prompt_tokens: output.tokens for output in expected}
@@ -140,7 +140,7 @@ class Subject:
     """
 
     def __init__(self, checkpoint: Path, expected: list[Output] | None = None) -> None:
-        """Make the engine, with drafts of the expected outputs if there are some."""
+        """Make the engine, with drafts of the expected outputs if given."""
         self._checkpoint = checkpoint
         self._options: dict[str, Any] = dict(SMALL)
         if expected is not None:
@@ -234,7 +234,7 @@ def subject(checkpoint: Path) -> Iterator[Subject]:
 
 @pytest.fixture(scope="module")
 def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
-    """An engine with drafts, whose tokens are those without drafts."""
+    """An engine with drafts, whose tokens must equal those without drafts."""
     drafting = Subject(checkpoint, subject.expected)
     drafting.read_later(0)
     assert drafting.expected == subject.expected
@@ -293,7 +293,7 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
 
 
 def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> None:
-    """Also while tokens are proposed, verified and committed."""
+    """An interrupt while tokens are proposed, verified or committed leaves the engine consistent."""
     passed = interrupt_everywhere(drafting, [generating, stepping], 400)
     assert {"proposed", "_draft", "_verify", "verify", "commit"} <= {place[0].co_name for place in passed}
 

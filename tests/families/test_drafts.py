@@ -1,4 +1,4 @@
-"""Each family verifies drafted tokens: every op's `verify` and `commit`, convolution windows included."""
+"""Each family verifies drafted tokens with every op's `verify` and `commit`, convolution windows included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.families.made import CONFIGS
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_greedy_tokens_are_those_without_drafts(model_type: str, family_of: Callable[[str], Family]) -> None:
-    """Ragged prompts together, with accepted and rejected drafts at random."""
+    """Ragged prompts together have the greedy tokens that they have without drafts.
+
+    Drafts are accepted at random.
+    """
     family = family_of(model_type)
     prompts, params = family.prompts((1, 2, 7, 33, 70)), SamplingParams(max_new_tokens=24, ignore_eos=True)
     with family.engine("torch", "cpu") as engine:

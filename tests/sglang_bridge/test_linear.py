@@ -1,4 +1,4 @@
-"""The bridge to SGLang on stand-ins for the few classes of SGLang that it meets.
+"""The bridge to SGLang, on stand-ins for the few SGLang classes that it uses.
 
 `make test-engines` compares the stand-ins' signatures with SGLang's, and runs the bridge in SGLang's engine.
 """
@@ -201,7 +201,7 @@ def passed(served, mode, rows, slots, prefixes=None, keep=None):
 
 
 def expected(module, mixed, a, b, conv, state):
-    """The rows of one sequence one after the other, from its window and state, in float64."""
+    """The results and states of one sequence, row by row from its window and state, in float64."""
     conv, state = conv.double().clone(), state.double().clone()
     results = []
     for x, decay, write in zip(mixed.double(), a.double(), b.double(), strict=True):
@@ -358,7 +358,10 @@ def test_a_layer_that_takes_another_path_is_counted(served, caplog):
 
 
 def test_a_recorded_pass_is_repeated_with_other_slots(served, version):
-    """Without a GPU nothing is recorded: the pass runs again on the tables that SGLang has filled anew."""
+    """A recorded pass is repeated with other slots.
+
+    Without a GPU nothing is recorded: the pass runs again on the tables that SGLang has filled anew.
+    """
     made = served("switchrail:recorded", "switchrail:recorded")
     made.pools.temporal.normal_()
     backend = made.backend

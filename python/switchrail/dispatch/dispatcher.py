@@ -379,7 +379,7 @@ class Dispatcher:
 
     def _adapted(self, op: str, name: str, backend: AnyBackend) -> AnyBackend:
         needed = self._needed.get(op, ())
-        if not needed:  # the routes of captured steps have backends that this dispatcher's own plan lacks
+        if not needed:  # captured steps are routed to backends that this dispatcher's own plan lacks
             return backend
         if id(backend) not in self._adapters:
             self._adapters[id(backend)] = adapted(backend, self._claimed[op, name], needed)

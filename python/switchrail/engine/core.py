@@ -61,8 +61,8 @@ class EngineCore:
             options: The engine's options.
             hardware: The hardware of the model.
             choose_tokens: Chooses tokens; `switchrail.engine.sampling.choose` if None.
-            drafts: Proposes tokens; None for none. The tokens of a step are then read before the next step,
-                because the proposals follow them.
+            drafts: Proposes tokens; None for none. With drafts, the tokens of a step are read before the next
+                step, because proposals continue them.
         """
         self.runner: Runner | None = runner
         self.sequences = sequences
@@ -211,7 +211,7 @@ class EngineCore:
     def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
         """The schedule with drafts, cut so that each task can take all of its drafts and one more token.
 
-        So no key is written past the pages and the length that the task was admitted for.
+        So no key is written beyond the pages and the length for which the task was admitted.
         """
         limits = [
             min(self._most, task.params.max_new_tokens - len(task.tokens) - 1) for task in schedule.decode
@@ -297,7 +297,7 @@ class EngineCore:
         """Keep the accepted drafts in memory, and drop the others.
 
         Returns:
-            For each task of `schedule.decode` its new tokens; and logits and slots of the other tasks.
+            The new tokens of each task of `schedule.decode`, and the logits and slots of the other tasks.
         """
         decode = schedule.decode
         rows = len(decode) + sum(map(len, schedule.drafted))

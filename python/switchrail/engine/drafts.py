@@ -1,4 +1,4 @@
-"""Proposing tokens for a model to verify."""
+"""Proposes tokens for a model to verify."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Drafted:
     """The proposal for N sequences.
 
     Attributes:
-        tokens: Each sequence's drafted tokens, those that follow its newest token; possibly none.
+        tokens: Each sequence's drafted tokens, which follow its newest token; possibly none.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -24,7 +24,7 @@ class Drafted:
 class Drafts(ABC):
     """Proposes the next tokens of sequences. The model verifies all of them in one step.
 
-    Outputs don't depend on the proposals, but their speed does: each accepted token saves a step.
+    Proposals don't change outputs, but each accepted token saves a step.
     """
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Drafts(ABC):
 
         Args:
             tasks: N tasks, each with its prompt (`ids`) and the `tokens` after it.
-            limits: For each, the most tokens to propose, possibly 0.
+            limits: The maximum number of tokens for each task, possibly 0.
         """
 
 
@@ -41,7 +41,7 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
     """A proposal that was checked.
 
     Raises:
-        EngineError: It isn't one for these tasks.
+        EngineError: The proposal has another number of sequences, too many tokens, or invalid ones.
     """
     found = drafts.propose(tasks, limits)
     name = type(drafts).__name__

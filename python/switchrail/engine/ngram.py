@@ -1,4 +1,4 @@
-"""Drafts from a sequence's own earlier tokens, without a model."""
+"""Proposes drafts from a sequence's own earlier tokens, without a model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from switchrail.engine.task import Task
 
 LONGEST = 4
 SHORTEST = 2
-"""Tokens of the endings that are looked up."""
+"""Lengths, in tokens, of the endings that are looked up."""
 
 
 class NgramDrafts(Drafts):
-    """Looks up the last tokens of a sequence in the text before them, and proposes what followed there.
+    """Looks up the last tokens of a sequence in its earlier tokens, and proposes the tokens that followed.
 
-    The longest ending that occurred before is used, at its latest occurrence. The proposal goes on
-    periodically where the text after that occurrence ends.
+    Uses the latest occurrence of the longest ending that occurred before. If the text after that occurrence
+    is too short, the proposal repeats it.
     """
 
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:

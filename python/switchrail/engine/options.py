@@ -46,8 +46,8 @@ class EngineOptions:
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
             supports it. A request that ends early (by an end token or a stop string) then costs one row of
             one step. No effect with `draft`, since proposals follow the last step's tokens.
-        draft: What proposes tokens that the model then verifies, several of them in one step: `ngram` for the
-            sequence's own earlier tokens, or a `Drafts`. None for nothing.
+        draft: The source of drafted tokens, which the model verifies, several in one step: `ngram` for the
+            sequence's own earlier tokens, or a `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are

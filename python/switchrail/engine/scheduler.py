@@ -64,7 +64,7 @@ class Scheduler:
         self.waiting: OrderedDict[Task, None] = OrderedDict()
         self._sequences = sequences
         self._rows = options.max_tokens_per_step
-        self._each = 1 if options.draft is None else 1 + options.draft_tokens  # rows of a decoding task
+        self._each = 1 if options.draft is None else 1 + options.draft_tokens  # the rows of a decoding task
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them

@@ -1,4 +1,4 @@
-"""Deciding which drafted tokens a model accepts."""
+"""Decides which drafted tokens a model accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def verify(
 
     A draft is accepted if the model chooses it too, with the same random number as without drafts. So neither
     greedy nor sampled tokens depend on drafts, and each sequence takes one random number per new token. A
-    draft has probability p of being accepted, as in rejection sampling with a proposal of probability 1.
+    draft with probability p in the model is accepted with probability p, as in rejection sampling of a
+    certain proposal.
 
     Args:
         logits: [R, vocabulary], for each of N sequences the row of its newest token and one per draft.

@@ -21,7 +21,7 @@ class Stats:
         decode_seconds: Time spent on decoding, sampling included.
         verifications: Verifications of drafted tokens, one per sequence and step.
         drafted_tokens: Tokens proposed by drafts.
-        accepted_tokens: Those of them that requests received.
+        accepted_tokens: Drafted tokens that requests received.
     """
 
     steps: int = 0
@@ -59,7 +59,7 @@ class Stats:
         self.decode_seconds += seconds * (1 - share)
 
     def add_drafts(self, drafted: Sequence[Sequence[int]], accepted: int) -> None:
-        """Count a step that verified these tokens; sequences without any are not counted."""
+        """Count a step that verified these tokens; sequences without drafts are not counted."""
         self.verifications += sum(map(bool, drafted))
         self.drafted_tokens += sum(map(len, drafted))
         self.accepted_tokens += accepted

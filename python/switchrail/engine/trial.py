@@ -102,7 +102,7 @@ class _Zeros(Drafts):
 
 
 def _params(options: EngineOptions) -> SamplingParams:
-    """For one token after the prompt, with as many drafts as a step takes, and one more."""
+    """Parameters for one token after the prompt, as many drafts as a step takes, and one more token."""
     return _SAMPLED if options.draft is None else replace(_SAMPLED, max_new_tokens=2 + options.draft_tokens)
 
 

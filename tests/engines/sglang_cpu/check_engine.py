@@ -8,13 +8,13 @@ import torch
 
 NEW_TOKENS = 6
 TRACKED = 64
-"""Tokens between the states that SGLang's prefix cache keeps."""
+"""The number of tokens between the states that SGLang's prefix cache keeps."""
 OURS = {"linear_attn_backend": "switchrail:acme", "attention_backend": "switchrail"}
 OWN = {"linear_attn_backend": "triton", "attention_backend": "torch_native"}
 
 
 def prompts(model):
-    """Short prompts and a long one, of which all tokens can be compared."""
+    """Short prompts, and a long one all of whose tokens can be compared."""
     found = []
     for seed, length in enumerate((3, 5, 9, 14) * 20 + (TRACKED + 6,) * 20):
         if sum(len(prompt) == length for prompt, _ in found):
@@ -86,7 +86,7 @@ def test_the_vendors_kernel_serves_every_call_in_the_schedulers_process(ours):
         ("gated_delta", phase, "acme") for phase in ("decode", "prefill")
     }
     assert {line["process"] for line in ours.watched} != {os.getpid()}
-    # One instance serves both phases. A tracked prompt is cut in two parts.
+    # One instance serves both phases. A tracked prompt is split into two parts.
     extends, decodes = ours.batches("EXTEND"), ours.batches("DECODE")
     assert len(decodes) == 3 * (NEW_TOKENS - 1)
     last = max(ours.watched, key=lambda line: line["calls"]["decode"])

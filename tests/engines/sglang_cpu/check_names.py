@@ -1,4 +1,4 @@
-"""The limits of SGLang's names of backends, with and without the bridge, in processes of their own."""
+"""SGLang's names of backends and their limits, with and without the bridge, in separate processes."""
 
 import json
 import os

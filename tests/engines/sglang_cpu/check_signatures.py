@@ -1,4 +1,4 @@
-"""The stand-ins of `make test` have the signatures of SGLang's own functions and methods."""
+"""The stand-ins of `make test` have the signatures of SGLang's functions and methods."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ FILES = sorted(file for part in ("common", "v23") for file in STANDINS.glob(f"{p
 
 
 def functions(owner, module):
-    """The functions and methods that a module or a class of it defines, by dotted name."""
+    """The functions and methods that a module or one of its classes defines, by dotted name."""
     for name, value in vars(owner).items():
         if isinstance(value, type) and value.__module__ == module:
             for inner, function in functions(value, module):
@@ -27,7 +27,7 @@ def shape(function):
 
 
 def text(parameters):
-    """Enum members of two modules differ, and have the same text."""
+    """A default's text, since equal enum members of two modules are not equal."""
     return [(name, kind, str(default)) for name, kind, default in parameters]
 
 
@@ -43,7 +43,7 @@ def test_signatures(file):
         for part in path.split("."):
             found = getattr(found, part)
         wanted, have = text(shape(found)), text(shape(function))
-        if path.endswith("__init__"):  # a stand-in may lack the last ones
+        if path.endswith("__init__"):  # a stand-in may lack the last parameters
             wanted = wanted[: len(have)]
         assert have == wanted, path
 

@@ -8,11 +8,11 @@ from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 LINEAR, FULL = "linear_attention", "full_attention"
 NEAR = 0.1
-"""Where the first two logits are nearer than this, rounding may choose either token."""
+"""If the first two logits are nearer than this, rounding may choose either token."""
 
 
 def make(folder: Path) -> Qwen3NextForCausalLM:
-    """Save the checkpoint, with the names in its configuration that SGLang reads."""
+    """Save the checkpoint, with the configuration names that SGLang reads."""
     torch.manual_seed(0)
     config = Qwen3NextConfig(
         vocab_size=320,
@@ -54,7 +54,7 @@ def make(folder: Path) -> Qwen3NextForCausalLM:
 
 
 def greedy(model: Qwen3NextForCausalLM, prompt: list[int], new_tokens: int) -> tuple[list[int], int]:
-    """The greedy tokens, and how many of them come before the first near tie."""
+    """The greedy tokens, and the number of tokens before the first near tie."""
     done = model.generate(
         torch.tensor([prompt]),
         do_sample=False,

@@ -17,9 +17,9 @@ class Run:
     """One run of SGLang's Engine.
 
     Attributes:
-        answers: For each batch and prompt the new tokens, and how many of the prompt's came from the cache.
+        answers: For each batch and prompt the new tokens, and the number of prompt tokens from the cache.
         watched: A line for each batch of the scheduler, from the plugin `engine-watch`.
-        log: What the processes wrote.
+        log: The output of the processes.
         status: The exit status.
     """
 
@@ -29,13 +29,13 @@ class Run:
     status: int
 
     def batches(self, mode):
-        """The lines of one mode."""
+        """The lines of the batches of one mode."""
         return [line for line in self.watched if line["mode"] == mode]
 
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory):
-    """Run SGLang's Engine in a process of its own, with all of its own processes."""
+    """Run SGLang's Engine in a separate process, with all of its own processes."""
 
     def run(options, batches, **environment):
         folder = tmp_path_factory.mktemp("run")

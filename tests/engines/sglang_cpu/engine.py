@@ -1,7 +1,8 @@
 """Runs SGLang's Engine once: `engine.py REQUEST ANSWER`, both files of JSON.
 
 The request has the Engine's `options` and the `batches`, each with prompts of token ids and the number of new
-tokens. The answer has for each prompt the new tokens, and how many of its own came from the prefix cache.
+tokens. The answer has for each prompt the new tokens, and the number of prompt tokens that came from the
+prefix cache.
 """
 
 import json
@@ -36,5 +37,5 @@ def main():
     engine.shutdown()
 
 
-if __name__ == "__main__":  # its processes import this file
+if __name__ == "__main__":  # SGLang's processes import this file
     main()

@@ -1,9 +1,9 @@
 """Serves SGLang's linear attention and full attention layers with Switchrail's backends, on SGLang's memory.
 
 SGLang finds this bridge by its entry point in each of its processes. `--linear-attn-backend switchrail` then
-lets the core decide, and `switchrail:NAME` chooses a backend by name; the same holds for
-`--linear-attn-decode-backend` and `--linear-attn-prefill-backend`, which mix with SGLang's own names.
-Nothing changes for a server that asks for none of these names.
+lets the core decide, and `switchrail:NAME` chooses a backend by name. `--linear-attn-decode-backend` and
+`--linear-attn-prefill-backend` accept the same names, beside SGLang's own. A server that uses none of these
+names is unaffected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def activate() -> None:
     """Loads Switchrail's plugins and offers their backends to SGLang; the target of the entry point.
 
     Raises:
-        BridgeError: SGLang's version is not among the known ones. SGLang logs this, and runs without.
+        BridgeError: The bridge doesn't know SGLang's version. SGLang logs this, and runs without the bridge.
     """
     places = places_of(version("sglang"))
 

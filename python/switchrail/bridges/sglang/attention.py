@@ -15,7 +15,7 @@ _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Registers an attention backend under each of our names."""
+    """Registers an attention backend under each of Switchrail's names."""
     registry = import_module(_REGISTRY)
     for name in names_for(runtime, ["attention"]):
 

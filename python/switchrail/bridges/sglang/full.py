@@ -168,7 +168,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         host_lens: torch.Tensor | None,
         mode: Any,
     ) -> None:
-        """Without lengths on the host the pass is recorded, else updated."""
+        """Plans a recorded pass: without lengths on the host it is recorded, otherwise updated."""
         if not mode.is_decode_or_idle():
             raise BridgeError("Switchrail's attention records decode steps only", found=str(mode))
         lengths = [1] * count if host_lens is None else host_lens[:count].tolist()
@@ -265,11 +265,11 @@ def _plain(place: torch.Tensor) -> torch.Tensor:
 
 
 def _check(model_runner: Any) -> None:
-    """Refuses what the backend does not serve, before the first request."""
+    """Refuses options that the backend does not serve, before the first request."""
     if model_runner.use_mla_backend:
-        raise BridgeError("Switchrail serves no latent attention (MLA) in SGLang yet")
+        raise BridgeError("Switchrail does not serve latent attention (MLA) in SGLang yet")
     if model_runner.server_args.speculative_algorithm is not None:
-        raise BridgeError("Switchrail's attention serves no speculative decoding in SGLang yet")
+        raise BridgeError("Switchrail's attention does not serve speculative decoding in SGLang yet")
     pool = model_runner.token_to_kv_pool
     if getattr(pool, "swa_kv_pool", None) is not None:
         raise BridgeError("Switchrail serves no separate pool of sliding windows in SGLang")

@@ -64,7 +64,7 @@ class ServedLayers:
     """The layers of a family in one of SGLang's model runners.
 
     Attributes:
-        asked: The names that ask for Switchrail, by phase.
+        asked: The user's names of Switchrail's backends, by phase.
         bound: The route plan of the layers, with its backends.
         steps: The passes of the model.
     """
@@ -87,7 +87,7 @@ class ServedLayers:
         modules = modules_of(model_runner.model, RadixLinearAttention)
         pools = {id: model_runner.req_to_token_pool.mamba2_layer_cache(id) for id in modules}
         if any(getattr(pool, "replayssm_d", None) is not None for pool in pools.values()):
-            raise BridgeError("the option enable_linear_replayssm keeps states in a form of its own")
+            raise BridgeError("the option enable_linear_replayssm stores states in an unsupported form")
         self._convolutions = {id: _convolution(family, modules[id], pools[id].conv[0]) for id in modules}
         self._layers = {id: family.layer(modules[id], pools[id].temporal) for id in modules}
         needed: dict[str, set[str]] = {"short_conv": set(), family.op: set()}
@@ -201,7 +201,7 @@ class ServedLayers:
         return ShortConvCall(self._convolutions[module.layer_id], mixed_qkv, convolved), call
 
     def _example(self, module: Any, dtype: torch.dtype) -> tuple[ShortConvCall, Any, SequenceBatch]:
-        """A layer's calls of two requests, to see what they need."""
+        """A layer's calls for two requests, from which the needed features are read."""
         device = module.A_log.device
         mixed_qkv = torch.empty(2, module.q_dim + module.k_dim + module.v_dim, dtype=dtype, device=device)
         decays = torch.empty(2, *self._family.decays(module), dtype=dtype, device=device)
@@ -212,12 +212,12 @@ class ServedLayers:
         return (*self._calls(module, mixed_qkv, decays, weights), batch)
 
     def _id(self, module: Any) -> tuple[int, ...]:
-        """The layer's id where SGLang copies the states of all layers at once, after the last one."""
+        """The layer's id, if SGLang's copy of states takes it since it copies all layers at once."""
         return (module.layer_id,) if hasattr(self._backend, "_track_pools") else ()
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends of linear layers; without one of our names their calls stay SGLang's."""
+    """Hooks SGLang's backends of linear layers; calls stay SGLang's unless a name of ours was chosen."""
 
     def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
         if is_ours(view.linear_attn_backend):
@@ -235,7 +235,7 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
     hooks = runtime.hooks
 
     def plain(dispatcher: Any, *backends: Any, **named: Any) -> tuple[Any, Any]:
-        """SGLang's dispatcher is made with its default kernels where ours serve."""
+        """Lets SGLang's dispatcher use its default kernels where Switchrail serves."""
         triton = type(backends[0]).TRITON
         return (dispatcher, *(triton if b is not None and is_ours(b.value) else b for b in backends)), named
 
@@ -296,7 +296,7 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
 
 
 class _AsTriton:
-    """A server's arguments, with the linear backend that SGLang knows to keep states within prompts."""
+    """A server's arguments with another linear backend, for which SGLang can keep states within prompts."""
 
     linear_attn_backend = "triton"
 
@@ -308,7 +308,7 @@ class _AsTriton:
 
 
 def _asked(model_runner: Any, places: Places) -> dict[str, str]:
-    """The names that the user asked for, by phase."""
+    """The names of Switchrail's backends that the user chose, by phase."""
     if places.verify_choice:
         backends = model_runner.linear_attn_backends
         found = {"decode": backends.decode, "prefill": backends.prefill, "verify": backends.verify}
@@ -323,7 +323,7 @@ def _asked(model_runner: Any, places: Places) -> dict[str, str]:
 
 
 def _convolution(family: Family, module: Any, state: torch.Tensor) -> ShortConvLayer:
-    """A layer's convolution. With drafts SGLang's windows are longer, and the last inputs count."""
+    """A layer's convolution. With drafts SGLang's windows are longer; their last inputs count."""
     activation = family.activation or module.activation
     if activation not in _ACTIVATIONS:
         valid = tuple(filter(None, _ACTIVATIONS))
@@ -422,7 +422,7 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
 
 
 def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
-    """Numbers on the host: SGLang's own copy if it has one, which spares waiting for the device."""
+    """Numbers on the host: SGLang's own copy if there is one, which saves waiting for the device."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 

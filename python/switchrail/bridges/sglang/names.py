@@ -1,4 +1,4 @@
-"""The names of backends that SGLang's users can ask for."""
+"""The names of backends that SGLang's users can choose."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ OURS = "switchrail"
 
 
 def is_ours(name: str | None) -> bool:
-    """Whether a name asks for Switchrail."""
+    """Whether a name is one of Switchrail's."""
     return name is not None and name.split(":")[0] == OURS
 
 
 def backend_of(name: str) -> str | None:
-    """The backend that one of our names chooses; None lets the core decide."""
+    """The backend that a name of Switchrail's chooses; None lets the core decide."""
     return name.partition(":")[2] or None
 
 
 def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
-    """The names that ask for a backend of one of these ops."""
+    """The names that choose a backend of one of these ops."""
     backends = {backend.name for op in ops for backend in runtime.backends(op)}
     return [OURS, *(f"{OURS}:{name}" for name in sorted(backends))]
 
 
 def offer(runtime: Runtime, places: Places) -> None:
-    """Adds our names to SGLang's choices, and makes names that nobody has registered errors."""
+    """Adds Switchrail's names to SGLang's choices, and makes unregistered names errors."""
     choices = import_module(places.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     for names, ops in ((linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)):
@@ -45,7 +45,7 @@ def offer(runtime: Runtime, places: Places) -> None:
     enum = f"{places.linear_module}.LinearAttnKernelBackend"
 
     def member(kind: type[Enum], value: object) -> Enum:
-        """The member of a name that SGLang's enum lacks, so that each name stays distinct."""
+        """The member for a name that SGLang's enum lacks, so that each name stays distinct."""
         valid = dict.fromkeys([*(each.value for each in kind), *linear])
         if value not in valid:
             raise unknown(
@@ -64,7 +64,7 @@ def offer(runtime: Runtime, places: Places) -> None:
     if places.has_custom:
 
         def is_custom(result: bool, member: Any) -> bool:
-            """Whether the name comes from another plugin, which before had the one member `CUSTOM`."""
+            """Whether another plugin owns the name; SGLang has one member for all such names, `CUSTOM`."""
             return result or (member.name not in type(member).__members__ and not is_ours(member.value))
 
         runtime.hooks.add(f"{enum}.is_custom", is_custom, "after", source=OURS)

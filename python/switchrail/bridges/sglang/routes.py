@@ -43,15 +43,15 @@ def bind_layers(
 ) -> Dispatcher:
     """Decides and constructs the backends of some layers of a runner's model.
 
-    The kinds of layers come from the model that SGLang has built, so a draft worker's from its draft.
+    The kinds of layers come from the model that SGLang has built; in a draft worker that is the draft.
 
     Args:
         runtime: The runtime with the registrations.
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
         layers: The heads of each layer, by id.
-        asked: The names asked for, by phase.
-        needed: The features that the layers' calls need, by op; the names asked for belong to the last op.
+        asked: The chosen names, by phase.
+        needed: The features that the layers' calls need, by op; the chosen names belong to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
 
     Raises:

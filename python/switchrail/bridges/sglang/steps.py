@@ -21,7 +21,7 @@ _log = logging.getLogger("switchrail")
 class Steps:
     """The forward passes of one model runner, each a step of a dispatcher.
 
-    SGLang announces a pass by its metadata and never its end. A repeated pass, as before a capture, is a new
+    SGLang announces a pass by its metadata, but not its end. A repeated pass, as before a capture, is a new
     step with the same plans.
 
     Attributes:
@@ -68,7 +68,7 @@ class Steps:
         self.dispatcher.dispatch_rows(call)
 
     def end(self) -> None:
-        """Ends the pass, if there is one; counts it if a layer was not called."""
+        """Ends the current pass, if any; counts the pass if a layer was not called."""
         running, self._running = self._running, None
         self._called.clear()
         if running is None:
@@ -140,7 +140,7 @@ class Extended:
         return [Part(phase="prefill", rows=slice(0, sum(self.seqlens)), states=batch)]
 
     def _split(self, tracked: Tracked) -> list[Part]:
-        """A tracked sequence goes from its slot to the kept one, and in the next part back to its own."""
+        """Splits a tracked sequence: it runs from its slot to the kept one, then back to its own slot."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
         groups: list[list[tuple[int, int, bool, bool]]] = [
             []
@@ -174,7 +174,7 @@ class Extended:
         return parts
 
     def last_states(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The slots of last states that are kept too, and the slots to copy them to, if there are any."""
+        """The slots of final states that must be kept too, and the slots to copy them to."""
         if self.tracked is None:
             return None
         after = self.tracked.after

@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported
 
 
 def platform():
@@ -18,8 +18,8 @@ def interpret():
 
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda index=None: contextlib.nullcontext()
-    torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some without asking the platform
-    # There is no driver to time configurations with: the first one wins.
+    torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some itself
+    # Without a driver configurations can't be timed, so the first one is used.
     triton.runtime.autotuner.Autotuner._bench = lambda self, *args, config=None, **kwargs: [1.0, 1.0, 1.0]
     import sglang_on_cpu_helpers
 

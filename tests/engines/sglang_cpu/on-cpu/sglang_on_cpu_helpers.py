@@ -1,4 +1,4 @@
-"""Jitted functions in place of SGLang's aliases of Triton's: the interpreter adapts those of `tl` only."""
+"""Jitted functions in place of SGLang's aliases of Triton's, since the interpreter adapts `tl` only."""
 
 import sglang.kernels.ops.attention.fla.op as op
 import triton
@@ -26,5 +26,5 @@ def _log2(x):
 
 
 def adapt():
-    """Replace the aliases, before the modules that import them."""
+    """Replace the aliases before the modules that import them are imported."""
     op.exp, op.exp2, op.log, op.log2 = _exp, _exp2, _log, _log2

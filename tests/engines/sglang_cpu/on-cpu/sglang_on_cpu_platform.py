@@ -1,4 +1,7 @@
-"""The platform. Imported while SGLang chooses it, so it imports nothing that asks for the chosen one."""
+"""The platform.
+
+SGLang imports this module while it chooses the platform, so the module imports nothing that needs the choice.
+"""
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -15,5 +18,5 @@ class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
         return "torch_native"
 
     def support_mamba_cache_extra_buffer(self):
-        """Whether states can be kept within a prompt."""
+        """Whether states within a prompt can be kept."""
         return True

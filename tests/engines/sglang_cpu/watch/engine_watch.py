@@ -1,7 +1,8 @@
 """A plugin of Switchrail whose hook watches the batches of SGLang's scheduler.
 
-A line of JSON a batch goes to the file that ENGINE_WATCH names: the process, the mode, the calls that the
-backends of the first linear and of the full layers have counted so far, and the bytes that torch allocated.
+For each batch, a line of JSON goes to the file that ENGINE_WATCH names. It has the process, the mode, the
+calls counted so far by the backends of the first linear layer and of the full layers, and the bytes that
+torch allocated.
 """
 
 import json
@@ -11,7 +12,7 @@ FILE = "ENGINE_WATCH"
 
 
 def register(registry):
-    """Put the hook on SGLang's scheduler, where a file is named."""
+    """Put the hook on SGLang's scheduler, if a file is named."""
     if os.environ.get(FILE):
         registry.hook("sglang.srt.managers.scheduler.Scheduler.run_batch", run_batch, "around")
 
@@ -37,7 +38,7 @@ def run_batch(original, scheduler, *args, **kwargs):
 
 
 def served(backend):
-    """What Switchrail serves within SGLang's hybrid backend, and how often it was called."""
+    """The objects through which Switchrail serves SGLang's hybrid backend, and their numbers of calls."""
     linear = getattr(backend.linear_attn_backend, "switchrail", None)
     full = getattr(backend.full_attn_backend, "bound", None)
     found = {}

@@ -3,7 +3,7 @@
 from enum import Enum
 
 CHOSEN = {}
-"""The members by phase; SGLang's own are globals, which its `initialize_linear_attn_config` sets."""
+"""The chosen members by phase; in SGLang they are globals, set by `initialize_linear_attn_config`."""
 
 
 class LinearAttnKernelBackend(Enum):
