@@ -255,7 +255,7 @@ def test_options() -> None:
     )
     with pytest.raises(ConfigError, match=r"at least 10, rows for the drafts of all sequences"):
         EngineOptions(draft="ngram", max_sequences=2, max_tokens_per_step=9)
-    with pytest.raises(ConfigError, match=r"compile must be 'off' with a draft, found 'blocks'"):
+    with pytest.raises(ConfigError, match=r"compile must be 'off' with a draft, got 'blocks'"):
         EngineOptions(draft="ngram", compile="blocks")
     with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, found 0"):
         EngineOptions(draft="ngram", draft_tokens=0)
