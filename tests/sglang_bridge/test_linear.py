@@ -252,9 +252,10 @@ def check(served, found, before, rows, slots, prefixes=None, keep=None):
 
 
 @only_v23
+@pytest.mark.parametrize("name", ["switchrail:torch", "switchrail:interpreted"])
 @pytest.mark.parametrize("mode", ["extend", "decode"])
-def test_kimi_delta_attention(served, mode):
-    made = served(family="kda", slots=9)
+def test_kimi_delta_attention(served, mode, name):
+    made = served(name, name, family="kda", slots=9)
     made.pools.own.normal_()
     made.pools.temporal.normal_()
     rows, slots, prefixes, keep = [70, 3], [2, 5], [0, 8], [3, 0]
@@ -290,11 +291,12 @@ def copy(pools):
     return SimpleNamespace(conv=pools.conv.clone(), temporal=pools.temporal.clone())
 
 
-NAMES = ["switchrail", "switchrail:plain"]
-"""A backend with all features, and one that is adapted to SGLang's memory and gates."""
+NAMES = ["switchrail:torch", "switchrail:plain", "switchrail:interpreted"]
+"""A backend with all features, one that is adapted to SGLang's memory and gates, and ours in Triton."""
+EACH = [*[("v23", name) for name in NAMES], ("v11", NAMES[0])]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("version", "name"), EACH, indirect=["version"])
 def test_prompts_and_tokens_on_sglangs_memory(served, version, name):
     torch.manual_seed(0)
     made = served(name, name)
@@ -307,7 +309,7 @@ def test_prompts_and_tokens_on_sglangs_memory(served, version, name):
         before = copy(made.pools)
         found = passed(made, mode, rows, slots, prefixes)
         check(made, found, before, rows, slots, prefixes)
-    if name != "switchrail":
+    if name == "switchrail:plain":
         bound = made.backend.switchrail.bound
         assert bound.backend("gated_delta", "decode", 0) is bound.backend("gated_delta", "prefill", 0)
         assert bound.backend("gated_delta", "decode", 0).calls == 2 * LAYERS
@@ -316,7 +318,7 @@ def test_prompts_and_tokens_on_sglangs_memory(served, version, name):
     assert made.backend.switchrail.steps.bypassed == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("version", "name"), EACH, indirect=["version"])
 def test_states_for_the_prefix_cache(served, name):
     torch.manual_seed(1)
     made = served(name, name, slots=12)
@@ -357,12 +359,13 @@ def test_a_layer_that_takes_another_path_is_counted(served, caplog):
     assert "layer 2 did not run its gated_delta" in caplog.text
 
 
-def test_a_recorded_pass_is_repeated_with_other_slots(served, version):
+@pytest.mark.parametrize("name", ["switchrail:recorded", "switchrail:interpreted"])
+def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
     """A recorded pass is repeated with other slots.
 
     Without a GPU nothing is recorded: the pass runs again on the tables that SGLang has filled anew.
     """
-    made = served("switchrail:recorded", "switchrail:recorded")
+    made = served(name, name)
     made.pools.temporal.normal_()
     backend = made.backend
     slots = torch.tensor([5, 2], dtype=torch.int32)
