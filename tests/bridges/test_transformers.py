@@ -299,3 +299,23 @@ def test_drafts_of_a_model_without_states(small_of: Get) -> None:
     expected = small.model.generate(prompt, **options)
     with sr.use(small.model):
         assert torch.equal(small.model.generate(prompt, prompt_lookup_num_tokens=3, **options), expected)
+
+
+def test_a_call_that_fails_half_way(small: Small) -> None:
+    """Its cache is refused afterwards, since the first layers' states are ahead; after a reset it serves."""
+    prompt = torch.tensor([small.prompts[1]])
+
+    def fail(*_: object) -> None:
+        raise OSError("no power")
+
+    with sr.use(small.model), torch.no_grad():
+        cache = DynamicCache(config=small.model.config)
+        expected = small.model(prompt, past_key_values=cache).logits
+        hook = small.model.model.layers[5].register_forward_pre_hook(fail)
+        with pytest.raises(OSError, match="no power"):
+            small.model(prompt[:, :1], past_key_values=cache)
+        hook.remove()
+        with pytest.raises(BridgeError, match="an earlier call with this cache failed"):
+            small.model(prompt[:, :1], past_key_values=cache)
+        cache.reset()
+        assert torch.equal(small.model(prompt, past_key_values=cache).logits, expected)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
 from switchrail._core import BoundPlan, Layout, RoutePlan
@@ -142,10 +143,17 @@ class Handle(AbstractContextManager["Handle"]):
         self.eager: Callable[..., Any] = torch.compiler.disable(  # type: ignore[no-untyped-call]
             self.forward, reason="Switchrail's bridge plans each step on the host, outside of compiled code"
         )
-        self._connect()
+        self._handles: list[RemovableHandle] = []
+        self._configs: list[tuple[Any, str]] = []
+        try:
+            self._connect()
+        except BaseException:
+            self.remove()
+            raise
 
     def _connect(self) -> None:
         hooks = Hooks()
+        self._unhook = weakref.finalize(self, hooks.clear)
         wanted: dict[str, Callable[..., Any]] = {}
         for _, _, contract in self._model.mixers:
             wanted.update(contract.hooks)
@@ -155,18 +163,13 @@ class Handle(AbstractContextManager["Handle"]):
         hooks.commit(
             [hooks.prepare(target, hook, "around", source=ENGINE) for target, hook in targets.items()]
         )
-        self._unhook = weakref.finalize(self, hooks.clear)
-        self._handles = [
-            mixer.register_forward_pre_hook(
-                _Keyword(self._running, number, contract.packed), with_kwargs=True
-            )
-            for number, (_, mixer, contract) in enumerate(self._model.mixers)
-        ]
-        for _, mixer, contract in self._model.mixers:
+        for number, (_, mixer, contract) in enumerate(self._model.mixers):
+            keyword = _Keyword(self._running, number, contract.packed)
+            self._handles.append(mixer.register_forward_pre_hook(keyword, with_kwargs=True))
             mixer.__dict__.update(contract.methods)
         configs = {id(part.config): part.config for part in self._base.modules() if hasattr(part, "config")}
-        self._configs = [(config, config._attn_implementation) for config in configs.values()]
-        for config, _ in self._configs:
+        for config in configs.values():
+            self._configs.append((config, config._attn_implementation))
             config._attn_implementation = IMPLEMENTATION
         self._base.__dict__[_ATTRIBUTE] = _Served(self)
 
@@ -174,7 +177,7 @@ class Handle(AbstractContextManager["Handle"]):
         """Restore the model. Caches that it filled can be continued only by serving it again."""
         if not self._unhook.alive:
             return
-        del self._base.__dict__[_ATTRIBUTE]
+        self._base.__dict__.pop(_ATTRIBUTE, None)
         for config, implementation in self._configs:
             config._attn_implementation = implementation
         for handle in self._handles:
@@ -211,12 +214,13 @@ class Handle(AbstractContextManager["Handle"]):
             raise BridgeError("the model was called from within one of its own calls")
         step = memory.step(call.counts, call.ids, call.positions)
         try:
-            self._running.memory, memory.running.now = memory, step
+            self._running.memory, memory.running.now, memory.is_whole = memory, step, False
             with torch.no_grad(), memory.dispatcher.running(step.parts):
                 output = original(self._base, **call.arguments)
         finally:
             self._running.memory = memory.running.now = None
         memory.advance(call.counts, call.columns)
+        memory.is_whole = True
         return call.unpacked(output)
 
     def _memory_of(self, call: Call) -> Memory:

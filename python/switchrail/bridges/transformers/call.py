@@ -107,8 +107,11 @@ class Call:
         """Check that the call continues the sequences in memory.
 
         Raises:
-            BridgeError: The call has another number of sequences, or its mask hides tokens in memory.
+            BridgeError: The call has another number of sequences, its mask hides tokens in memory, or an earlier
+                call has failed.
         """
+        if not memory.is_whole and memory.has_state:
+            raise BridgeError("an earlier call with this cache failed, or still runs; expected another cache")
         if len(memory.lengths) != self.sequences:
             raise BridgeError(
                 f"got {self.sequences} sequences, expected {len(memory.lengths)}, those in the cache",
@@ -122,13 +125,20 @@ class Call:
 
     def unpacked(self, output: Any) -> Any:
         """The output with transformers' shapes and the cache."""
+        if isinstance(output, torch.Tensor):
+            return self._without_gradient(self._unpacked(output))
         for key, value in output.items():
             output[key] = self._unpacked(value)
         output[self._cache_name] = self.cache
-        if torch.is_grad_enabled() and any(one.requires_grad for one in self._base.parameters()):
-            switch = torch.zeros((), requires_grad=True)
-            output["last_hidden_state"] = _NoGradient.apply(output["last_hidden_state"], switch)
+        output["last_hidden_state"] = self._without_gradient(output["last_hidden_state"])
         return output.to_tuple() if self._as_tuple else output
+
+    def _without_gradient(self, x: torch.Tensor) -> torch.Tensor:
+        """The hidden states, from which no gradient can be computed."""
+        if not torch.is_grad_enabled() or not any(one.requires_grad for one in self._base.parameters()):
+            return x
+        found: torch.Tensor = _NoGradient.apply(x, torch.zeros((), requires_grad=True))
+        return found
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.flatten(0, 1)

@@ -91,6 +91,7 @@ class Memory:
     Attributes:
         lengths: The number of tokens of each sequence in memory, without padding.
         columns: The number of columns that the model was called with, padding included.
+        is_whole: Whether no call has failed or runs, which would leave some layers' states ahead.
     """
 
     def __init__(self, model: Model, sequences: int, tokens: int, *, grows: bool = True) -> None:
@@ -127,6 +128,7 @@ class Memory:
             )
         self.lengths = [0] * sequences
         self.columns = 0
+        self.is_whole = True
         self._places = list(range(sequences))
         self._place()
 
