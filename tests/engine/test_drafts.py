@@ -257,7 +257,7 @@ def test_options() -> None:
         EngineOptions(draft="ngram", max_sequences=2, max_tokens_per_step=9)
     with pytest.raises(ConfigError, match=r"compile must be 'off' with a draft, got 'blocks'"):
         EngineOptions(draft="ngram", compile="blocks")
-    with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, found 0"):
+    with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, got 0"):
         EngineOptions(draft="ngram", draft_tokens=0)
     with pytest.raises(ConfigError, match="draft must be"):
         EngineOptions(draft=7)  # type: ignore[arg-type]
