@@ -123,7 +123,7 @@ def _of_feature(feature: str) -> Check:
     if feature == "device_parents":
         ops = RECURRENT
     return Check(
-        name=feature.replace("_", "-"),
+        name=f"engine-{feature.replace('_', '-')}",
         about=f"an engine's memory: {' '.join((FORMS[feature].__doc__ or '').split())}",
         run=partial(engine.on_engine_memory, features=(feature,)),
         ops=ops,
@@ -233,7 +233,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *map(_of_feature, FORMS),
     Check(
-        name="trees-on-device",
+        name="engine-device-trees",
         about="drafted rows form trees, and only the device has their parents",
         run=partial(engine.on_engine_memory, features=("device_parents",)),
         ops=PAGED,
