@@ -268,6 +268,21 @@ def test_kimi_delta_attention(served, mode, name):
 
 
 @only_v23
+def test_decode_rows_that_sglang_calls_prompts_are_decoded(served):
+    made = served()
+    slots = torch.tensor([5, 2], dtype=torch.int32)
+    starts = torch.arange(3, dtype=torch.int32)
+    metadata = SimpleNamespace(query_start_loc=starts, mamba_cache_indices=slots, has_mamba_track_mask=False)
+    batch = SimpleNamespace(
+        forward_mode=Mode("extend"), logical_forward_mode=Mode("decode"), batch_size=2, metadata=metadata
+    )
+    made.backend.init_forward_metadata(batch)
+    for module in made.model.layers:
+        mixed, (a, b) = torch.randn(2, CHANNELS), torch.randn(2, 2, HV)
+        assert made.backend.forward_decode(module, batch, mixed, a, b).shape == (1, 2, HV, V)
+
+
+@only_v23
 def test_whole_projections_are_cut_into_views(served):
     made = served()
     made.pools.temporal.normal_()

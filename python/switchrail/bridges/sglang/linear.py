@@ -118,7 +118,9 @@ class ServedLayers:
 
     def begin(self, forward_batch: Any) -> None:
         """Plans an eager pass."""
-        mode, metadata = forward_batch.forward_mode, self._backend.forward_metadata
+        # SGLang 0.5.23 may relabel the decode rows of a data-parallel rank.
+        mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
+        metadata = self._backend.forward_metadata
         if not self._layers or mode.is_idle():
             return
         if mode.is_decode():
