@@ -73,10 +73,16 @@ def release(version: str) -> tuple[int, ...]:
 def installed() -> Iterator[tuple[Host, str]]:
     """The installed engines with their versions, from metadata; none is imported."""
     for host in HOSTS:
-        try:
-            yield host, metadata.version(host.name)
-        except metadata.PackageNotFoundError:
-            continue
+        version = _installed_version(host.name)
+        if version is not None:
+            yield host, version
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def served_in(
@@ -96,8 +102,9 @@ def served_in(
     ops = sorted({op for layer in layout.layers for op in layer.ops})
     left = [op for op in ops if op not in host.ops.get(version, ops)]
     rows = [(op, "all", f"{host.name}'s own: the bridge does not serve it") for op in left]
+    features = {op: needs for op, needs in host.needs.items() if op in ops}
     try:
-        routes: Any = plan(features={op: needs for op, needs in host.needs.items() if op in ops}).routes
+        routes: Any = plan(features=features).routes
     except SwitchrailError as error:
         return [*rows, ("all", "all", f"none: {error}")]
     decided = {(one.decision.op, one.decision.phase): one.decision.chosen for one in routes}

@@ -82,19 +82,23 @@ def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
         return chosen
     file = Path(named)
     with blamed_on(POLICY, ConfigError):
-        tables = read_toml(file)
-        for name in tables:
-            if name not in TABLES:
-                names, hint = nearest(name, TABLES)
-                raise ConfigError(
-                    f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in TABLES)}",
-                    path=str(file),
-                    found=name,
-                    valid=tuple(TABLES),
-                    nearest=names,
-                )
-        policy = preferences_of(file, tables)
+        policy = _read_policy(file)
     return _left(policy, chosen) | chosen
+
+
+def _read_policy(file: Path) -> dict[str, str]:
+    tables = read_toml(file)
+    for name in tables:
+        if name not in TABLES:
+            names, hint = nearest(name, TABLES)
+            raise ConfigError(
+                f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in TABLES)}",
+                path=str(file),
+                found=name,
+                valid=tuple(TABLES),
+                nearest=names,
+            )
+    return preferences_of(file, tables)
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
