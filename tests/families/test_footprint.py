@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from typer.testing import CliRunner
 from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
 
+QWEN3_NEXT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 
-@pytest.mark.parametrize("model_type", CONFIGS)
+
+@pytest.mark.parametrize("model_type", [*CONFIGS, "qwen3_next"])
 def test_the_bytes_are_those_allocated(model_type: str, family_of: Callable[[str], Family]) -> None:
-    family = family_of(model_type)
+    family = Family(model_type, QWEN3_NEXT, None) if model_type == "qwen3_next" else family_of(model_type)
     runtime = switchrail.Runtime()
     with Engine(family.path, runtime=runtime, device="cpu", options=OPTIONS) as engine:
         found = footprint(

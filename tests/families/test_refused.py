@@ -13,6 +13,7 @@ import pytest
 import switchrail
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from switchrail import Layout
 from switchrail.engine import Engine, checkpoint
 from switchrail.engine.models.families import FAMILIES
@@ -140,6 +141,25 @@ def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: P
     file.write_text(json.dumps(config))
     with Family(model_type, path, None).engine("torch", "cpu") as engine:
         assert engine.pools.of(0, "attention") is not None
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "nemotron_h"])
+def test_draft_layers_that_the_definition_does_not_ignore(
+    model_type: str, family_of: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers ignores drafts by the layer's number in the published model."""
+    source = family_of(model_type).path
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(source / "model.safetensors")
+    layers = FAMILIES[model_type].layers
+    first = len(Layout.from_config(source).layers)
+    name = f"{layers}.{first}.eh_proj.weight"
+    save_file({**weights, name: torch.zeros(2, 2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", None)  # reads the weights
+    with pytest.raises(CheckpointError, match=f"layers after the {first} of ") as caught:
+        Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
+    assert caught.value.fields["unexpected"] == (name,)
 
 
 _LONGROPE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,7 +209,7 @@ def load(
         )
     with _loading:
         model_config = _model_config(path, family, max_length)
-        skeleton = _skeleton(path, config, model_config, weights)
+        skeleton = _skeleton(path, config, model_config, family, weights)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
     with _loading:
@@ -340,11 +341,13 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
         ) from error
 
 
-def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> Any:
+def _skeleton(
+    path: Path, config: dict[str, Any], model_config: Any, family: Family, weights: Mapping[str, int]
+) -> Any:
     """Create the model without its weights; refuse a model that is larger than the weight files.
 
     Raises:
-        CheckpointError: The model is too large, or the config is invalid.
+        CheckpointError: The model is too large, the files have more layers, or the config is invalid.
     """
     layers = model_config.get_text_config().num_hidden_layers
     if layers > len(weights):
@@ -353,6 +356,7 @@ def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Ma
             path=str(path),
         )
     model = _make_skeleton(path, model_config)
+    _check_drafts(path, model, family, layers, weights)
     if config.get("quantization_config") is not None:  # quantised tensors hold several values per element
         return model
     tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
@@ -367,6 +371,30 @@ def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Ma
             path=str(path),
         )
     return model
+
+
+def _check_drafts(path: Path, model: Any, family: Family, layers: int, weights: Mapping[str, int]) -> None:
+    """Refuse weights of layers after the model's own, such as drafts', unless the definition ignores them.
+
+    Raises:
+        CheckpointError: The definition would not ignore them.
+    """
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    after = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")
+    more = sorted(
+        name
+        for name in weights
+        if (found := after.match(name)) is not None
+        and int(found[1]) >= layers
+        and not any(pattern.search(name) for pattern in ignored)
+    )
+    if more:
+        raise CheckpointError(
+            f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: {_listed(more)}; "
+            "valid: without them, such as layers for drafts",
+            path=str(path),
+            unexpected=tuple(more),
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
