@@ -112,6 +112,18 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
     assert sorted(sum(ids.values(), ())) == list(range(layers))
 
 
+@pytest.mark.usefixtures("few_compilations")
+def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
+    """Zamba2's attention depends on the layer's number, for each of which torch compiles it again."""
+    path = make("zamba2", tmp_path, layers_block_type=["mamba", "mamba", "hybrid"] * 4)
+    engine = compiled(path=path)
+    prompts = make_prompts()[:4]
+    expected = tokens(compiled(path=path, compile="off"), prompts, 3)
+    assert tokens(engine, prompts, 3) == expected
+    assert reasons(engine) == {"mamba2": None, "hybrid": None}
+    assert sum(len(state.layers) for state in engine.blocks if state.kind == "hybrid") == 4
+
+
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
     """Compiled layers compute the tokens of eager ones.
 

@@ -44,15 +44,24 @@ class BlockState:
 
 
 class _Block:
-    """Equal layers with one compiled function. If compiling fails, they run eagerly."""
+    """Equal layers with one compiled function. If compiling fails, they run eagerly.
+
+    Integers in a layer's arguments, such as its number in Zamba2, can be constants of compiled code. Torch
+    compiles a function only for a few of them; each further one gets a function of its own.
+    """
 
     def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:
         self.kind = kind
         self.layers: list[int] = []
         self.reason = reason
-        # torch stores compiled code with a function's code object, so this copy is dropped with the block
+        self._backend = backend
+        self._compiled = {(): self._compile()}
+
+    def _compile(self) -> Callable[..., Any]:
+        # torch stores compiled code with a function's code object; this copy is dropped together with the
+        # block
         own = FunctionType(_run.__code__.replace(), _run.__globals__)
-        self._compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
+        return torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
 
     def run(
         self, original: Callable[..., Any], layer: nn.Module, x: torch.Tensor, /, *args: Any, **kwargs: Any
@@ -62,11 +71,16 @@ class _Block:
             # in a dispatch mode, such as a recorder of operations, torch compiles nothing
             return original(layer, x, *args, **kwargs)
         _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
+        numbers = tuple(one for one in (*args, *kwargs.values()) if type(one) is int)
         try:
-            return self._compiled(original, layer, x, *args, **kwargs)
+            compiled = self._compiled.get(numbers, self._compiled[()])
+            return compiled(original, layer, x, *args, **kwargs)
         except Exception as error:
             if not _is_of_compiler(error):
                 raise
+            if type(error).__name__ == "FailOnRecompileLimitHit" and numbers not in self._compiled:
+                self._compiled[numbers] = self._compile()
+                return self.run(original, layer, x, *args, **kwargs)
             text = " ".join(str(error).split())
             self.reason = f"{type(error).__name__}: {text:.300}{_hooks_within(layer)}"
             _log.warning("%s layers run eagerly, because compiling one failed: %s", self.kind, self.reason)
