@@ -48,14 +48,19 @@ def test_compiled_kernels_serve(model_type: str, family_of: Callable[[str], Fami
 
 
 @pytest.mark.usefixtures("ieee_products")
-@pytest.mark.parametrize("model_type", CAPTURED)
+@pytest.mark.parametrize("model_type", CONFIGS)
 def test_decodes_are_captured(model_type: str, family_of: Callable[[str], Family]) -> None:
+    """Decodes in graphs give the tokens of eager ones. Those that can't be captured tell the reason."""
     family = family_of(model_type)
     prompts = family.prompts((1, 21, 64, 150))
     expected = [tokens for tokens, _ in family.run(prompts, 32, backend="triton", device="cuda")]
     options = {**OPTIONS, "max_sequences": 4, "capture": "decode", "max_length": 512}
     with family.engine(backend="triton", device="cuda", options=options) as engine:
-        assert all(state.reason is None for state in engine.graphs if state.kind == "decode")
-        assert any(state.kind == "decode" for state in engine.graphs)
+        reasons = [state.reason for state in engine.graphs if state.kind == "decode"]
+        print(f"{model_type}: {reasons.count(None)} of {len(reasons)} decodes captured, {set(reasons)}")
+        assert reasons
+        assert all(reason != "" for reason in reasons)
+        if model_type in CAPTURED:
+            assert set(reasons) == {None}
         outputs = engine.generate(prompts, SamplingParams(max_new_tokens=32, ignore_eos=True))
     assert [list(output.tokens) for output in outputs] == expected
