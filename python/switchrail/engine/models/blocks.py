@@ -55,7 +55,7 @@ class _Block:
         self.layers: list[int] = []
         self.reason = reason
         self._backend = backend
-        self._compiled = {(): self._compile()}
+        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {(): self._compile()}
 
     def _compile(self) -> Callable[..., Any]:
         # torch stores compiled code with a function's code object; this copy is dropped together with the
