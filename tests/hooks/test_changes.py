@@ -116,14 +116,17 @@ def test_a_finalizer_may_remove_hooks_in_the_middle_of_a_change(hooks, module, m
     assert module.C.m.__code__ is code
 
 
-def test_nothing_is_added_in_the_middle_of_a_change(hooks, module, monkeypatch):
+@pytest.mark.parametrize("change", ["add", "disable"])
+def test_hooks_are_only_removed_in_the_middle_of_a_change(hooks, module, monkeypatch, change):
+    other = hooks.add(module.C.m, anything)
+
     def build(*args):
-        hooks.add(module.C.m, anything)
+        hooks.add(module.C.m, anything) if change == "add" else hooks.disable(other)
 
     monkeypatch.setattr(site, "build", build)
     with pytest.raises(HookError, match="within another change"):
         hooks.add(module.f, lambda a, b: None)
-    assert hooks.list() == ()
+    assert hooks.list() == (other,)
 
 
 def test_hooks_of_others_are_not_removed(hooks, module):
