@@ -94,9 +94,9 @@ def test_drafts(run, run_json):
     done = run("--prompt", PROMPTS[0], "--draft", "ngram")
     told = f"drafts: {document['accepted_tokens']} of {document['drafted_tokens']} tokens accepted, "
     assert told in done.stderr
-    failed = run("--prompt", PROMPTS[0], "--draft", "ngrams")
+    failed = run("--prompt", PROMPTS[0], "--draft", "")
     assert failed.exit_code == 2
-    assert "draft must be None, 'ngram' or a Drafts, got 'ngrams'" in failed.stderr
+    assert "draft must be None, 'ngram', a checkpoint or a Drafts, got ''" in failed.stderr
 
 
 def test_quiet(run, run_json):

@@ -71,5 +71,5 @@ class Oracle(Drafts):
 
 def use(engine: Engine, drafts: Drafts) -> Drafts:
     """Replace the drafts of an engine that was made with drafts."""
-    engine._core._drafts = drafts
+    engine._core.drafts = drafts
     return drafts

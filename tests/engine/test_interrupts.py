@@ -37,6 +37,7 @@ OTHERS = {
     "__init__",
 }
 FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
+DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "3"))
 """Every place is interrupted once; of the places that other scenarios pass too, one in this many.
@@ -139,12 +140,12 @@ class Subject:
     It reads a step's tokens after the next launch, as on an asynchronous device.
     """
 
-    def __init__(self, checkpoint: Path, expected: list[Output] | None = None) -> None:
-        """Make the engine, with drafts of the expected outputs if given."""
+    def __init__(self, checkpoint: Path, draft: Drafts | str | None = None) -> None:
+        """Make the engine, possibly with a draft."""
         self._checkpoint = checkpoint
         self._options: dict[str, Any] = dict(SMALL)
-        if expected is not None:
-            self._options |= {"max_tokens_per_step": 9, "draft_tokens": 2, "draft": Guesses(expected)}
+        if draft is not None:
+            self._options |= {"max_tokens_per_step": 9, "draft_tokens": 2, "draft": draft}
         self.ahead = 0
         self.renew()
         self.expected = self.engine.generate(PROMPTS, FREE)
@@ -235,7 +236,7 @@ def subject(checkpoint: Path) -> Iterator[Subject]:
 @pytest.fixture(scope="module")
 def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
     """An engine with drafts, whose tokens must equal those without drafts."""
-    drafting = Subject(checkpoint, subject.expected)
+    drafting = Subject(checkpoint, Guesses(subject.expected))
     drafting.read_later(0)
     assert drafting.expected == subject.expected
     stats = drafting.engine.stats
@@ -259,7 +260,7 @@ def chosen(places: list[tuple[Scenario, Place]]) -> list[tuple[Scenario, Place]]
     return [*first.values(), *again[::INTERRUPT_EVERY]]
 
 
-def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
+def interrupt(subject: Subject, scenario: Scenario, place: Place, files: list[Path] = FILES) -> str | None:
     """Interrupt a run at a place; return the damage found afterwards."""
     signal = KeyboardInterrupt()
     held: list[Request] = []
@@ -268,7 +269,7 @@ def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
         raise signal
 
     caught: BaseException | None = None
-    with visiting(FILES, place, action):
+    with visiting(files, place, action):
         try:
             scenario(subject, held)
         except BaseException as error:
@@ -296,6 +297,24 @@ def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> N
     """An interrupt while tokens are proposed, verified or committed leaves the engine consistent."""
     passed = interrupt_everywhere(drafting, [generating, stepping], 400)
     assert {"proposed", "_draft", "_verify", "verify", "commit"} <= {place[0].co_name for place in passed}
+
+
+def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subject) -> None:
+    """The draft model is a real one, the model that verifies a stand-in."""
+    drafting = Subject(checkpoint, str(checkpoint))
+    drafting.read_later(0)
+    assert drafting.expected == subject.expected
+    for _ in range(2):
+        places = recorded(DRAFT_MODEL, lambda: stepping(drafting, []))
+    assert {"propose", "_extend", "_decode", "_choose"} <= {place[0].co_name for place in places}
+    wrong = []
+    for place in places:
+        problem = interrupt(drafting, stepping, place, DRAFT_MODEL)
+        if problem:
+            wrong.append(f"{name(place)}: {problem}")
+            drafting.renew()
+    drafting.engine.close()
+    assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
 
 
 def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int) -> list[Place]:

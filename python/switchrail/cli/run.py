@@ -71,7 +71,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What proposes tokens for the model to verify: ngram, the text's own earlier tokens.",
+            help="What proposes tokens to verify: ngram (the text's own earlier tokens) or a checkpoint.",
         ),
     ] = None,
     backend: BackendOption = None,

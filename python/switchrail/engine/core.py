@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from switchrail.engine.drafts import Drafts, proposed
+from switchrail.engine.drafts import Drafted, Drafts, proposed
 from switchrail.engine.flight import Flight, Sent
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
@@ -39,6 +39,7 @@ class EngineCore:
         runner: Runs the model; None ends the core.
         sequences: The memory of the tasks.
         stats: Counts.
+        drafts: Proposes tokens; None for none.
         unwanted: Tasks to cancel between two steps. After adding some, call `settle`, or leave it to the next
             step.
     """
@@ -73,7 +74,7 @@ class EngineCore:
         self._on_stream = hardware.own_stream()
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
-        self._drafts = drafts
+        self.drafts = drafts
         self._most = options.draft_tokens
         self._ahead = 1 if options.overlap and drafts is None and hardware.pin_memory_available() else 0
         self._pause = options.prompt_pause or 0.0
@@ -187,11 +188,11 @@ class EngineCore:
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
-        before = [len(task.tokens) for task in schedule.decode] if self._drafts is not None else []
+        before = [len(task.tokens) for task in schedule.decode] if self.drafts is not None else []
         if tasks:
             self._launching = tasks
-            if self._drafts is not None:
-                schedule = self._draft(self._drafts, schedule)
+            if self.drafts is not None:
+                schedule = self._draft(self.drafts, schedule)
             flight = self._launch(schedule, unread)
             self._flights, self._launching = (*self._flights, flight), ()
         self._read(self._ahead if tasks else 0)
@@ -219,7 +220,9 @@ class EngineCore:
         if not any(limits) or self.runner is None:
             return schedule
         drafted = proposed(drafts, schedule.decode, limits, self.runner.vocab_size)
-        return replace(schedule, drafted=drafted.tokens) if any(drafted.tokens) else schedule
+        if not any(drafted.tokens):
+            return schedule
+        return replace(schedule, drafted=drafted.tokens, probabilities=drafted.probabilities)
 
     def _read(self, left: int) -> None:
         """Deliver the tokens of all but the last `left` steps to their tasks."""
@@ -303,7 +306,7 @@ class EngineCore:
         rows = len(decode) + sum(map(len, schedule.drafted))
         runs = verify(
             logits[:rows],
-            schedule.drafted,
+            Drafted(schedule.drafted, schedule.probabilities),
             [task.params for task in decode],
             [task.draws for task in decode],
             self._choose,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from switchrail.engine.task import Task
 from switchrail.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +20,19 @@ class Drafted:
 
     Attributes:
         tokens: Each sequence's drafted tokens, which follow its newest token; possibly none.
+        probabilities: [D, vocabulary] float64, for each drafted token the distribution that it was drawn
+            from, of one sequence after the other. None if the tokens were not drawn: each then counts as
+            proposed with probability 1. Greedy requests ignore it.
     """
 
     tokens: Sequence[Sequence[int]]
+    probabilities: torch.Tensor | None = None
 
 
 class Drafts(ABC):
     """Proposes the next tokens of sequences. The model verifies all of them in one step.
 
-    Proposals don't change outputs, but each accepted token saves a step.
+    Proposals don't change the distribution of outputs, but each accepted token saves a step.
     """
 
     @abstractmethod
@@ -55,6 +63,11 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
                 f"{name} proposed {list(tokens)!r:.80}, expected at most {limit} tokens from 0 to "
                 f"{vocab_size - 1}"
             )
+    shape = sum(map(len, found.tokens)), vocab_size
+    if found.probabilities is not None and found.probabilities.shape != shape:
+        raise EngineError(
+            f"{name} proposed probabilities of shape {tuple(found.probabilities.shape)}, expected {shape}"
+        )
     return found
 
 

@@ -20,24 +20,25 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import PHASES, BoundPlan, RoutePlan
+from switchrail._core import PHASES
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, plan_capture
-from switchrail.engine.checkpoint import load, read_config
+from switchrail.engine.checkpoint import read_config
 from switchrail.engine.core import EngineCore
+from switchrail.engine.draft_model import load_draft_model
+from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress
 from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.loading import load_model
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
-from switchrail.engine.models.operations import prepare
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
-from switchrail.engine.routes import layout_of, plan_routes
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
@@ -118,6 +119,7 @@ class Engine(AbstractContextManager["Engine"]):
             BackendUnfitError: A chosen backend doesn't support the calls that it was chosen for.
         """
         self._thaw: Callable[[], object] = lambda: None
+        self._unhook_draft: Callable[[], object] = lambda: None
         path = find_checkpoint(checkpoint)
         if runtime is None:
             runtime = current_runtime()
@@ -145,6 +147,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._runner = make(self.options, working=working)
             self._unhook = weakref.finalize(self, self._runner.disconnect)
             try:
+                drafts = self._make_drafts(runtime)
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
@@ -153,6 +156,7 @@ class Engine(AbstractContextManager["Engine"]):
                     self._thaw = weakref.finalize(self, garbage.thaw)
             except BaseException:
                 self._unhook()
+                self._unhook_draft()
                 raise
         self._core = EngineCore(
             self._runner,
@@ -160,7 +164,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.options,
             hardware=self.platform.hardware,
             choose_tokens=choose_tokens,
-            drafts=NgramDrafts() if isinstance(self.options.draft, str) else self.options.draft,
+            drafts=drafts,
         )
         self._events: deque[Event] = deque()
         self._ids = itertools.count()
@@ -179,33 +183,20 @@ class Engine(AbstractContextManager["Engine"]):
         """Plan the routes and load the model; return a function that makes runners with given sizes."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
-        layout = layout_of(runtime, path, lambda: config)
-        self._plan = partial(
-            plan_routes,
-            layout=layout,
-            platform=self.platform,
-            dtype=str(self.dtype),
-            page_size=self.options.page_size,
-            state_dtype=self.options.state_dtype,
-            phases=("prefill", "decode") if self.options.draft is None else PHASES,
-        )
-        self.plan: RoutePlan = self._plan(runtime, preferences=backends)
-        names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)
-        _log.info("backends: %s", " ".join(names))
-        self.bound: BoundPlan = runtime.bind(self.plan)
-
-        loaded = load(
+        found = load_model(
+            runtime,
             path,
             config,
             family,
-            layout,
-            device=self.device,
+            platform=self.platform,
             dtype=self.dtype,
+            options=self.options,
             max_length=self.options.max_length,
+            backends=backends,
+            phases=("prefill", "decode") if self.options.draft is None else PHASES,
         )
-        self.platform.serving.after_weights_loaded(loaded.model)
-        forward_of = partial(runtime.forward_of, platform=self.platform)
-        prepare(forward_of, loaded.model, loaded.family.module, loaded.family.operations)
+        loaded = found.checkpoint
+        self._plan, self.plan, self.bound = found.plan, found.routes, found.bound
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
@@ -217,16 +208,25 @@ class Engine(AbstractContextManager["Engine"]):
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
-        return partial(
-            Runner,
-            loaded,
-            self.bound,
+        return partial(found.make, max_length=self.max_length)
+
+    def _make_drafts(self, runtime: Runtime) -> Drafts | None:
+        draft = self.options.draft
+        if draft == "ngram":
+            return NgramDrafts()
+        if not isinstance(draft, str):
+            return draft
+        drafts = load_draft_model(
+            runtime,
+            draft,
+            self._runner,
             platform=self.platform,
-            forward_of=forward_of,
             dtype=self.dtype,
-            state_dtype=getattr(torch, self.options.state_dtype),
+            options=self.options,
             max_length=self.max_length,
         )
+        self._unhook_draft = weakref.finalize(self, drafts.runner.disconnect)
+        return drafts
 
     def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
         """The plan of the captures; None for none."""
@@ -430,8 +430,9 @@ class Engine(AbstractContextManager["Engine"]):
             self._core.unwanted += self._core.tasks
             self._core.settle()
             self._unhook()
+            self._unhook_draft()
             if self._core.runner is not None:
-                self._core.runner = None
+                self._core.runner = self._core.drafts = None
                 del self._runner
                 self._thaw()
                 self.platform.hardware.empty_cache()

@@ -47,7 +47,8 @@ class EngineOptions:
             supports it. A request that ends early (by an end token or a stop string) then costs one row of
             one step. No effect with `draft`, since proposals follow the last step's tokens.
         draft: The source of drafted tokens, which the model verifies, several in one step: `ngram` for the
-            sequence's own earlier tokens, or a `Drafts`. None for no drafts.
+            sequence's own earlier tokens, a checkpoint for a second model with the same vocabulary, or a
+            `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
@@ -138,9 +139,9 @@ class EngineOptions:
                     "draft",
                     self.draft,
                     self.draft is None
-                    or (isinstance(self.draft, str) and self.draft == "ngram")
+                    or (isinstance(self.draft, str) and self.draft != "")
                     or isinstance(self.draft, Drafts),
-                    "None, 'ngram' or a Drafts",
+                    "None, 'ngram', a checkpoint or a Drafts",
                 ),
                 ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),

@@ -72,6 +72,7 @@ class Runner:
         options: EngineOptions,
         *,
         working: int | None = None,
+        sequences: Sequences[Any] | None = None,
         platform: Platform,
         forward_of: ForwardOf,
         dtype: torch.dtype,
@@ -85,6 +86,8 @@ class Runner:
             bound: Its routes, with their backends.
             options: The engine's options.
             working: Bytes that steps need; None if unknown.
+            sequences: The sequences of another runner, for which this one's pools have pages and slots too;
+                None for own ones.
             platform: The platform of the model.
             forward_of: Finds the platform's function of an operation.
             dtype: The dtype of activations, keys, values and convolution windows.
@@ -122,7 +125,7 @@ class Runner:
         )
         self.dispatcher = Dispatcher(bound)
         self.running = Running()
-        self.sequences: Sequences[Any] = Sequences(
+        self.sequences: Sequences[Any] = sequences or Sequences(
             self.pools.pages,
             self.pools.slots,
             page_size=options.page_size,
@@ -206,8 +209,11 @@ class Runner:
         if found is not None:
             return found
         step = self.builder.build(schedule, self.sequences.page_table, self.sequences.last_tokens)
-        logits = _forward(self.model, self.dispatcher, self.running, step, step.parts)
-        return logits, step.logit_slots
+        return self.forward(step), step.logit_slots
+
+    def forward(self, step: Step) -> torch.Tensor:
+        """Run a step eagerly; return [R, vocabulary]."""
+        return _forward(self.model, self.dispatcher, self.running, step, step.parts)
 
 
 def _forward(

@@ -11,7 +11,7 @@ import torch
 from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams, numbers_of
 
-_UNIT: Final = 1 << 40
+UNIT: Final = 1 << 40
 """The weight of the likeliest token. Weights are integers, so their sums are exact in any order and batch."""
 
 _SEEDS: Final = 1 << 53
@@ -39,31 +39,29 @@ def choose(
     if rows:
         index = sent(rows, torch.int64, logits.device, pin_memory=logits.is_cuda)
         sampled = [params[row] for row in rows]
-        largest = best[index].float().unsqueeze(1)
-        tokens[index] = _draw(logits[index].float(), largest, sampled, [draws[row] for row in rows])
+        tokens[index] = draw(logits[index], sampled, [draws[row] for row in rows])[0]
     return tokens.where(best.isfinite(), -1)
 
 
-def _draw(
-    logits: torch.Tensor,
-    best: torch.Tensor,
-    params: Sequence[SamplingParams],
-    draws: Sequence[random.Random],
-) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample from the tokens that the filters keep, by inverting their distribution function.
 
     All filters keep a prefix of the same order: by decreasing probability, then by index. So they keep all
     tokens above some logit, and the first few with that logit.
 
     Args:
-        logits: [R, vocabulary] float32.
-        best: [R, 1] float32, the largest logit of each row.
+        logits: [R, vocabulary].
         params: R parameters with a temperature above 0.
         draws: R sources of random numbers.
 
     Returns:
-        [R] int64 token ids.
+        [R] int64 token ids, without meaning for rows whose largest logit is not finite; and [R, vocabulary]
+        int64, weights in proportion to the probabilities that they were drawn with.
     """
+    logits = logits.float()
+    best = logits.amax(dim=-1, keepdim=True)
     size = logits.shape[-1]
     values = numbers_of(params, draws)
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
@@ -72,8 +70,8 @@ def _draw(
     logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # tokens of the other rows are not used
     # a subnormal temperature would divide 0 by 0, an infinite one infinity by infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
-    weights = (scores.double().exp() * _UNIT).long()
-    kept = weights >= (min_p * _UNIT).long()
+    weights = (scores.double().exp() * UNIT).long()
+    kept = weights >= (min_p * UNIT).long()
     keys = _keys(logits)
     whole = weights.sum(-1, keepdim=True)
     if any(param.top_k is not None and param.top_k < size for param in params):
@@ -90,10 +88,24 @@ def _draw(
         rest = most - weights.where(above, 0).sum(-1, keepdim=True)
         each = weights.where(equal, 0).amax(-1, keepdim=True).clamp(min=1)
         kept &= above | _first(equal, -(-rest // each)) | (top_p >= 1)
-    masses = weights.where(kept, 0).cumsum(-1)
+    weights = weights.where(kept, 0)
+    return pick(weights, seed / _SEEDS), weights
+
+
+def pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Invert the distribution function of each row.
+
+    Args:
+        weights: [R, vocabulary] int64, not all 0.
+        numbers: [R, 1] float64, from 0 to below 1.
+
+    Returns:
+        [R] int64 token ids.
+    """
+    masses = weights.cumsum(-1)
     total = masses[:, -1:]
-    target = (seed / _SEEDS * total).long().minimum(total - 1)
-    return torch.searchsorted(masses, target, right=True).squeeze(-1).clamp(max=size - 1)
+    target = (numbers * total).long().minimum(total - 1)
+    return torch.searchsorted(masses, target, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def _keys(logits: torch.Tensor) -> torch.Tensor:
@@ -133,4 +145,4 @@ def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return flags & (flags.cumsum(-1) <= count)
 
 
-__all__ = ["choose"]
+__all__ = ["UNIT", "choose", "draw", "pick"]

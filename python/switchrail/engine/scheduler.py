@@ -6,10 +6,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.task import Task
+
+if TYPE_CHECKING:
+    import torch
 
 _slot = attrgetter("slot")
 
@@ -26,12 +30,14 @@ class Schedule:
             one continues from there.
         drafted: For each task of `decode`, drafted tokens that run after its last token; empty if no task has
             any.
+        probabilities: See `Drafted`.
     """
 
     decode: list[Task]
     prefill: list[tuple[Task, int]]
     forks: list[tuple[Task, Task]]
     drafted: Sequence[Sequence[int]] = ()
+    probabilities: torch.Tensor | None = None
 
     @property
     def tasks(self) -> list[Task]:

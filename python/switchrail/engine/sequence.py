@@ -13,11 +13,13 @@ class Sequence:
         slot: The slot of its states; 0 if it has none.
         pages: Its pages, in the order of its tokens.
         length: The number of tokens in memory. Excludes the newest token, which the next decode row runs.
+        drafted: The number of tokens in the memory of a draft model, which may include the newest token.
     """
 
     slot: int = 0
     pages: list[int] = field(default_factory=list)
     length: int = 0
+    drafted: int = 0
 
 
 __all__ = ["Sequence"]

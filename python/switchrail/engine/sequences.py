@@ -88,7 +88,7 @@ class Sequences(Generic[S]):
         table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
         # CPython 3.10 to 3.14 handles signals only at calls, function entries and jumps, so no handler can
         # raise between these statements. Other threads in free-threaded builds wait for the engine's lock.
-        sequence.slot, sequence.pages, sequence.length = slot, numbers, 0
+        sequence.slot, sequence.pages, sequence.length, sequence.drafted = slot, numbers, 0, 0
         self.live[sequence] = None
         self._whole = True
 
@@ -96,6 +96,11 @@ class Sequences(Generic[S]):
         """Increase the number of tokens in memory of each sequence."""
         for sequence, count in rows:
             sequence.length += count
+
+    def advance_drafted(self, rows: Iterable[tuple[S, int]]) -> None:
+        """Increase the number of tokens in the draft model's memory of each sequence."""
+        for sequence, count in rows:
+            sequence.drafted += count
 
     def rollback(self, sequence: S, count: int) -> None:
         """Discard the newest tokens in memory; later tokens overwrite them.

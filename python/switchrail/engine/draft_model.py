@@ -1,0 +1,237 @@
+"""Drafts of a second, smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from switchrail.engine.checkpoint import read_config
+from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.loading import load_model
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.runner import Runner
+from switchrail.engine.sampling import draw
+from switchrail.engine.scheduler import Schedule
+from switchrail.engine.step import Step
+from switchrail.engine.task import Task
+from switchrail.engine.transfer import sent
+from switchrail.errors import ConfigError
+from switchrail.platforms import Platform
+from switchrail.runtime import Runtime
+
+
+@dataclass(slots=True)
+class _Text:
+    """What a step builder reads of a task.
+
+    Attributes:
+        slot: The slot of its states.
+        length: The number of tokens before its rows.
+        ids: All of its tokens.
+    """
+
+    slot: int
+    length: int
+    ids: npt.NDArray[np.int64]
+
+
+class DraftModel(Drafts):
+    """Proposes the tokens that a second model generates.
+
+    The model has a layout, routes, pools and hooks of its own, and the sequences of the engine's model: the
+    same slots, pages and page table. Its memory holds accepted tokens only (`Sequence.drafted` of them). To
+    propose, it first runs the accepted tokens that it lacks, the newest included, which gives the first
+    draft. Then it decodes. Keys of decodes are overwritten later; their states go to a second slot of the
+    sequence. So there is nothing to roll back, whichever kinds of layers it has.
+
+    Attributes:
+        runner: Runs the model.
+    """
+
+    def __init__(self, runner: Runner, *, slots: int, rows: int, pin_memory: bool) -> None:
+        """Use a runner whose pools have two slots per sequence.
+
+        Args:
+            runner: Runs the model.
+            slots: The distance from the slot of a sequence to its second one.
+            rows: Maximum rows of a step.
+            pin_memory: Whether the device copies from pinned memory.
+        """
+        self.runner = runner
+        self._slots = slots
+        self._rows = rows
+        self._pin_memory = pin_memory
+        self._newest = torch.zeros_like(runner.sequences.last_tokens)
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
+        """Propose what the model generates: drawn from its distribution for sampled tasks."""
+        drafted: dict[Task, list[int]] = {task: [] for task in tasks}
+        odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
+        active = [(task, limit) for task, limit in zip(tasks, limits, strict=True) if limit]
+        logits = self._extend([task for task, _ in active])
+        for turn in range(max(limits)):
+            if turn:
+                active = [(task, limit) for task, limit in active if limit > turn]
+                logits = self._decode([task for task, _ in active], turn)
+            self._choose([task for task, _ in active], logits, drafted, odds)
+        if all(task.params.temperature == 0 for task in drafted if drafted[task]):
+            return Drafted(list(drafted.values()))
+        rows = [row for each in odds.values() for row in each]
+        vocabulary = max(map(len, rows))
+        return Drafted(list(drafted.values()), torch.stack([row.expand(vocabulary) for row in rows]))
+
+    def _extend(self, tasks: Sequence[Task]) -> torch.Tensor:
+        """Run the tokens that the memory lacks; return the logits after the newest token of each task."""
+        found: dict[Task, torch.Tensor] = {}
+        texts = {task: np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)]) for task in tasks}
+        while len(found) < len(tasks):
+            left, rows = self._rows, []
+            for task in tasks:
+                count = min(left, len(texts[task]) - task.drafted)
+                if count:
+                    rows.append((task, count))
+                    left -= count
+            prefill: Any = [(_Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
+            logits = self._run(Schedule(decode=[], prefill=prefill, forks=[]))
+            self.runner.sequences.advance_drafted(rows)
+            through = [task for task, _ in rows if task.drafted == len(texts[task])]
+            found.update(zip(through, logits, strict=True))
+        return torch.stack([found[task] for task in tasks])
+
+    def _decode(self, tasks: Sequence[Task], turn: int) -> torch.Tensor:
+        """Run the draft with number `turn` of each task, from 1; return the logits after it."""
+        none = np.zeros(0, dtype=np.int64)
+        decode: Any = [_Text(task.slot, task.length + turn, none) for task in tasks]
+        return self._run(Schedule(decode=decode, prefill=[], forks=[]), first=turn == 1)
+
+    def _run(self, schedule: Schedule, first: bool = False) -> torch.Tensor:
+        runner = self.runner
+        step = runner.builder.build(schedule, runner.sequences.page_table, self._newest)
+        if schedule.decode:
+            step = self._on_second_slots(step, first)
+        return runner.forward(step)
+
+    def _on_second_slots(self, step: Step, first: bool) -> Step:
+        """The step with states written to the second slots, and read from there after the first decode."""
+        (part,) = step.parts
+        assert part.states is not None
+        write = part.states.write_slots + self._slots
+        states = replace(
+            part.states, read_slots=part.states.read_slots if first else write, write_slots=write
+        )
+        return replace(step, parts=(replace(part, states=states),))
+
+    def _choose(
+        self,
+        tasks: Sequence[Task],
+        logits: torch.Tensor,
+        drafted: dict[Task, list[int]],
+        odds: dict[Task, list[torch.Tensor]],
+    ) -> None:
+        """Add a draft of each task and the distribution that it was drawn from."""
+        tokens = logits.argmax(-1)
+        sampled = [row for row, task in enumerate(tasks) if task.params.temperature > 0]
+        q = torch.zeros(
+            logits.shape if sampled else (len(tasks), 1), dtype=torch.float64, device=logits.device
+        )
+        if sampled:
+            index = sent(sampled, torch.int64, logits.device, pin_memory=self._pin_memory)
+            own = [tasks[row] for row in sampled]
+            tokens[index], weights = draw(
+                logits[index], [task.params for task in own], [task.draws for task in own]
+            )
+            q[index] = weights.double() / weights.sum(-1, keepdim=True)
+        for task, row in zip(tasks, q, strict=True):
+            odds[task].append(row)
+        slots = sent([task.slot for task in tasks], torch.int64, logits.device, pin_memory=self._pin_memory)
+        self._newest[slots] = tokens
+        for task, token in zip(tasks, tokens.tolist(), strict=True):
+            drafted[task].append(token)
+
+
+def load_draft_model(
+    runtime: Runtime,
+    checkpoint: str,
+    target: Runner,
+    *,
+    platform: Platform,
+    dtype: torch.dtype,
+    options: EngineOptions,
+    max_length: int,
+) -> DraftModel:
+    """Load a draft model and connect it.
+
+    Args:
+        runtime: The runtime with the backends.
+        checkpoint: The draft's folder or name, as for `Engine`.
+        target: Runs the engine's model.
+        platform: The engine's platform.
+        dtype: The dtype of weights and activations.
+        options: The engine's options.
+        max_length: Tokens of the longest sequence.
+
+    Raises:
+        ConfigError: The draft has another vocabulary, its sequences are shorter, or the pools' size is not
+            given on a platform that computes it from the free memory.
+        SwitchrailError: As for `Engine`.
+    """
+    if options.num_pages is None and platform.hardware.keeps_freed_memory():
+        raise ConfigError(
+            "num_pages is None, but a draft model needs memory beside the pools of the engine's model; "
+            "valid: an integer of at least 2",
+            problems={"num_pages": "found None"},
+            valid={"num_pages": "an integer of at least 2"},
+        )
+    path = find_checkpoint(checkpoint)
+    config, family = read_config(path, runtime.family_of)
+    loaded = load_model(
+        runtime,
+        path,
+        config,
+        family,
+        platform=platform,
+        dtype=dtype,
+        options=options,
+        max_length=max_length,
+        backends=None,
+        phases=("prefill", "decode"),
+    )
+    model = loaded.checkpoint
+    for what, found, wanted, valid in (
+        ("a vocabulary", model.vocab_size, model.vocab_size == target.vocab_size, str(target.vocab_size)),
+        ("sequences", model.max_length, model.max_length >= max_length, f"at least {max_length}"),
+    ):
+        if not wanted:
+            raise ConfigError(
+                f"the draft in {path} has {what} of {found} tokens; valid: {valid}, as the engine's model",
+                problems={"draft": f"found {what} of {found} tokens"},
+                valid={"draft": valid},
+            )
+    sequences = options.max_sequences
+    runner = loaded.make(
+        replace(
+            options,
+            max_sequences=2 * sequences,
+            max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
+            num_pages=target.pools.pages.capacity + 1,
+            draft=None,
+        ),
+        max_length=max_length,
+        sequences=target.sequences,
+    )
+    return DraftModel(
+        runner,
+        slots=sequences,
+        rows=options.max_tokens_per_step,
+        pin_memory=platform.hardware.pin_memory_available(),
+    )
+
+
+__all__ = ["DraftModel", "load_draft_model"]

@@ -1,0 +1,114 @@
+"""Loading a model and planning its routes, for an engine's model and for its draft model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from switchrail._core import BoundPlan, RoutePlan
+from switchrail.engine.checkpoint import Checkpoint, load
+from switchrail.engine.models.families import Family
+from switchrail.engine.models.operations import prepare
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.routes import layout_of, plan_routes
+from switchrail.engine.runner import Runner
+from switchrail.platforms import Platform
+from switchrail.runtime import Runtime
+
+_log = logging.getLogger("switchrail")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model with its routes.
+
+    Attributes:
+        checkpoint: The model.
+        plan: Plans its routes, with the arguments of `plan_routes` that it doesn't have yet.
+        routes: Its routes.
+        bound: The backends of the routes.
+        make: Makes a runner, with the arguments of `Runner` that it doesn't have yet.
+    """
+
+    checkpoint: Checkpoint
+    plan: Callable[..., RoutePlan]
+    routes: RoutePlan
+    bound: BoundPlan
+    make: Callable[..., Runner]
+
+
+def load_model(
+    runtime: Runtime,
+    path: Path,
+    config: dict[str, Any],
+    family: Family,
+    *,
+    platform: Platform,
+    dtype: torch.dtype,
+    options: EngineOptions,
+    max_length: int | None,
+    backends: Mapping[str, str] | None,
+    phases: Sequence[str],
+) -> LoadedModel:
+    """Plan the routes from the model's own layout, log the backends' names, and load the model.
+
+    Args:
+        runtime: The runtime with the backends.
+        path: The checkpoint folder.
+        config: The config from `read_config`.
+        family: The family from `read_config`.
+        platform: The platform for the model.
+        dtype: The dtype of weights and activations.
+        options: The engine's options.
+        max_length: Tokens of the longest sequence; None for the model's own limit.
+        backends: Chosen backends, as for `Engine`.
+        phases: The phases to plan.
+
+    Raises:
+        SwitchrailError: As for `Engine`.
+    """
+    layout = layout_of(runtime, path, lambda: config)
+    plan = partial(
+        plan_routes,
+        layout=layout,
+        platform=platform,
+        dtype=str(dtype),
+        page_size=options.page_size,
+        state_dtype=options.state_dtype,
+        phases=phases,
+    )
+    routes = plan(runtime, preferences=backends)
+    names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
+    _log.info("backends: %s", " ".join(names))
+    bound: BoundPlan = runtime.bind(routes)
+    checkpoint = load(
+        path,
+        config,
+        family,
+        layout,
+        device=torch.device(platform.device),
+        dtype=dtype,
+        max_length=max_length,
+    )
+    platform.serving.after_weights_loaded(checkpoint.model)
+    forward_of = partial(runtime.forward_of, platform=platform)
+    prepare(forward_of, checkpoint.model, family.module, family.operations)
+    make = partial(
+        Runner,
+        checkpoint,
+        bound,
+        platform=platform,
+        forward_of=forward_of,
+        dtype=dtype,
+        state_dtype=getattr(torch, options.state_dtype),
+    )
+    return LoadedModel(checkpoint, plan, routes, bound, make)
+
+
+__all__ = ["LoadedModel", "load_model"]

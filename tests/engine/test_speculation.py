@@ -1,0 +1,159 @@
+"""Sampled tokens after verification have the model's distribution, whatever was proposed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from switchrail.engine import SamplingParams, sampling, speculation
+from switchrail.engine.drafts import Drafted
+from switchrail.engine.sampling import choose
+from switchrail.engine.speculation import verify
+
+VOCABULARY, DRAWS, CHUNK = 16, 100_000, 1_000
+Proposal = Callable[[torch.Tensor], torch.Tensor]
+"""Takes the model's probabilities [..., 16] and returns those of the proposal."""
+
+PROPOSALS: dict[str, Proposal] = {
+    "equal": lambda p: p,
+    "near": lambda p: (p + 0.02) / (p + 0.02).sum(-1, keepdim=True),
+    "bad": lambda p: (1.1 - p) / (1.1 - p).sum(-1, keepdim=True),
+    "elsewhere": lambda p: torch.nn.functional.one_hot(p.argmin(-1), VOCABULARY).double(),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits for a small vocabulary, with which the filters find their cuts faster."""
+    monkeypatch.setattr(sampling, "_BITS", 4)
+
+
+def exact(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The probabilities of one row, with filters as the documentation describes them."""
+    kept = (logits.double() / params.temperature).softmax(-1).tolist()
+    order = sorted(range(len(kept)), key=lambda token: (-kept[token], token))
+    if params.top_k is not None:
+        for token in order[params.top_k :]:
+            kept[token] = 0.0
+    total, before, enough = sum(kept), 0.0, params.top_p
+    for token in order:
+        if params.top_p < 1 and before / total >= enough:
+            kept[token] = 0.0
+        else:
+            before += kept[token]
+    most = max(kept)
+    kept = [value if value >= params.min_p * most else 0.0 for value in kept]
+    return torch.tensor(kept, dtype=torch.float64) / sum(kept)
+
+
+def sequences(
+    params: SamplingParams, proposal: Proposal | None, count: int, seed: int, logits: torch.Tensor
+) -> torch.Tensor:
+    """[count, 2], the first two new tokens of sequences with two drafted tokens.
+
+    Args:
+        params: The sampling parameters.
+        proposal: The proposal; None for a fixed one that is not drawn.
+        count: The number of sequences.
+        seed: The seed of everything.
+        logits: [17, 16], those of the first token, then those after each first token.
+    """
+    torch.manual_seed(seed)
+    draws = [random.Random(CHUNK * seed + i) for i in range(count)]
+    p = torch.stack([exact(row, params) for row in logits])
+    if proposal is None:
+        first = p[0].topk(4).indices[torch.arange(count) % 4]
+        second, probabilities = first.flip(0), None
+    else:
+        q = proposal(p)
+        first = q[:1].expand(count, -1).multinomial(1)[:, 0]
+        second = q[1 + first].multinomial(1)[:, 0]
+        probabilities = torch.stack([q[:1].expand(count, -1), q[1 + first]], 1).flatten(0, 1)
+    rows = torch.stack([logits[:1].expand(count, -1), logits[1 + first], logits[1 + second]], 1)
+    drafts = torch.stack([first, second], 1).tolist()
+    runs = verify(rows.flatten(0, 1), Drafted(drafts, probabilities), [params] * count, draws, choose)
+    tokens = torch.tensor([[*run, -1][:2] for run in runs])
+    short = (tokens[:, 1] < 0).nonzero()[:, 0]
+    if len(short):  # the next step gives them their second token
+        before = tokens[short, 0]
+        if proposal is None:
+            again, probabilities = before, None
+        else:
+            again = q[1 + before].multinomial(1)[:, 0]
+            probabilities = q[1 + before]
+        rows = torch.stack([logits[1 + before], logits[1 + again]], 1).flatten(0, 1)
+        drafted = Drafted([[token] for token in again.tolist()], probabilities)
+        left = [draws[i] for i in short.tolist()]
+        runs = verify(rows, drafted, [params] * len(left), left, choose)
+        tokens[short, 1] = torch.tensor([run[0] for run in runs])
+    return tokens
+
+
+def improbability(params: SamplingParams, proposal: Proposal | None, count: int) -> float:
+    """The p-value of a chi-square test of `count` pairs of tokens."""
+    logits = torch.randn(1 + VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 1.5
+    found = torch.zeros(VOCABULARY**2, dtype=torch.float64)
+    for chunk in range(count // CHUNK):
+        tokens = sequences(params, proposal, CHUNK, chunk, logits)
+        found += torch.bincount(tokens[:, 0] * VOCABULARY + tokens[:, 1], minlength=VOCABULARY**2)
+    p = torch.stack([exact(row, params) for row in logits])
+    expected = (p[0].unsqueeze(1) * p[1:]).flatten() * count
+    assert found[expected == 0].sum() == 0
+    often = expected >= 5
+    cells = [(found[often], expected[often])]
+    if (~often & (expected > 0)).any():
+        cells.append((found[~often].sum()[None], expected[~often].sum()[None]))
+    seen, wanted = (torch.cat(each) for each in zip(*cells, strict=True))
+    statistic = ((seen - wanted) ** 2 / wanted).sum()
+    return torch.special.gammaincc(torch.tensor((len(seen) - 1) / 2).double(), statistic / 2).item()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("kind", ["not drawn", *PROPOSALS])
+def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
+    assert improbability(params, PROPOSALS.get(kind), DRAWS) > 0.001
+
+
+@pytest.mark.parametrize("mutant", ["on equality", "always", "p alone"])
+def test_the_test_notices_wrong_acceptance(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On equality: a token drawn from the model equals the draft, otherwise the residual is drawn."""
+    mutants: dict[str, Callable[..., torch.Tensor]] = {
+        "on equality": lambda p, q, numbers: numbers < p,
+        "always": lambda p, q, numbers: p > 0,
+        "p alone": lambda p, q, numbers: numbers * p.max() < p,
+    }
+    monkeypatch.setattr(speculation, "_is_accepted", mutants[mutant])
+    assert improbability(SamplingParams(temperature=1.3), PROPOSALS["near"], DRAWS // 5) < 1e-6
+
+
+def test_the_better_the_proposal_the_more_is_accepted() -> None:
+    params = SamplingParams(temperature=1.0)
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    p = exact(logits[0], params)
+    for proposal in PROPOSALS.values():
+        q = proposal(p)
+        torch.manual_seed(0)
+        drafts = q.expand(CHUNK, -1).multinomial(1).tolist()
+        rows = logits.expand(2 * CHUNK, -1)
+        draws = [random.Random(i) for i in range(CHUNK)]
+        runs = verify(rows, Drafted(drafts, q.expand(CHUNK, -1)), [params] * CHUNK, draws, choose)
+        share = sum(len(run) == 2 for run in runs) / CHUNK
+        wanted = torch.minimum(p, q).sum().item()
+        assert abs(share - wanted) < 4 * math.sqrt(0.25 / CHUNK)
+
+
+def test_greedy_rows_and_rows_without_finite_logits() -> None:
+    logits = torch.zeros(6, VOCABULARY)
+    logits[range(6), range(6)] = 9.0
+    logits[4] = float("nan")
+    q = torch.full((3, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
+    greedy, sampled = SamplingParams(), SamplingParams(temperature=1e-9)
+    draws = [random.Random(0), random.Random(0), random.Random(0)]
+    drafted = Drafted([[0, 7], [], [4]], q)
+    runs = verify(logits, drafted, [greedy, greedy, sampled], draws, choose)
+    assert runs == [[0, 1], [3], [-1]]
+    assert draws[0].getstate() == random.Random(0).getstate()
