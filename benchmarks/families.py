@@ -165,7 +165,7 @@ def floor(engine: Engine, batch: int, prompt_tokens: int, speed: tuple[float, fl
     model = engine._runner.model
     config = model.config
     embedding = model.get_input_embeddings().weight
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", 1)
+    experts: int = getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", 1)
     share = config.num_experts_per_tok / experts if experts > 1 else 1.0
     read = used = 0.0
     for name, weight in model.named_parameters():

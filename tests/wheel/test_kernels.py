@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -49,6 +51,32 @@ def test_every_file_of_the_package_is_there(wheel: zipfile.ZipFile) -> None:
     }
     assert {"switchrail_kernels/py.typed", "switchrail_kernels/replay.c"} < files
     assert files == {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+
+def test_the_installed_wheel_is_the_one_that_registers(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Unpacked on the path, as pip does, it is discovered in place of an editable one."""
+    wheel.extractall(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    script = (
+        "import json, sys, switchrail; runtime = switchrail.Runtime(); runtime.discover(); runtime.load(); "
+        "import switchrail_kernels; "
+        "print(json.dumps([switchrail_kernels.__file__, "
+        "[str(plugin.path) for plugin in runtime.plugins if plugin.distribution == 'switchrail-kernels'], "
+        "sorted({backend.name for backend in runtime.backends()})]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    file, plugins, backends = json.loads(found.stdout)
+    assert Path(file).is_relative_to(tmp_path)
+    assert len(plugins) == 1
+    assert Path(plugins[0]).is_relative_to(tmp_path)
+    assert "triton" in backends
 
 
 def test_the_licence_is_there(wheel: zipfile.ZipFile, metadata: Message) -> None:
