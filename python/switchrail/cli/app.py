@@ -149,4 +149,6 @@ def main() -> None:
         handler.setFormatter(_Lines())
         LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)
+        # `run` logs all backends before the first text; lines of their first uses would break the texts.
+        LOG.getChild("dispatch").setLevel(logging.WARNING)
     app(prog_name="switchrail")

@@ -19,7 +19,7 @@ from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
 
-_log = logging.getLogger("switchrail")
+_log = logging.getLogger("switchrail.dispatch")
 
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
