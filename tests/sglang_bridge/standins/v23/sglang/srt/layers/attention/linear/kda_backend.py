@@ -2,7 +2,7 @@
 
 
 class KDAKernelDispatcher:
-    def __init__(self, decode_backend, prefill_backend, verify_backend=None):
+    def __init__(self, decode_backend, prefill_backend, verify_backend):
         for backend in (decode_backend, prefill_backend, verify_backend):
             if not backend.is_triton():
                 raise ValueError(f"Unsupported KDA backend: {backend}")
