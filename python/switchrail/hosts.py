@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
 
-from switchrail._core import Layout, RoutePlan
+from switchrail._core import LINEAR_OPS, Layout, RoutePlan
 from switchrail.errors import SwitchrailError
 
 
@@ -17,10 +18,12 @@ class Host:
 
     Attributes:
         name: Its distribution.
-        how: How its users ask for Switchrail; empty if there is no bridge.
+        how: How its users ask for Switchrail in all layers; empty if that depends on a layer's kind, or
+            if there is no bridge.
         since: The oldest version that is served; None if only `versions` are.
         versions: The versions that the bridge was tested with.
-        ops: By version, the ops that its bridge serves; all for other versions.
+        kinds: By version, the kinds of layers that its bridge serves, and how users ask for it there; all
+            kinds for other versions.
         needs: By op, the features that backends need on its memory.
     """
 
@@ -28,12 +31,12 @@ class Host:
     how: str = ""
     since: str | None = None
     versions: tuple[str, ...] = ()
-    ops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def problem(self, version: str) -> str | None:
         """Why a version is not served; None if it is."""
-        if not self.how:
+        if not (self.how or self.kinds):
             return "there is no bridge"
         if self.since is not None:
             return (
@@ -42,6 +45,8 @@ class Host:
         known = ", ".join(self.versions)
         return None if version in self.versions else f"its bridge knows the versions {known}"
 
+
+_LINEAR, _ATTENTION = "--linear-attn-backend switchrail", "--attention-backend switchrail"
 
 HOSTS: Final = (
     Host(
@@ -52,11 +57,10 @@ HOSTS: Final = (
     ),
     Host(
         name="sglang",
-        how="--linear-attn-backend switchrail",
         versions=("0.5.11", "0.5.23"),
-        ops={
-            "0.5.11": ("gated_delta", "short_conv", "attention"),
-            "0.5.23": ("gated_delta", "kda", "short_conv", "attention"),
+        kinds={
+            "0.5.11": {"gated_delta": _LINEAR, "full_attention": _ATTENTION},
+            "0.5.23": {"gated_delta": _LINEAR, "kda": _LINEAR, "full_attention": _ATTENTION},
         },
         needs={"short_conv": ("transposed_state",)},
     ),
@@ -86,29 +90,60 @@ def _installed_version(name: str) -> str | None:
 
 
 def served_in(
-    host: Host, version: str, layout: Layout, plan: Callable[..., RoutePlan]
-) -> list[tuple[str, str, str]]:
-    """What would serve a model in an engine: op, phase, and the backend or the reason for none.
+    host: Host, version: str, layout: Layout, plan: Callable[..., RoutePlan], backends: Mapping[str, str]
+) -> list[tuple[str, str, str, str]]:
+    """What would serve a model in an engine: op, phase, the backend or the reason for none, and how to ask.
+
+    An engine gives all layers of an op to one backend. So an op is served if the bridge serves all kinds of
+    layers that run it.
 
     Args:
         host: The engine.
         version: Its version.
         layout: The model's layout.
-        plan: Plans routes with given features by op; see `Runtime.plan`.
+        plan: Plans routes with a given layout, preferences, and features by op; see `Runtime.plan`.
+        backends: The preferences; those for other ops are ignored.
     """
     problem = host.problem(version)
     if problem is not None:
-        return [("all", "all", f"none: {problem}")]
-    ops = sorted({op for layer in layout.layers for op in layer.ops})
-    left = [op for op in ops if op not in host.ops.get(version, ops)]
-    rows = [(op, "all", f"{host.name}'s own: the bridge does not serve it") for op in left]
-    features = {op: needs for op, needs in host.needs.items() if op in ops}
+        return [("all", "all", f"none: {problem}", "")]
+    kinds: dict[str, set[str]] = {}
+    for layer in layout.layers:
+        for op in layer.ops:
+            kinds.setdefault(op, set()).add(layer.kind)
+    served = host.kinds.get(version, dict.fromkeys((layer.kind for layer in layout.layers), host.how))
+    left = {op: sorted(found - served.keys()) for op, found in kinds.items() if not found <= served.keys()}
+    rows = [
+        (op, "all", f"{host.name}'s own: the bridge does not serve {', '.join(found)} layers", "")
+        for op, found in sorted(left.items())
+    ]
+    how = {op: served[min(found)] for op, found in kinds.items() if op not in left}
+    if not how:
+        return rows
     try:
-        routes: Any = plan(features=features).routes
+        routes: Any = plan(
+            layout=_with_ops(layout, how),
+            features={op: needs for op, needs in host.needs.items() if op in how},
+            preferences={key: name for key, name in backends.items() if _concerns(key, how)},
+        ).routes
     except SwitchrailError as error:
-        return [*rows, ("all", "all", f"none: {error}")]
+        return [*rows, ("all", "all", f"none: {error}", "")]
     decided = {(one.decision.op, one.decision.phase): one.decision.chosen for one in routes}
-    return rows + [(op, phase, name) for (op, phase), name in decided.items() if op not in left]
+    return rows + [(op, phase, name, how[op]) for (op, phase), name in decided.items()]
+
+
+def _with_ops(layout: Layout, ops: Iterable[str]) -> Layout:
+    """A layout with some of its ops."""
+    document = layout.to_dict()
+    for layer in document["layers"]:
+        layer["ops"] = [op for op in layer["ops"] if op in ops]
+    return Layout.from_json(json.dumps(document))
+
+
+def _concerns(key: str, ops: Iterable[str]) -> bool:
+    """Whether a preference's key stands for one of these ops."""
+    own = key.partition(".")[0]
+    return any(op == own or (own == "linear" and op in LINEAR_OPS) for op in ops)
 
 
 __all__ = ["HOSTS", "Host", "installed", "release", "served_in"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from switchrail.bridges.sglang.versions import VERSIONS
+from switchrail import Layout
+from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.cli.app import app
 from switchrail.doctor.hosts import check_hosts
-from switchrail.hosts import HOSTS
+from switchrail.engine.routes import plan_routes
+from switchrail.hosts import HOSTS, served_in
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
@@ -39,8 +42,10 @@ def test_explain_says_what_would_serve_in_each(
     served = {(one["engine"], one["op"], one["phase"]): one["backend"] for one in found}
     assert served["transformers", "gated_delta", "decode"] == "torch"
     assert served["vllm", "all", "all"] == "none: there is no bridge"
+    asked = {(one["engine"], one["op"]): one["ask"] for one in found}
     if version in VERSIONS:
         assert served["sglang", "gated_delta", "decode"] == "torch"
+        assert asked["sglang", "attention"] == "--attention-backend switchrail"
     else:
         assert "knows the versions 0.5.11, 0.5.23" in served["sglang", "all", "all"]
     assert "installed engines of others" in shown
@@ -51,3 +56,42 @@ def test_explain_says_what_would_serve_in_each(
 
 def test_the_versions_are_those_of_the_bridge() -> None:
     assert next(host.versions for host in HOSTS if host.name == "sglang") == VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("kinds", "served"),
+    [
+        (["gated_delta", "full_attention"], {"short_conv", "gated_delta", "attention"}),
+        (["kda", "mla"], {"0.5.23": {"short_conv", "kda"}}),
+        (["short_conv", "full_attention"], {"attention"}),
+        (["mamba2", "full_attention", "mlp"], {"attention"}),
+        (["sliding_attention", "full_attention"], set()),
+        (["hybrid"], set()),
+        (["lightning"], set()),
+    ],
+)
+def test_only_the_layers_that_the_bridge_serves_are_promised(
+    version: str, kinds: list[str], served: set[str] | dict[str, set[str]]
+) -> None:
+    host = next(host for host in HOSTS if host.name == "sglang")
+    layout = Layout.from_kinds("model", kinds)
+    with isolated() as runtime:
+        make = partial(
+            plan_routes, runtime, platform=runtime.find_platform("cpu"), dtype="float32", page_size=16
+        )
+        rows = served_in(host, version, layout, make, {"linear": "torch"})
+    promised = {op: how for op, phase, _, how in rows if phase != "all"}
+    assert promised.keys() == (served.get(version, set()) if isinstance(served, dict) else served)
+    own = {op: backend for op, phase, backend, _ in rows if phase == "all"}
+    assert own.keys() == {op for layer in layout.layers for op in layer.ops} - promised.keys()
+    assert all(backend.startswith("sglang's own: the bridge does not serve") for backend in own.values())
+    for op, how in promised.items():
+        assert how == f"--{'attention' if op == 'attention' else 'linear-attn'}-backend switchrail"
+
+
+def test_the_kinds_are_those_of_the_bridge() -> None:
+    kinds = next(host.kinds for host in HOSTS if host.name == "sglang")
+    assert {version: set(found) for version, found in kinds.items()} == {
+        version: {*places_of(version).linear_ops, "full_attention"} for version in VERSIONS
+    }

@@ -90,8 +90,8 @@ def explain(
                 "routes": [route.to_dict() for route in routes],
                 "capture": None if capture is None else capture_document(capture),
                 "engines": [
-                    {"engine": engine, "version": version, "op": op, "phase": served, "backend": backend}
-                    for engine, version, op, served, backend in elsewhere
+                    dict(zip(("engine", "version", "op", "phase", "backend", "ask"), row, strict=True))
+                    for row in elsewhere
                 ],
             }
         )
@@ -115,23 +115,24 @@ def explain(
         out.print(
             table(
                 "installed engines of others",
-                ("engine", "version", "op", "phase", "backend"),
+                ("engine", "version", "op", "phase", "backend", "ask for it with"),
                 elsewhere,
-                fold=("backend",),
+                fold=("backend", "ask for it with"),
             )
         )
 
 
 def _elsewhere(
     found: Planned, phases: Sequence[str] | None, backends: Mapping[str, str]
-) -> list[tuple[str, str, str, str, str]]:
+) -> list[tuple[str, str, str, str, str, str]]:
     """What would serve the model in the installed engines of others."""
-    fixed = {"preferences": backends} if phases is None else {"preferences": {}, "phases": phases}
-    make = partial(found.make, **fixed)
+    make = found.make if phases is None else partial(found.make, phases=phases)
+    if phases is not None:
+        backends = {}
     return [
         (host.name, version, *row)
         for host, version in installed()
-        for row in served_in(host, version, found.plan.layout, make)
+        for row in served_in(host, version, found.plan.layout, make, backends)
     ]
 
 

@@ -82,7 +82,7 @@ def planned(
     make = partial(
         plan_routes,
         runtime,
-        layout,
+        layout=layout,
         platform=platform,
         dtype=chosen_dtype,
         page_size=options.page_size,
