@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
-from switchrail.engine import Engine, Output, SamplingParams, loading
+import torch
+from safetensors.torch import load_file, save_file
+from switchrail.engine import Engine, Output, SamplingParams, draft_model, loading, sampling
+from switchrail.engine import engine as engine_module
 from switchrail.engine.draft_model import DraftModel
 from switchrail.engine.drafts import Drafted
 from switchrail.errors import ConfigError, SwitchrailError
+from transformers import AutoModelForCausalLM
 
 from .conftest import make_checkpoint
 from .idle import is_idle
 from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
 from .test_overlap import make_params, make_prompts
+from .test_speculation import exact
 
 Make = Callable[..., Engine]
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -116,6 +124,74 @@ def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Pat
     assert is_idle(engine)
 
 
+def test_samples_do_not_depend_on_other_requests(make_engine: Make, tmp_path: Path) -> None:
+    """A request draws the same tokens alone and beside another sampled one, its last token included."""
+    draft = make_checkpoint(tmp_path, seed=9, num_hidden_layers=1, layer_types=[FULL])
+    engine = make_engine(options={**DRAFTED, "draft": str(draft)})
+    long = SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=1.3, seed=77)
+    for seed in range(8):
+        own = replace(long, max_new_tokens=8, seed=seed)
+        alone = engine.generate([[1, 2, 3]], own)[0]
+        assert engine.generate([[1, 2, 3], [9, 8, 7]], [own, long])[0] == alone
+
+
+SAMPLES = 600
+
+
+def claims_another(mutant: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """`draw` of a draft model that proposes tokens from another distribution than it reports."""
+
+    def draw(logits: torch.Tensor, params: Any, draws: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, weights = sampling.draw(logits, params, draws)
+        return {
+            "": (tokens, weights),
+            "proposes the largest": (logits.argmax(-1), weights),
+            "reports no filters": (tokens, logits.double().softmax(-1)),
+        }[mutant]
+
+    return draw
+
+
+@pytest.mark.parametrize("mutant", ["", "proposes the largest", "reports no filters"])
+def test_samples_have_the_models_distribution(
+    make_engine: Make, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    """Chi-square of texts of three tokens, with a draft whose weights are the model's with noise."""
+    noisy = Path(shutil.copytree(checkpoint, tmp_path / "noisy"))
+    generator = torch.Generator().manual_seed(3)
+    weights = load_file(noisy / "model.safetensors")
+    for weight in weights.values():
+        if weight.dim() > 1:
+            weight += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file(weights, noisy / "model.safetensors", metadata={"format": "pt"})
+    params = SamplingParams(
+        max_new_tokens=3, ignore_eos=True, temperature=1.3, top_k=3, top_p=0.95, min_p=0.05
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    prompt, expected = [5, 6, 7], {(): 1.0}
+    for _ in range(params.max_new_tokens):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *text] for text in expected])).logits[:, -1]
+        expected = {
+            (*text, token): chance * odds
+            for (text, chance), row in zip(expected.items(), logits, strict=True)
+            for token, odds in enumerate(exact(row, params).tolist())
+            if odds
+        }
+    monkeypatch.setattr(draft_model, "draw", claims_another(mutant))
+    options = {**DRAFTED, "max_sequences": 32, "max_tokens_per_step": 256, "num_pages": 200}
+    engine = make_engine(options={**options, "draft": str(noisy)})
+    outputs = engine.generate([prompt] * SAMPLES, [replace(params, seed=seed) for seed in range(SAMPLES)])
+    assert 0.1 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
+    found = Counter(output.tokens for output in outputs)
+    assert found.keys() <= expected.keys()
+    cells = [(found[text], SAMPLES * odds) for text, odds in expected.items() if SAMPLES * odds >= 5]
+    cells.append((SAMPLES - sum(count for count, _ in cells), SAMPLES - sum(mean for _, mean in cells)))
+    square = sum((count - mean) ** 2 / mean for count, mean in cells)
+    chance = torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
+    assert (chance < 1e-6) if mutant else (chance > 1e-3)
+
+
 def test_each_model_is_routed_by_its_own_layout(make_engine: Make, draft: Path) -> None:
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     own = switchrail.Layout.from_config(draft)
@@ -136,15 +212,17 @@ def test_a_layout_of_another_model_is_refused(
         make_engine(options={**DRAFTED, "draft": str(draft)})
 
 
-def test_drafts_that_do_not_fit(make_engine: Make, tmp_path: Path, checkpoint: Path) -> None:
+def test_drafts_that_do_not_fit(make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = make_checkpoint(tmp_path / "small", vocab_size=300)
     with pytest.raises(ConfigError, match="a vocabulary of 300 tokens; valid: 320"):
         make_engine(options={**DRAFTED, "draft": str(small)})
     short = make_checkpoint(tmp_path / "short", max_position_embeddings=63)
     with pytest.raises(SwitchrailError, match="63"):
         make_engine(options={**DRAFTED, "draft": str(short)})
-    with pytest.raises(SwitchrailError, match="nowhere"):
-        make_engine(options={**DRAFTED, "draft": "nowhere"})
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "load_model", None)  # refused before any model is loaded
+        with pytest.raises(SwitchrailError, match="nowhere"):
+            make_engine(options={**DRAFTED, "draft": "nowhere"})
     assert make_engine(options=DRAFTED).generate([[1]], FREE)[0].finish_reason == "length"
 
 

@@ -130,7 +130,8 @@ def plan_capture(
     if not hardware.support_cuda_graph() or type(platform.serving).graph_class is Serving.graph_class:
         return f"platform {platform.kind} has no graphs"
     ops = {op for layer in own.layout.layers for op in layer.ops}
-    chosen = {key: name for key, name in (preferences or {}).items() if not key.endswith(".prefill")}
+    given = (preferences or {}).items()
+    chosen = {key: name for key, name in given if key.partition(".")[2] in ("", "decode")}
     in_pieces = hardware.support_piecewise_cuda_graph()
     eager: dict[str, str] = {}
     while True:

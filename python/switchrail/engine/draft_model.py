@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import load_model
+from switchrail.engine.models.families import Family
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import draw
@@ -156,9 +158,50 @@ class DraftModel(Drafts):
             drafted[task].append(token)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """A draft's checkpoint, found before the engine's model is loaded.
+
+    Attributes:
+        path: The folder.
+        config: Its config.
+        family: Its family.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    family: Family
+
+
+def find_draft(
+    runtime: Runtime, checkpoint: str, *, platform: Platform, options: EngineOptions
+) -> DraftCheckpoint:
+    """Find a draft's checkpoint and read its config.
+
+    Args:
+        runtime: The runtime with the families.
+        checkpoint: The draft's folder or name, as for `Engine`.
+        platform: The engine's platform.
+        options: The engine's options.
+
+    Raises:
+        ConfigError: The pools' size is not given on a platform that computes it from the free memory.
+        CheckpointError: There is no such checkpoint, or no family runs it.
+    """
+    if options.num_pages is None and platform.hardware.keeps_freed_memory():
+        raise ConfigError(
+            "num_pages is None, but a draft model needs memory beside the pools of the engine's model; "
+            "valid: an integer of at least 2",
+            problems={"num_pages": "found None"},
+            valid={"num_pages": "an integer of at least 2"},
+        )
+    path = find_checkpoint(checkpoint)
+    return DraftCheckpoint(path, *read_config(path, runtime.family_of))
+
+
 def load_draft_model(
     runtime: Runtime,
-    checkpoint: str,
+    draft: DraftCheckpoint,
     target: Runner,
     *,
     platform: Platform,
@@ -170,7 +213,7 @@ def load_draft_model(
 
     Args:
         runtime: The runtime with the backends.
-        checkpoint: The draft's folder or name, as for `Engine`.
+        draft: `find_draft` of the draft.
         target: Runs the engine's model.
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
@@ -178,24 +221,14 @@ def load_draft_model(
         max_length: Tokens of the longest sequence.
 
     Raises:
-        ConfigError: The draft has another vocabulary, its sequences are shorter, or the pools' size is not
-            given on a platform that computes it from the free memory.
+        ConfigError: The draft has another vocabulary, or its sequences are shorter.
         SwitchrailError: As for `Engine`.
     """
-    if options.num_pages is None and platform.hardware.keeps_freed_memory():
-        raise ConfigError(
-            "num_pages is None, but a draft model needs memory beside the pools of the engine's model; "
-            "valid: an integer of at least 2",
-            problems={"num_pages": "found None"},
-            valid={"num_pages": "an integer of at least 2"},
-        )
-    path = find_checkpoint(checkpoint)
-    config, family = read_config(path, runtime.family_of)
     loaded = load_model(
         runtime,
-        path,
-        config,
-        family,
+        draft.path,
+        draft.config,
+        draft.family,
         platform=platform,
         dtype=dtype,
         options=options,
@@ -210,7 +243,8 @@ def load_draft_model(
     ):
         if not wanted:
             raise ConfigError(
-                f"the draft in {path} has {what} of {found} tokens; valid: {valid}, as the engine's model",
+                f"the draft in {draft.path} has {what} of {found} tokens; valid: {valid}, as the engine's "
+                "model",
                 problems={"draft": f"found {what} of {found} tokens"},
                 valid={"draft": valid},
             )
@@ -234,4 +268,4 @@ def load_draft_model(
     )
 
 
-__all__ = ["DraftModel", "load_draft_model"]
+__all__ = ["DraftCheckpoint", "DraftModel", "find_draft", "load_draft_model"]

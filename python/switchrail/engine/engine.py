@@ -26,7 +26,7 @@ from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.core import EngineCore
-from switchrail.engine.draft_model import load_draft_model
+from switchrail.engine.draft_model import DraftCheckpoint, find_draft, load_draft_model
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress
@@ -131,6 +131,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
         choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
+        drafts: Drafts | DraftCheckpoint | None = self._find_drafts(runtime)
         with self.platform.hardware.active():
             make = self._load(runtime, path, config, family, backends)
             capture = self._plan_capture(runtime, backends)
@@ -147,7 +148,8 @@ class Engine(AbstractContextManager["Engine"]):
             self._runner = make(self.options, working=working)
             self._unhook = weakref.finalize(self, self._runner.disconnect)
             try:
-                drafts = self._make_drafts(runtime)
+                if isinstance(drafts, DraftCheckpoint):
+                    drafts = self._load_drafts(runtime, drafts)
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
@@ -210,12 +212,15 @@ class Engine(AbstractContextManager["Engine"]):
         self._decode = _decoder(loaded.tokenizer)
         return partial(found.make, max_length=self.max_length)
 
-    def _make_drafts(self, runtime: Runtime) -> Drafts | None:
+    def _find_drafts(self, runtime: Runtime) -> Drafts | DraftCheckpoint | None:
         draft = self.options.draft
         if draft == "ngram":
             return NgramDrafts()
         if not isinstance(draft, str):
             return draft
+        return find_draft(runtime, draft, platform=self.platform, options=self.options)
+
+    def _load_drafts(self, runtime: Runtime, draft: DraftCheckpoint) -> Drafts:
         drafts = load_draft_model(
             runtime,
             draft,

@@ -92,7 +92,7 @@ def _reject(
         probabilities: See `Drafted`.
         params: R sampling parameters.
         draws: R sources of random numbers.
-        choose: Chooses the tokens of greedy rows.
+        choose: Chooses the tokens of greedy rows, and of sequences without drafts.
 
     Returns:
         [R] int64, the draft where it is accepted; -1 for a row whose largest logit is not finite.
@@ -100,12 +100,15 @@ def _reject(
     device, pinned = logits.device, logits.is_cuda
     count = iter(range(len(probabilities)))
     places = [place for tokens in drafted for place in (*islice(count, len(tokens)), -1)]  # in all drafts
-    sampled = [row for row, param in enumerate(params) if param.temperature > 0]
-    greedy = [row for row, param in enumerate(params) if param.temperature == 0]
+    has_drafts = [bool(tokens) for tokens in drafted for _ in range(len(tokens) + 1)]
+    sampled = [row for row, param in enumerate(params) if has_drafts[row] and param.temperature > 0]
+    others = sorted(
+        {*range(len(params))}.difference(sampled)
+    )  # drawn as without drafts, so alone as in a batch
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
-    if greedy:
-        index = sent(greedy, torch.int64, device, pin_memory=pinned)
-        tokens[index] = choose(logits[index], [params[row] for row in greedy], [draws[row] for row in greedy])
+    if others:
+        index = sent(others, torch.int64, device, pin_memory=pinned)
+        tokens[index] = choose(logits[index], [params[row] for row in others], [draws[row] for row in others])
     if not sampled:
         return tokens
     index = sent(sampled, torch.int64, device, pin_memory=pinned)
@@ -124,8 +127,8 @@ def _reject(
     rest = (p - q).clamp(min=0)
     mass = rest.sum(-1, keepdim=True)
     rest = rest.where(mass > 0, p)  # p and q are equal up to rounding
-    others = pick((rest / rest.amax(-1, keepdim=True) * UNIT).long(), numbers[:, 1:])
-    chosen = drafts.squeeze(1).where(accepted, others)
+    drawn = pick((rest / rest.amax(-1, keepdim=True) * UNIT).long(), numbers[:, 1:])
+    chosen = drafts.squeeze(1).where(accepted, drawn)
     tokens[index] = chosen.where(rows.amax(-1).isfinite(), -1)
     return tokens
 
