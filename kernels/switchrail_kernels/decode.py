@@ -74,8 +74,8 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
             self.cuts[key] = self.decide(call, programs)
         return self.cuts[key]
 
-    def refresh(self, batch: PagedBatch) -> None:
-        """Reuse the plan for another batch; there is nothing to update on the device.
+    def check_refresh(self, batch: PagedBatch) -> None:
+        """Check that the plan can be reused for another batch; there is nothing to update on the device.
 
         Raises:
             ContractError: The plan has no bounds, or the batch is not within them.
@@ -85,7 +85,6 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         self._check_within(batch, self.bounds)
         for page in self._pages:
             check_pages(self.contract, batch, page)
-        self.batch = batch
 
     def _check_within(self, batch: PagedBatch, bounds: Bounds) -> None:
         count, longest = len(batch.seqlens), max(batch.kv_seqlens, default=0)

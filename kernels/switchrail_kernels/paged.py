@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from switchrail.ops.adapter import Adapted, dense_call, plain
+from switchrail.ops.adapter import Adapted, dense_call, is_plain, owned, plain
 from switchrail.ops.backend import Backend, check_plan, foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 from switchrail.ops.pages import check_lengths
 
+from switchrail_kernels.plans import check_forms
 from switchrail_kernels.replay import Calls, Options, Tensors, calls_of
 
 
@@ -63,19 +64,22 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         """Check the batch. The first layer decides how rows and caches are split."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
-        own = plain(batch, wide=_WIDE)
+        own = batch
+        if not is_plain(batch, wide=_WIDE):
+            own = owned(plain(batch, wide=_WIDE), batch, bounds)
         if phase == "decode":
             plan = self.pieces(own, bounds)
         else:
             plan = self.tiles(_bounded(own, bounds) if phase == "verify" else own)
-        return plan if own is batch else Adapted(own, plan)
+        return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
         """Update a plan for another batch within the bounds. The device computes a decode's split.
 
         Raises:
             ArgumentError: The plan is not this backend's.
-            ContractError: The plan has no bounds, or the batch is not within them.
+            ContractError: The plan has no bounds, the batch is not within them, or its tables have other
+                forms than the plan was made for.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         if not isinstance(own, (self.pieces, self.tiles)):
@@ -83,12 +87,16 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         self.contract.check_batch(
             "decode" if isinstance(own, self.pieces) else "verify", batch, self.features
         )
-        if isinstance(plan, Adapted):
-            batch = plan.update(batch, wide=_WIDE)
         if isinstance(own, self.pieces):
-            own.refresh(batch)
+            own.check_refresh(batch)
         else:
             self._check_tiles(own, batch)
+        if isinstance(plan, Adapted):
+            batch = plan.update(self.contract, batch)
+        else:
+            check_forms(self.contract, batch, wide=_WIDE)
+        if isinstance(own, self.pieces):
+            own.batch = batch
 
     def _check_tiles(self, plan: PagedPlan, batch: PagedBatch) -> None:
         longest = max(batch.kv_seqlens, default=0)
@@ -122,6 +130,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             known = plan.known(calls, call, batch)
             if known is not None and calls.again(brought + known[0], count + known[1]):
                 return
+        check_forms(self.contract, batch, wide=_WIDE)
         self.contract.check_call(call, batch, self.features)
         check_plan(plan, batch, (self.pieces, self.tiles))
         *_, out, _ = call

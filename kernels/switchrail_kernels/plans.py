@@ -1,11 +1,13 @@
-"""The plan of a decode, for the ops with a state."""
+"""The plan of a decode, for the ops with a state, and the check of the forms of tables."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from switchrail.ops.adapter import is_plain
 from switchrail.ops.backend import foreign
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import SequenceBatch, StateBatch
 from switchrail.ops.contract import Contract
 
 
@@ -43,4 +45,22 @@ def refresh_decode(
         )
 
 
-__all__ = ["Decode", "refresh_decode"]
+def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[str] = ()) -> None:
+    """Refuse a batch that must be adapted, for a plan that was made for one that needed no adapting.
+
+    Args:
+        contract: The op's contract.
+        batch: The batch.
+        wide: Tables that may have gaps between rows.
+
+    Raises:
+        ContractError: The batch must be adapted.
+    """
+    if not is_plain(batch, wide=wide):
+        found = "tables or slots in another form than the plan's"
+        raise contract.error(
+            "batch", found, "dense tables as planned, -1 as the null slot, and not read_only"
+        )
+
+
+__all__ = ["Decode", "check_forms", "refresh_decode"]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from switchrail.ops.adapter import Adapted, dense_call, plain
+from switchrail.ops.adapter import Adapted, dense_call, is_plain, owned, plain
 from switchrail.ops.backend import Backend, check_plan, foreign
 from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
@@ -15,7 +15,7 @@ from switchrail.ops.contract import Contract
 from switchrail_kernels.claims import STATE_FEATURES
 from switchrail_kernels.drafts import Drafts, Record, replay, store_rows
 from switchrail_kernels.fitted import Walk
-from switchrail_kernels.plans import Decode, refresh_decode
+from switchrail_kernels.plans import Decode, check_forms, refresh_decode
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
 
@@ -66,31 +66,35 @@ class TritonState(Backend[CallT, StateBatch]):
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Split the sequences of a prefill, or find the paths of drafted rows."""
         self.contract.check_batch(phase, batch, self.features)
-        own = plain(batch)
+        own = batch if is_plain(batch) else owned(plain(batch), batch, bounds)
         if isinstance(own, VerifyBatch):
             plan = self.drafts.of(own)
         else:
             plan = Decode(len(own.seqlens)) if phase == "decode" else self.cut_rows(own)
-        return plan if own is batch else Adapted(own, plan)
+        return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
         """Update the plan of a decode, or of drafted rows of the same lengths, for another batch.
 
         Raises:
             ArgumentError: The plan is another phase's.
-            ContractError: The batch has another number of sequences, or rows of other lengths.
+            ContractError: The batch has another number of sequences, rows of other lengths, or tables in
+                other forms than the plan was made for.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
-        if not isinstance(own, self.drafts):
+        if isinstance(own, self.drafts):
+            self.contract.check_batch("verify", batch, self.features)
+            if own.seqlens != batch.seqlens:
+                lengths = f"the lengths of the plan, {list(own.seqlens)}"
+                raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
+        else:
             refresh_decode(self.contract, own, batch, self.features)
-            if isinstance(plan, Adapted):
-                plan.update(batch)
-            return
-        self.contract.check_batch("verify", batch, self.features)
-        if own.seqlens != batch.seqlens:
-            lengths = f"the lengths of the plan, {list(own.seqlens)}"
-            raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
-        own.update(plan.update(batch) if isinstance(plan, Adapted) else batch)
+        if isinstance(plan, Adapted):
+            batch = plan.update(self.contract, batch)
+        else:
+            check_forms(self.contract, batch)
+        if isinstance(own, self.drafts):
+            own.update(batch)
 
     def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
         """Run T packed tokens of N sequences of any length, drafted rows, or one token each."""
@@ -98,6 +102,8 @@ class TritonState(Backend[CallT, StateBatch]):
             if plan.seqlens != batch.seqlens:
                 raise foreign("plan", plan)
             batch, plan = plan.batch, plan.plan
+        elif not batch.null_slot or batch.read_only:
+            check_forms(self.contract, batch)
         layer = call[0]
         calls = layer.kept.get(type(self))
         if calls is None:
@@ -114,6 +120,7 @@ class TritonState(Backend[CallT, StateBatch]):
             tensors, options = tensors + planned, options + cut
             if calls.again(tensors, options):
                 return None
+        check_forms(self.contract, batch)
         self.contract.check_call(call, batch, self.features)
         own, results = dense_call(self.contract, call)
         if own is not call:
@@ -142,6 +149,7 @@ class TritonState(Backend[CallT, StateBatch]):
         self.contract.check_accepted(batch, accepted)
         if isinstance(plan, Adapted):
             batch, plan = plan.batch, plan.plan
+        check_forms(self.contract, batch)
         if not isinstance(plan, self.drafts):
             raise foreign("plan", plan)
         if not isinstance(record, self.record):

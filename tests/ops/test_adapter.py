@@ -7,7 +7,7 @@ import switchrail
 import torch
 from switchrail.adapters import ADAPTED, Adapter, Served, adapted, needed_features, plain, sequences
 from switchrail.errors import ArgumentError, ContractError, NoBackendError
-from switchrail.ops import CONTRACTS, StateBatch
+from switchrail.ops import CONTRACTS, Bounds, PagedBatch, StateBatch
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.samples.engine import FORMS
 from switchrail.testing.compare import verify, verify_commit
@@ -84,13 +84,63 @@ def test_tables_are_refreshed_in_place():
 
     inner = Static()
     backend = Adapter(inner, ())
-    plan = backend.plan("decode", call.batch)
+    plan = backend.plan("decode", call.batch, Bounds(sequences=2, rows=2, tokens=1))
     tables = plan.batch.read_slots
     other = dataclasses.replace(call.batch, read_slots=torch.tensor([0, 2], dtype=torch.int32))
     backend.refresh(plan, other)
     assert plan.batch.read_slots is tables
     assert tables.tolist() == [-1, 2]
     assert inner.refreshed is plan.batch
+
+
+class Refreshed:
+    """A backend of any op that has nothing to refresh."""
+
+    def __new__(cls, op):
+        return type("Static", (DEFINITIONS[op].torch,), {"refresh": lambda self, plan, batch: None})()
+
+
+def test_a_refresh_writes_to_the_plans_own_tables_only():
+    """Whatever the forms of the batches, the callers' tables keep their contents, the plan its addresses."""
+    dense = GENERATORS["gated_delta"]([1, 1], phase="decode").batch
+    first = dataclasses.replace(dense, cu_seqlens=dense.cu_seqlens.long())
+    backend = Adapter(Refreshed("gated_delta"), ())
+    plan = backend.plan("decode", first, Bounds(sequences=2, rows=2, tokens=1))
+    addresses = {name: getattr(plan.batch, name).data_ptr() for name in ("read_slots", "cu_seqlens")}
+    kept = first.read_slots.clone()
+    for slots in (torch.tensor([7, 8], dtype=torch.int32), torch.tensor([5, 6])):
+        backend.refresh(plan, dataclasses.replace(first, read_slots=slots))
+        assert plan.batch.read_slots.tolist() == slots.tolist()
+        assert torch.equal(first.read_slots, kept)
+        assert addresses == {name: getattr(plan.batch, name).data_ptr() for name in addresses}
+    unbounded = backend.plan("decode", first)
+    with pytest.raises(ContractError, match="plan: got a plan without bounds"):
+        backend.refresh(unbounded, dataclasses.replace(first, read_slots=slots))
+    assert torch.equal(first.read_slots, kept)
+
+
+def test_a_refresh_takes_page_tables_that_fit_and_refuses_others():
+    def pages(page, width, longest=5):
+        lengths = torch.tensor([longest, 3])
+        table = torch.full((2, width), page)
+        return PagedBatch(
+            **sequences((1, 1), "cpu"), page_table=table, kv_lens=lengths, kv_seqlens=(longest, 3)
+        )
+
+    backend = Adapter(Refreshed("attention"), ())
+    plan = backend.plan("decode", pages(1, 4), Bounds(sequences=2, rows=2, tokens=64))
+    table = plan.batch.page_table
+    backend.refresh(plan, pages(7, 1))
+    assert plan.batch.page_table is table
+    assert table.tolist() == [[7, 1, 1, 1]] * 2
+    for refused, match in (
+        (pages(9, 5), r"batch.page_table: got shape \[2, 5\], expected \[2, 4\]"),
+        (pages(9, 4, longest=65), "batch.kv_seqlens: got 65 tokens, expected at most 64"),
+    ):
+        with pytest.raises(ContractError, match=match):
+            backend.refresh(plan, refused)
+        assert table.tolist() == [[7, 1, 1, 1]] * 2
+        assert plan.batch.kv_lens.tolist() == [5, 3]
 
 
 def test_what_no_adapter_adds_is_refused():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -59,11 +59,11 @@ def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
         batch: The batch.
         wide: Tables that may have gaps between rows.
     """
-    changed: dict[str, Any] = {}
-    for name, dtype in _TABLES.items():
-        table = getattr(batch, name, None)
-        if table is not None and (table.dtype is not dtype or not _is_dense(table, name in wide)):
-            changed[name] = table.to(dtype).contiguous()
+    changed: dict[str, Any] = {
+        name: table.to(_TABLES[name]).contiguous()
+        for name, table in _tables(batch)
+        if _is_odd(name, table, wide)
+    }
     if isinstance(batch, StateBatch) and batch.null_slot == 0:
         for name in ("read_slots", "write_slots", "checkpoint_slots", "row_slots"):
             table = changed.get(name, getattr(batch, name, None))
@@ -77,8 +77,23 @@ def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
     return replace(batch, **changed) if changed else batch
 
 
-def _is_dense(table: torch.Tensor, wide: bool) -> bool:
-    return table.is_contiguous() or (wide and table.stride(-1) == 1)
+def is_plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> bool:
+    """Whether `plain` returns the batch itself; copies nothing."""
+    if isinstance(batch, StateBatch) and (batch.null_slot == 0 or batch.read_only):
+        return False
+    return not any(_is_odd(name, table, wide) for name, table in _tables(batch))
+
+
+def _tables(batch: SequenceBatch) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in _TABLES:
+        table = getattr(batch, name, None)
+        if table is not None:
+            yield name, table
+
+
+def _is_odd(name: str, table: torch.Tensor, wide: Collection[str]) -> bool:
+    dense = table.is_contiguous() or (name in wide and table.stride(-1) == 1)
+    return table.dtype is not _TABLES[name] or not dense
 
 
 @dataclass(slots=True)
@@ -88,10 +103,12 @@ class Adapted:
     Attributes:
         batch: The plain form.
         plan: The backend's plan.
+        bounds: The bounds of the batches that it can be updated for; None for this batch only.
     """
 
     batch: Any
     plan: Any
+    bounds: Bounds | None
 
     @property
     def seqlens(self) -> tuple[int, ...]:
@@ -99,17 +116,52 @@ class Adapted:
         lengths: tuple[int, ...] = self.batch.seqlens
         return lengths
 
-    def update(self, batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
-        """Take another batch's contents in place, and return its plain form on the plan's own tables."""
-        new = plain(batch, wide=wide)
-        kept: dict[str, torch.Tensor] = {}
-        for field in fields(new):
-            own, value = getattr(self.batch, field.name), getattr(new, field.name)
-            if isinstance(value, torch.Tensor) and value is not getattr(batch, field.name):
-                own.copy_(value)
-                kept[field.name] = own
-        self.batch = replace(new, **kept) if kept else new
+    def update(self, contract: Contract, batch: SequenceBatch) -> Any:
+        """Copy another batch's tables into the plan's own, and return its plain form on these.
+
+        Raises:
+            ContractError: The plan has no bounds, or the batch does not fit into its tables; nothing was
+                copied.
+        """
+        if self.bounds is None:
+            raise contract.error("plan", "a plan without bounds", "a plan with bounds")
+        if type(batch) is not type(self.batch):
+            raise contract.error("batch", type(batch).__name__, f"a {type(self.batch).__name__}, as planned")
+        longest = max(getattr(batch, "kv_seqlens", ()), default=0)
+        if longest > self.bounds.tokens:
+            valid = f"at most {self.bounds.tokens}, the plan's bound"
+            raise contract.error("batch.kv_seqlens", f"{longest} tokens", valid)
+        own = {name: self._room(contract, name, table) for name, table in _tables(batch)}
+        new = plain(batch, wide=own)
+        for name, table in own.items():
+            table.copy_(getattr(new, name))
+        self.batch = replace(new, **{name: getattr(self.batch, name) for name in own})
         return self.batch
+
+    def _room(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
+        """The part of the plan's table that another one fills: the first columns of the page table."""
+        own: torch.Tensor = getattr(self.batch, name)
+        if name == "page_table" and table.shape[1] <= own.shape[1]:
+            own = own[:, : table.shape[1]]
+        if own.shape != table.shape:
+            valid = f"{list(own.shape)}, that of the plan's"
+            raise contract.error(f"batch.{name}", f"shape {list(table.shape)}", valid)
+        return own
+
+
+def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
+    """The plain form of a batch, on tables of its own if a plan with bounds will copy others into them.
+
+    Args:
+        batch: The plain form.
+        source: The batch.
+        bounds: The bounds passed to `plan`.
+    """
+    if bounds is None:
+        return batch
+    shared = {name: table for name, table in _tables(batch) if table is getattr(source, name)}
+    dense = torch.contiguous_format
+    return replace(batch, **{name: table.clone(memory_format=dense) for name, table in shared.items()})
 
 
 def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -156,14 +208,14 @@ class Adapter(Backend[Any, Any]):
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Adapted:
         """Plan the plain form of the batch."""
         self._contract.check_batch(phase, batch, self._features)
-        own = plain(batch)
-        return Adapted(own, self.backend.plan(phase, own, bounds))
+        own = owned(plain(batch), batch, bounds)
+        return Adapted(own, self.backend.plan(phase, own, bounds), bounds)
 
     def refresh(self, plan: Any, batch: SequenceBatch) -> None:
         """Copy the tables of another batch into those of the plan."""
         if not isinstance(plan, Adapted):
             raise foreign("plan", plan)
-        self.backend.refresh(plan.plan, plan.update(batch))
+        self.backend.refresh(plan.plan, plan.update(self._contract, batch))
 
     def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
         """Run the call on adapted rows."""
@@ -220,4 +272,14 @@ def adapted(backend: AnyBackend, features: Collection[str], needed: Collection[s
     return cast(AnyBackend, Adapter(backend, features))
 
 
-__all__ = ["ADAPTED", "Adapted", "Adapter", "adapted", "dense_call", "plain", "sequences"]
+__all__ = [
+    "ADAPTED",
+    "Adapted",
+    "Adapter",
+    "adapted",
+    "dense_call",
+    "is_plain",
+    "owned",
+    "plain",
+    "sequences",
+]
