@@ -452,7 +452,7 @@ def test_torch_and_the_driver_go_together(gpu, sound):
 def test_torch_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     [finding] = device.check_device()
-    assert (finding.subject, finding.advice) == ("torch", "pip install torch")
+    assert (finding.subject, finding.advice) == ("torch", "pip install 'switchrail[engine]'")
 
 
 def test_the_driver_is_asked():

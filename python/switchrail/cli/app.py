@@ -20,6 +20,7 @@ from switchrail.cli.logs import LOG
 from switchrail.cli.output import move_output, others_aside
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import in_lines
+from switchrail.packages import engine_packages
 
 INVALID, INTERRUPTED, UNREAD = 2, 130, 141
 
@@ -92,7 +93,8 @@ class _Commands(_FlagsAreFalse, TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with engine_packages("this command"):
+                return super().invoke(ctx)
         except SwitchrailError as error:
             told = "; ".join((str(error), *getattr(error, "__notes__", ())))
             typer.echo(in_lines(f"switchrail: {told}"), err=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from switchrail._core import Registration
 from switchrail.doctor.finding import Finding
 from switchrail.errors import BackendImportError
+from switchrail.packages import INSTALL
 from switchrail.runtime import Runtime
 from switchrail.variables import PLATFORM
 from switchrail.waiting import patience, within
@@ -23,7 +24,7 @@ def check_device() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:  # a broken build can raise any exception
-        yield Finding("device", "torch", f"it can't be imported: {error!r}", "pip install torch")
+        yield Finding("device", "torch", f"it can't be imported: {error!r}", INSTALL)
         return
     if not DRIVER.exists() or torch.version.hip is not None:
         return

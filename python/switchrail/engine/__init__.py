@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from switchrail.errors import MissingPackageError
+from switchrail.packages import engine_packages
 
 if TYPE_CHECKING:
     from switchrail.engine.engine import Engine
@@ -32,15 +32,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with engine_packages("the engine"):
         return getattr(import_module(_HOMES[name], __name__), name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise MissingPackageError(
-            f"the engine needs {error.name}, which is not installed: pip install 'switchrail[engine]'",
-            found=error.name,
-        ) from error
 
 
 __all__ = ["Engine", "EngineOptions", "Event", "FinishReason", "Output", "Request", "SamplingParams", "Stats"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from switchrail.bridges.transformers.bridge import Handle, use
-from switchrail.bridges.transformers.cache import ServedCache
+from switchrail.packages import engine_packages
+
+with engine_packages("the bridge to transformers"):
+    from switchrail.bridges.transformers.bridge import Handle, use
+    from switchrail.bridges.transformers.cache import ServedCache
 
 __all__ = ["Handle", "ServedCache", "use"]

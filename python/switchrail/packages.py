@@ -1,0 +1,31 @@
+"""The packages that the runtime does without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from switchrail.errors import MissingPackageError
+
+INSTALL = "pip install 'switchrail[engine]'"
+"""How to install torch and transformers."""
+
+
+@contextmanager
+def engine_packages(user: str) -> Iterator[None]:
+    """Says how to install torch or transformers if an import within finds one of them missing.
+
+    Raises:
+        MissingPackageError: One of them is not installed; says that `user` needs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise MissingPackageError(
+            f"{user} needs {error.name}, which is not installed: {INSTALL}", found=error.name
+        ) from error
+
+
+__all__ = ["INSTALL", "engine_packages"]
