@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import switchrail.bridges.transformers as sr
@@ -115,17 +117,30 @@ def test_padding_on_the_right(small: Small) -> None:
     assert [[a, b] for a, b in zip(tokens.tolist(), after.tolist(), strict=True)] == expected
 
 
+def states_of(model: torch.nn.Module) -> list[tuple[list[str], str | None, int]]:
+    """For each part of a model: its attributes, attention implementation, and number of hooks."""
+    return [
+        (
+            [key for key, value in vars(part).items() if value is not None],
+            getattr(getattr(part, "config", None), "_attn_implementation", None),
+            len(part._forward_pre_hooks),
+        )
+        for part in model.modules()
+    ]
+
+
 def test_removal_restores_the_model(small: Small) -> None:
     model, inputs = small.model, small.padded()
-    before = vars(model.model).keys(), model.config._attn_implementation
+    before = states_of(model)
     with torch.no_grad():
         expected = model(**inputs).logits
         with sr.use(model):
             served = model(**inputs).logits
         assert torch.equal(model(**inputs).logits, expected)
     assert not torch.equal(served, expected)
-    assert (vars(model.model).keys(), model.config._attn_implementation) == before
-    assert not any(part._forward_pre_hooks for part in model.modules())
+    with sr.use(model):
+        assert states_of(model) != before
+    assert states_of(model) == before
 
 
 def test_two_calls_with_one_cache(small: Small) -> None:
@@ -283,12 +298,118 @@ def test_refused_calls(small: Small) -> None:
         small.model(ids[:, :1], past_key_values=served)
 
 
-def test_a_copy_of_a_served_model_is_not_served(small_of: Get) -> None:
-    small = small_of("lfm2")
-    with sr.use(small.model):
-        other = copy.deepcopy(small.model)
-        with pytest.raises(BridgeError, match="perhaps a copy"):
-            other(**small.padded())
+@pytest.mark.parametrize("model_type", ["lfm2", "kimi_linear"])
+def test_a_copy_of_a_served_model_is_plain(model_type: str, small_of: Get) -> None:
+    """It can be called, and served itself, before and after the original's removal."""
+    small = small_of(model_type)
+    inputs, before = small.padded(), states_of(small.model)
+    with torch.no_grad():
+        expected = small.model(**inputs).logits
+        with sr.use(small.model):
+            served = small.model(**inputs).logits
+            other = copy.deepcopy(small.model)
+            assert states_of(other) == before
+            assert other.config is other.model.config
+            assert torch.equal(other(**inputs).logits, expected)
+            with sr.use(other):
+                assert torch.equal(other(**inputs).logits, served)
+            assert torch.equal(small.model(**inputs).logits, served)
+        with sr.use(other):
+            assert torch.equal(other(**inputs).logits, served)
+        assert torch.equal(other(**inputs).logits, expected)
+
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+def llama(seed: int = 0, config: LlamaConfig | None = None) -> LlamaForCausalLM:
+    """A model without trained weights, in whose batches token 0 is padding."""
+    torch.manual_seed(seed)
+    made = config or LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(made).eval()
+
+
+def greedy(model: LlamaForCausalLM, **options: Any) -> list[list[int]]:
+    """Five tokens after `IDS`."""
+    found: list[list[int]] = model.generate(IDS, max_new_tokens=5, do_sample=False, **options).tolist()
+    return found
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own configs", "one config"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_models_of_one_class(first: int, is_shared: bool) -> None:
+    """Neither depends on whether the other is served, in any order of removal."""
+    one = llama(0)
+    models = one, llama(1, one.config if is_shared else None)
+    before = one.config._attn_implementation
+    expected = [greedy(model) for model in models]
+    handles = []
+    for model in models:
+        handles.append(sr.use(model))
+        assert [greedy(each) for each in models] == expected
+    for number in (first, 1 - first):
+        handles[number].remove()
+        assert [greedy(each) for each in models] == expected
+    assert one.config._attn_implementation == before
+    assert all(model.model.config is model.config for model in models)
+
+
+def test_a_padded_call_with_one_token(small: Small) -> None:
+    ids, mask = torch.tensor([[0, 0, 5]]), torch.tensor([[0, 0, 1]])
+    for model in (llama(), small.model):
+        with torch.no_grad():
+            expected = model(ids[:, 2:]).logits
+            with sr.use(model):
+                found = model(ids, attention_mask=mask)
+                assert found.logits.shape == (1, 3, expected.shape[2])
+                torch.testing.assert_close(found.logits[:, 2:], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_changes_of_a_served_models_config() -> None:
+    """Values are the model's own; another attention implementation is an error until it is set back."""
+    model = llama()
+    expected, before = greedy(model), model.config._attn_implementation
+    with sr.use(model), torch.no_grad():
+        model.set_attn_implementation("eager")
+        with pytest.raises(BridgeError, match="got attention implementation 'eager'"):
+            model(IDS)
+        with pytest.raises(BridgeError, match="got attention implementation 'sdpa'"):
+            model.model.config._attn_implementation = "sdpa"
+        model.set_attn_implementation(before)
+        assert greedy(model) == expected
+        model.config.output_hidden_states = True
+        assert len(model.model(IDS).hidden_states) == 3
+    assert model.model.config.output_hidden_states
+
+
+def test_a_served_model_is_not_pickled(tmp_path: Path) -> None:
+    model = llama()
+    with sr.use(model):
+        for part in (model, model.model.layers[0]):
+            with pytest.raises(BridgeError, match="can't be pickled"):
+                torch.save(part, tmp_path / "model")
+        model.save_pretrained(tmp_path)
+    torch.save(model, tmp_path / "model")
+    assert "switchrail" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("change", [torch.bfloat16, "meta"])
+def test_a_model_moved_or_cast_while_served(change: Any) -> None:
+    model = llama()
+    with sr.use(model), torch.no_grad():
+        model.to(change)
+        with pytest.raises(BridgeError, match="moved or cast after use"):
+            model(IDS)
 
 
 def test_drafts_of_a_model_without_states(small_of: Get) -> None:

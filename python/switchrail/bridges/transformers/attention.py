@@ -1,8 +1,10 @@
-"""The attention function of served models, under its own name."""
+"""The attention function of served models under its own name, and the config that selects it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import copy
+from functools import cache
+from typing import Any, Final, NoReturn
 
 import torch
 from transformers import AttentionInterface
@@ -24,12 +26,63 @@ def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
     if KEYWORD not in kwargs:
         raise BridgeError(
             f"attention implementation {IMPLEMENTATION!r} serves models given to "
-            "switchrail.bridges.transformers.use, and this layer was called by no such model: perhaps a copy "
-            "of one, or a model with the same config object; valid for others: 'eager', 'sdpa'"
+            "switchrail.bridges.transformers.use, and this layer was called by no such model: perhaps alone; "
+            "valid for others: 'eager', 'sdpa'"
         )
     return softmax.attention(*args, **kwargs)
 
 
+class ServedConfig:
+    """The config of a served model's parts: `original`, with all its values, but with `attention`.
+
+    Both share one `__dict__`, so a change of one is a change of the other. A copy is one of the original.
+    """
+
+    __slots__ = ("original",)
+
+    original: Any
+
+    @property
+    def _attn_implementation(self) -> str:
+        return IMPLEMENTATION
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: object) -> NoReturn:
+        raise implementation_changed(value)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self.original)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.original, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.original.__reduce_ex__(protocol)
+
+
+@cache
+def _config_class(cls: Any) -> type[ServedConfig]:
+    return type(f"Served{cls.__name__}", (ServedConfig, cls), {"__doc__": ServedConfig.__doc__})
+
+
+def served_config(config: Any) -> Any:
+    """The config for the parts of a served model that have `config`."""
+    cls: Any = type(config)
+    served: Any = object.__new__(_config_class(cls))
+    served.__dict__ = config.__dict__
+    served.original = config
+    return served
+
+
+def implementation_changed(value: object) -> BridgeError:
+    """The error for a served model that gets another attention implementation."""
+    return BridgeError(
+        f"got attention implementation {value!r} for a served model; call remove() of its handle first, and "
+        "use() again to serve it",
+        found=value,
+    )
+
+
 AttentionInterface.register(IMPLEMENTATION, attention)
 
-__all__ = ["IMPLEMENTATION"]
+__all__ = ["IMPLEMENTATION", "ServedConfig", "implementation_changed", "served_config"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import transformers
@@ -23,7 +23,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
 from switchrail._core import BoundPlan, Layout, RoutePlan
-from switchrail.bridges.transformers.attention import IMPLEMENTATION
+from switchrail.bridges.transformers.attention import (
+    ServedConfig,
+    implementation_changed,
+    served_config,
+)
 from switchrail.bridges.transformers.cache import ServedCache, adopt
 from switchrail.bridges.transformers.call import Call
 from switchrail.bridges.transformers.explain import explain
@@ -133,8 +137,9 @@ class Handle(AbstractContextManager["Handle"]):
         )
         path = family.layers.rpartition(".")[0]
         self._base: Any = attrgetter(path)(model) if path else model
+        self._placed = _place_of(self._base)
         self._family = family
-        if _ATTRIBUTE in self._base.__dict__:
+        if self._base.__dict__.get(_ATTRIBUTE) is not None:
             raise BridgeError("got a model that is served already; call remove() of its handle first")
         parameters = inspect.signature(type(self._base).forward).parameters
         self._names = tuple(parameters)
@@ -144,7 +149,8 @@ class Handle(AbstractContextManager["Handle"]):
             self.forward, reason="Switchrail's bridge plans each step on the host, outside of compiled code"
         )
         self._handles: list[RemovableHandle] = []
-        self._configs: list[tuple[Any, str]] = []
+        self._configs: dict[int, ServedConfig] = {}
+        self._implementations: dict[int, object] = {}
         try:
             self._connect()
         except BaseException:
@@ -159,7 +165,7 @@ class Handle(AbstractContextManager["Handle"]):
             wanted.update(contract.hooks)
         targets = {f"{self._family.module}.{name}": hook for name, hook in wanted.items()}
         base = type(self._base)
-        targets[f"{base.__module__}.{base.__qualname__}.forward"] = _forward
+        targets[f"{base.__module__}.{base.__qualname__}.forward"] = _forward_of(self._running)
         hooks.commit(
             [hooks.prepare(target, hook, "around", source=ENGINE) for target, hook in targets.items()]
         )
@@ -167,25 +173,44 @@ class Handle(AbstractContextManager["Handle"]):
             keyword = _Keyword(self._running, number, contract.packed)
             self._handles.append(mixer.register_forward_pre_hook(keyword, with_kwargs=True))
             mixer.__dict__.update(contract.methods)
-        configs = {id(part.config): part.config for part in self._base.modules() if hasattr(part, "config")}
-        for config in configs.values():
-            self._configs.append((config, config._attn_implementation))
-            config._attn_implementation = IMPLEMENTATION
-        self._base.__dict__[_ATTRIBUTE] = _Served(self)
+        for part in self._base.modules():
+            config = part.__dict__.get("config")
+            if config is not None:
+                if id(config) not in self._configs:
+                    self._configs[id(config)] = served_config(config)
+                    self._implementations[id(config)] = config._attn_implementation
+                part.__dict__["config"] = self._configs[id(config)]
+        self._base.__dict__[_ATTRIBUTE] = _Served(self, self._running)
 
     def remove(self) -> None:
         """Restore the model. Caches that it filled can be continued only by serving it again."""
         if not self._unhook.alive:
             return
         self._base.__dict__.pop(_ATTRIBUTE, None)
-        for config, implementation in self._configs:
-            config._attn_implementation = implementation
+        for part in self._base.modules():
+            config = part.__dict__.get("config")
+            if isinstance(config, ServedConfig):
+                part.__dict__["config"] = config.original
         for handle in self._handles:
             handle.remove()
         for _, mixer, contract in self._model.mixers:
             for name in contract.methods:
                 mixer.__dict__.pop(name, None)
         self._unhook()
+
+    def clean(self, copies: Mapping[int, Any]) -> None:
+        """Remove the bridge from a deep copy of the model.
+
+        Args:
+            copies: The copies made so far, by the ids of the originals.
+        """
+        for handle, (_, mixer, contract) in zip(self._handles, self._model.mixers, strict=True):
+            other = copies.get(id(mixer))
+            if other is not None:
+                for hooks in (other._forward_pre_hooks, other._forward_pre_hooks_with_kwargs):
+                    hooks.pop(handle.id, None)
+                for name in contract.methods:
+                    other.__dict__.pop(name, None)
 
     def __exit__(self, *_: object) -> None:
         self.remove()
@@ -207,6 +232,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the model without its head; `args` begins with the module."""
+        self._check_unchanged()
         given = dict(zip(self._names[1:], args[1:], strict=False)) | kwargs
         call = Call(given, self._cache_name, self._base)
         memory = self._memory_of(call)
@@ -223,6 +249,20 @@ class Handle(AbstractContextManager["Handle"]):
         memory.is_whole = True
         return call.unpacked(output)
 
+    def _check_unchanged(self) -> None:
+        """Check that the model is as it was when it was given to `use`."""
+        for key, config in self._configs.items():
+            if config.original._attn_implementation != self._implementations[key]:
+                raise implementation_changed(config.original._attn_implementation)
+        now = _place_of(self._base)
+        if now != self._placed:
+            raise BridgeError(
+                f"got a model moved or cast after use(): {now}, expected {self._placed}; call "
+                "remove() of its handle and use() again",
+                found=now,
+                valid=(self._placed,),
+            )
+
     def _memory_of(self, call: Call) -> Memory:
         """The memory of a call's cache; a new memory if the call has no cache."""
         cache = call.cache
@@ -236,10 +276,19 @@ class Handle(AbstractContextManager["Handle"]):
         return cache.memory
 
 
-def _forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: serves a module that has a handle."""
-    served: _Served | None = args[0].__dict__.get(_ATTRIBUTE)
-    return original(*args, **kwargs) if served is None else served.handle.eager(original, *args, **kwargs)
+def _forward_of(running: threading.local) -> Callable[..., Any]:
+    """The hook that serves the module of the handle with this `running`; others of its class have their own.
+
+    The module holds its handle, not the hook: so a model that is dropped takes its handle along.
+    """
+
+    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        served: _Served | None = args[0].__dict__.get(_ATTRIBUTE)
+        if served is None or served.running is not running:
+            return original(*args, **kwargs)
+        return served.handle.eager(original, *args, **kwargs)
+
+    return forward
 
 
 def _family_of(model: nn.Module, runtime: Runtime) -> Family:
@@ -291,14 +340,28 @@ def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return devices.pop(), model.dtype  # type: ignore[return-value]
 
 
+def _refuse_pickling(self: object, protocol: object) -> NoReturn:
+    raise BridgeError(
+        "a served model can't be pickled; call remove() of its handle first, or save it with save_pretrained "
+        "or as its state_dict()"
+    )
+
+
+def _place_of(base: Any) -> str:
+    return f"{base.dtype} on {base.device}"
+
+
 class _Served:
     """The handle of a module, stored in its `__dict__`. A copy of the module has none."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, running: threading.local) -> None:
         self.handle = handle
+        self.running = running
 
-    def __deepcopy__(self, memo: object) -> None:
-        return None
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> None:
+        self.handle.clean(memo)
+
+    __reduce_ex__ = _refuse_pickling
 
 
 class _Keyword:
@@ -311,6 +374,8 @@ class _Keyword:
 
     def __deepcopy__(self, memo: object) -> _Keyword:
         return self
+
+    __reduce_ex__ = _refuse_pickling
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         memory: Memory | None = getattr(self._running, "memory", None)

@@ -147,12 +147,13 @@ class Call:
     def _unpacked(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(self._unpacked, value))
-        rows = sum(self.counts)
-        if not isinstance(value, torch.Tensor) or rows not in value.shape[:2]:
+        if not isinstance(value, torch.Tensor):
             return value
-        if value.shape[0] != rows:  # hidden states are [1, R, ...], router logits [R, experts]
+        rows = sum(self.counts)
+        if value.dim() > 2 and value.shape[:2] == (1, rows):  # hidden states
             return torch.unflatten(self._padded(value.squeeze(0)), 0, (self.sequences, self.columns))
-        return self._padded(value)
+        is_flat = value.dim() == 2 and value.shape[0] == rows  # router logits
+        return self._padded(value) if is_flat else value
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of zeros for padding."""
