@@ -152,3 +152,25 @@ def test_what_is_not_served_is_refused_at_the_start(made, monkeypatch, change, p
 def test_a_layer_that_is_not_served_is_refused_at_the_start(made, layer, problem):
     with pytest.raises(BridgeError, match=f"layer 0 .*{problem}"):
         made(**layer)
+
+
+def test_padding_rows_are_zeros(made):
+    backend, runner = made()
+    batch = SimpleNamespace(
+        forward_mode=Mode("extend"),
+        batch_size=1,
+        seq_lens=torch.tensor([3]),
+        seq_lens_cpu=torch.tensor([3]),
+        extend_seq_lens_cpu=[3],
+        req_pool_indices=torch.tensor([1]),
+        out_cache_loc=torch.cat([runner.req_to_token_pool.req_to_token[1, :3].long(), torch.zeros(2).long()]),
+    )
+    backend.init_forward_metadata(batch)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        q, k, v = torch.randn(5, H * D), torch.randn(5, HKV, D), torch.randn(5, HKV, D)
+        out = backend.forward_extend(q, k, v, runner.model[0], batch)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert out[:3].isfinite().all()
+    assert not out[3:].any()

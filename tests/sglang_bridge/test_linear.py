@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import ExitStack
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
+from switchrail.bridges import sglang as bridge
 from switchrail.bridges.sglang import names
 from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
+from switchrail.testing import isolated
 from torch import nn
 
 LINEAR = "sglang.srt.layers.attention.linear"
@@ -49,6 +52,24 @@ def test_our_names_are_choices(runtime, version):
     assert "switchrail:torch" in lists.ATTENTION_BACKEND_CHOICES
     registered = import_module("sglang.srt.layers.attention.attention_registry").ATTENTION_BACKENDS
     assert registered.keys() >= {"switchrail", "switchrail:torch"}
+
+
+def test_an_activation_that_fails_leaves_sglang_as_it_was(sglang, version, monkeypatch):
+    def fail(name):
+        raise RuntimeError("no registration")
+
+    sglang(version)
+    registry = import_module("sglang.srt.layers.attention.attention_registry")
+    monkeypatch.setattr(registry, "register_attention_backend", fail)
+    lists = choices(version)
+    before = [*lists.LINEAR_ATTN_KERNEL_BACKEND_CHOICES], [*lists.ATTENTION_BACKEND_CHOICES]
+    with isolated() as runtime:
+        runtime.load()
+        hooks = {*runtime.hooks.list(), *runtime.hooks.waiting()}
+        with pytest.raises(RuntimeError, match="no registration"):
+            bridge.activate()
+        assert {*runtime.hooks.list(), *runtime.hooks.waiting()} == hooks
+        assert before == (lists.LINEAR_ATTN_KERNEL_BACKEND_CHOICES, lists.ATTENTION_BACKEND_CHOICES)
 
 
 @pytest.mark.parametrize("name", ["tritn", "TRITON", "", 42, "switchrail:plane"])
@@ -172,7 +193,7 @@ class Mode:
         return self.name == "verify"
 
 
-def passed(served, mode, rows, slots, prefixes=None, keep=None):
+def passed(served, mode, rows, slots, prefixes=None, keep=None, ends=None):
     """Run a pass of all layers on random rows; return the inputs and the results of each layer."""
     starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     batch = SimpleNamespace(
@@ -182,7 +203,11 @@ def passed(served, mode, rows, slots, prefixes=None, keep=None):
         extend_prefix_lens_cpu=prefixes or [0] * len(rows),
         extend_prefix_lens=torch.tensor(prefixes or [0] * len(rows)),
         mamba_track_mask=None if keep is None else torch.tensor([slot > 0 for slot in keep]),
-        mamba_track_seqlens=torch.tensor(rows) + torch.tensor(prefixes or [0] * len(rows)),
+        mamba_track_seqlens=(
+            torch.tensor(rows) + torch.tensor(prefixes or [0] * len(rows))
+            if ends is None
+            else torch.tensor(ends)
+        ),
         mamba_track_indices=None if keep is None else torch.tensor(keep),
         metadata=SimpleNamespace(
             query_start_loc=starts,
@@ -225,7 +250,7 @@ def expected(module, mixed, a, b, conv, state):
     return torch.stack(results), conv, state
 
 
-def check(served, found, before, rows, slots, prefixes=None, keep=None):
+def check(served, found, before, rows, slots, prefixes=None, keep=None, after=None):
     """Compare the results and the pools of a pass with the recurrence."""
     for i, (module, (mixed, a, b, got)) in enumerate(zip(served.model.layers, found, strict=True)):
         assert got.shape == (1, sum(rows), HV, V)
@@ -241,8 +266,8 @@ def check(served, found, before, rows, slots, prefixes=None, keep=None):
             torch.testing.assert_close(
                 served.pools.temporal[i, slot].double(), last_state, rtol=1e-4, atol=1e-5
             )
-            if keep is not None and keep[n]:
-                own = slice(row, row + count // CHUNK * CHUNK)
+            if keep is not None and keep[n] > 0:
+                own = slice(row, row + (count // CHUNK * CHUNK if after is None else after[n]))
                 _, conv, state = expected(module, mixed[own], a[own], b[own], conv, state)
                 torch.testing.assert_close(served.pools.conv[i, keep[n]].double(), conv, rtol=1e-5, atol=1e-6)
                 torch.testing.assert_close(
@@ -345,6 +370,32 @@ def test_states_for_the_prefix_cache(served, name):
     check(made, found, before, rows, slots, prefixes, keep)
 
 
+@pytest.mark.parametrize(("version", "name"), EACH, indirect=["version"])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_states_within_prompts_where_others_branch_off(served, name, beyond):
+    """States in the middle of prompts are kept.
+
+    SGLang names the token at which another prompt branches off, or the one after it, and -1 for a prompt of
+    which it keeps nothing.
+    """
+    torch.manual_seed(2)
+    made = served(name, name, slots=12)
+    made.pools.conv.normal_()
+    made.pools.temporal.normal_()
+    rows, slots, prefixes = [3 * CHUNK + 5, 7, 2 * CHUNK, CHUNK + 3], [2, 5, 1, 7], [CHUNK, 8, 0, 0]
+    keep, after = [3, -1, 4, -1], [2 * CHUNK, 0, CHUNK, 0]
+    ends = [
+        start + count + beyond if slot > 0 else -1
+        for start, count, slot in zip(prefixes, after, keep, strict=True)
+    ]
+    before = copy(made.pools)
+    found = passed(made, "extend", rows, slots, prefixes, keep, ends)
+    check(made, found, before, rows, slots, prefixes, keep, after)
+    untouched = [slot for slot in range(1, 12) if slot not in (*slots, *keep)]
+    assert torch.equal(made.pools.conv[:, untouched], before.conv[:, untouched])
+    assert torch.equal(made.pools.temporal[:, untouched], before.temporal[:, untouched])
+
+
 def test_padding_has_slot_0_repeatedly(served):
     made = served()
     made.pools.temporal.normal_()
@@ -437,7 +488,7 @@ def test_a_chosen_backend_that_does_not_fit_is_refused_at_the_start(served, runt
     runtime.register(
         "elsewhere", "tests.sglang_bridge.kernels:PlainGatedDelta", op="gated_delta", devices=("cuda",)
     )
-    names.offer(runtime, places_of("0.5.23"))
+    names.offer(runtime, places_of("0.5.23"), ExitStack())
     with pytest.raises(BackendUnfitError, match=r"elsewhere.*cuda"):
         served("switchrail:elsewhere", "switchrail:elsewhere")
 

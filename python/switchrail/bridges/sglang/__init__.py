@@ -8,13 +8,20 @@ names is unaffected.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from switchrail.bridges.sglang.versions import places_of
+
+if TYPE_CHECKING:
+    from switchrail.hooks import Hook, Hooks
 
 
 def activate() -> None:
     """Loads Switchrail's plugins and offers their backends to SGLang; the target of the entry point.
+
+    If it fails, SGLang's choices are as before, and no hook of the bridge stays.
 
     Raises:
         BridgeError: The bridge doesn't know SGLang's version. SGLang logs this, and runs without the bridge.
@@ -26,9 +33,18 @@ def activate() -> None:
 
     runtime = current_runtime()
     runtime.load()
-    names.offer(runtime, places)
-    linear.attach(runtime, places)
-    attention.attach(runtime, places)
+    hooks = runtime.hooks
+    before = _all(hooks)
+    with ExitStack() as undo:
+        undo.callback(lambda: hooks.remove(*(_all(hooks) - before)))
+        names.offer(runtime, places, undo)
+        linear.attach(runtime, places)
+        attention.attach(runtime, places)
+        undo.pop_all()
+
+
+def _all(hooks: Hooks) -> set[Hook]:
+    return {*hooks.list(), *hooks.waiting()}
 
 
 __all__ = ["activate"]

@@ -233,6 +233,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.steps.dispatch(AttentionCall(self._layers[layer.layer_id], q, out))
+        self.steps.zero_padding(out)
         return out.view(len(q), -1)
 
 

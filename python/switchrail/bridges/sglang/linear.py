@@ -180,8 +180,7 @@ class ServedLayers:
         self.steps.dispatch(convolution)
         self.steps.dispatch(call)
         out: torch.Tensor = call.out
-        if len(out) > self.steps.rows:
-            out[self.steps.rows :].zero_()
+        self.steps.zero_padding(out)
         return out.unsqueeze(0)
 
     def _calls(

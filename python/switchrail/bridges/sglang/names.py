@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,15 @@ def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
     return [OURS, *(f"{OURS}:{name}" for name in sorted(backends))]
 
 
-def offer(runtime: Runtime, places: Places) -> None:
-    """Adds Switchrail's names to SGLang's choices, and makes unregistered names errors."""
+def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
+    """Adds Switchrail's names to SGLang's choices, which `undo` reverts; makes unregistered names errors."""
     choices = import_module(places.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     for names, ops in ((linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)):
-        names += [name for name in names_for(runtime, ops) if name not in names]
+        for name in names_for(runtime, ops):
+            if name not in names:
+                names.append(name)
+                undo.callback(names.remove, name)
     enum = f"{places.linear_module}.LinearAttnKernelBackend"
 
     def member(kind: type[Enum], value: object) -> Enum:

@@ -37,11 +37,6 @@ class Steps:
         self._called: set[object] = set()
         self._captured: dict[int, Prepared] = {}
 
-    @property
-    def rows(self) -> int:
-        """The rows of the pass, without padding after them."""
-        return int(self._prepared.parts[-1].rows.stop)
-
     def begin(self, parts: Sequence[Part]) -> None:
         """Plans a pass."""
         self.end()
@@ -66,6 +61,12 @@ class Steps:
             self._running.__enter__()
         self._called.add(call[0])
         self.dispatcher.dispatch_rows(call)
+
+    def zero_padding(self, out: torch.Tensor) -> None:
+        """Zeroes a result's rows after those of the pass."""
+        rows = self._prepared.parts[-1].rows.stop
+        if len(out) > rows:
+            out[rows:].zero_()
 
     def end(self) -> None:
         """Ends the current pass, if any; counts the pass if a layer was not called."""
