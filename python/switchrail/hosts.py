@@ -120,12 +120,10 @@ def served_in(
     how = {op: served[min(found)] for op, found in kinds.items() if op not in left}
     if not how:
         return rows
+    needed = {op: needs for op, needs in host.needs.items() if op in how}
+    chosen = {key: name for key, name in backends.items() if _concerns(key, how)}
     try:
-        routes: Any = plan(
-            layout=_with_ops(layout, how),
-            features={op: needs for op, needs in host.needs.items() if op in how},
-            preferences={key: name for key, name in backends.items() if _concerns(key, how)},
-        ).routes
+        routes: Any = plan(layout=_with_ops(layout, how), features=needed, preferences=chosen).routes
     except SwitchrailError as error:
         return [*rows, ("all", "all", f"none: {error}", "")]
     decided = {(one.decision.op, one.decision.phase): one.decision.chosen for one in routes}
