@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from switchrail.ops.contract import Contract
 
@@ -20,9 +22,14 @@ def is_transposed(state: torch.Tensor) -> bool:
     return state.stride(-1) != 1 and state.shape[-1] != 1
 
 
-def gaps(cache: torch.Tensor) -> tuple[int, int]:
+def gaps(cache: torch.Tensor) -> tuple[int, ...]:
     """The strides of a cache of latents along pages and tokens; zeros if it is dense."""
-    return (0, 0) if cache.is_contiguous() else (cache.stride(0), cache.stride(1))
+    return (0, 0) if cache.is_contiguous() else nonzero(cache.stride()[:2])
+
+
+def nonzero(strides: Iterable[int]) -> tuple[int, ...]:
+    """The strides with 1 in place of 0, which an axis of size 1 may have: kernels take 0 for dense memory."""
+    return tuple(stride or 1 for stride in strides)
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
@@ -46,4 +53,4 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
         )
 
 
-__all__ = ["ALIGNMENT", "check_pool", "fit", "gaps", "is_aligned", "is_transposed"]
+__all__ = ["ALIGNMENT", "check_pool", "fit", "gaps", "is_aligned", "is_transposed", "nonzero"]

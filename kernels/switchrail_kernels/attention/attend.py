@@ -5,7 +5,7 @@ are read once for all of them. If few rows attend to many keys, the keys are spl
 program each. Features are compiled in only if used.
 """
 
-# keys of its page that no row attends to may hold anything
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -49,17 +49,18 @@ def _walk(
         if S_KT != 0:  # caches with gaps
             if PAGE % BN == 0:
                 page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
-                o_in = i_start % PAGE + tl.arange(0, BN)
+                o_in = (i_start % PAGE + tl.arange(0, BN)).to(tl.int64)
                 p_block_k = p_k + page * S_KP
                 p_block_v = p_v + page * S_VP
-                o_kv = o_in.to(tl.int64)[:, None] * S_KT + o_d[None, :]
-                o_v = o_in.to(tl.int64)[:, None] * S_VT + o_d[None, :]
+                o_kv = o_in[:, None] * S_KT + o_d[None, :]
+                o_v = o_in[:, None] * S_VT + o_d[None, :]
             else:
                 o_page = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64)
                 p_block_k = p_k
                 p_block_v = p_v
-                o_kv = (o_page * S_KP + o_n % PAGE * S_KT)[:, None] + o_d[None, :]
-                o_v = (o_page * S_VP + o_n % PAGE * S_VT)[:, None] + o_d[None, :]
+                o_in = (o_n % PAGE).to(tl.int64)
+                o_kv = (o_page * S_KP + o_in * S_KT)[:, None] + o_d[None, :]
+                o_v = (o_page * S_VP + o_in * S_VT)[:, None] + o_d[None, :]
         elif PAGE % BN == 0:
             page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
             o_first = (page * PAGE + i_start % PAGE) * s_token

@@ -11,6 +11,7 @@ import torch
 from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 
+from switchrail_kernels.alignment import nonzero
 from switchrail_kernels.attention.attend import launch_attend
 from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
 from switchrail_kernels.attention.plan import WIDEST, Pieces, Room, Tiles
@@ -65,7 +66,7 @@ class _Shape:
         given = (window, soft_cap, layer.sinks, lse)
         features = (scale < 0, *[feature is not None for feature in given])
         caches = (layer.k_cache, layer.v_cache)
-        strides = tuple(stride for cache in caches for stride in cache.stride()[:3])
+        strides = nonzero(stride for cache in caches for stride in cache.stride()[:3])
         if all(cache.is_contiguous() for cache in caches):
             strides = (0,) * 6
         return cls(group, padded(group), padded(head_size, 16), window, numbers, features, strides)

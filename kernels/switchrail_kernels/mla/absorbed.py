@@ -66,7 +66,7 @@ def _walk(
         if S_T == 0:
             p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
         else:  # a cache with gaps
-            p_token = p_cache + (page * S_P + o_seen % PAGE * S_T)[:, None]
+            p_token = p_cache + (page * S_P + (o_seen % PAGE).to(tl.int64) * S_T)[:, None]
         if BK == BR:
             if R == BR:
                 b_c = tl.load(p_token + o_c[None, :])

@@ -46,7 +46,7 @@ def _expand(
     if S_T == 0:
         p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
     else:  # a cache with gaps
-        p_token = p_cache + (page * S_P + o_seen % PAGE * S_T)[:, None]
+        p_token = p_cache + (page * S_P + (o_seen % PAGE).to(tl.int64) * S_T)[:, None]
     is_key = i_b < tl.cdiv(D, BN)
     p_w = tl.where(is_key, p_w_k + i_h.to(tl.int64) * s_kh, p_w_v + i_h.to(tl.int64) * s_vh)
     s_w = tl.where(is_key, s_kd, s_vd)

@@ -8,6 +8,7 @@ import torch
 from switchrail.ops.batch import RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
+from switchrail_kernels.alignment import nonzero
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.recurrent import TritonState
@@ -174,13 +175,13 @@ def _arguments(
     return tensors, numbers, width, (bias is not None, layer.activation == "silu", *_strides(state))
 
 
-def _strides(state: torch.Tensor) -> tuple[int, int]:
+def _strides(state: torch.Tensor) -> tuple[int, ...]:
     """The strides of columns and channels within a state; zeros if it is dense, with channels innermost."""
     _, step, column = state.stride()
     _, channels, columns = state.shape
     if (step == 1 or channels == 1) and (column == channels or columns == 1):
         return 0, 0
-    return column, step
+    return nonzero((column, step))
 
 
 __all__ = ["TritonShortConv"]

@@ -47,6 +47,11 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
         for view, name, tensor in zip(views, ("k_cache", "v_cache"), (keys, values), strict=True):
             view.copy_(tensor)
             tensors[name] = view
+    for name in POOLS:
+        pool = tensors.get(name)
+        if pool is not None:  # axes of size 1 have stride 0, as in views that add an axis
+            strides = [0 if size == 1 else step for size, step in zip(pool.shape, pool.stride(), strict=True)]
+            tensors[name] = pool.as_strided(pool.shape, strides)
     return dataclasses.replace(sample, tensors=tensors)
 
 
@@ -57,7 +62,9 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
         pool = tensors.get(name)
         if pool is not None:
             is_last = pool.stride(-1) <= pool.stride(-2)
-            tensors[name] = pool.mT.contiguous().mT if is_last else pool.contiguous()
+            tensors[name] = (
+                pool.mT.contiguous().mT if is_last else pool.clone(memory_format=torch.contiguous_format)
+            )
     return dataclasses.replace(sample, tensors=tensors)
 
 

@@ -16,7 +16,10 @@ VERIFIED = ("device_parents", "row_states")
 
 
 def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
-    """Checks calls that need some features, with even gaps and with odd ones, which break alignment."""
+    """Checks calls that need some features, with even gaps and with odd ones, which break alignment.
+
+    If the pool has gaps, also with the smallest pages or states, so that an axis has size 1.
+    """
     arguments: dict[str, Any] = {}
     if setting.op in RECURRENT:
         arguments["initial"] = "all" if "row_states" in features else "some"
@@ -24,15 +27,27 @@ def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
         arguments |= {"raw": "softplus", "beta_scale": 1.0}
     hardness: Hardness = "hard" if "mixed_weights" in features else "usual"
     worst = Measured(Error(0.0, 0.0), BOUNDS[hardness][setting.dtype])
-    for odd in (False, True):
-        call = setting.call((35, 3, 0, 17, 1), past=True, padding=(1,), seed=int(odd), **arguments)
+    rounds: list[tuple[bool, dict[str, int]]] = [(False, {}), (True, {})]
+    if "strided_pool" in features:
+        rounds += [(True, sizes) for sizes in _smallest(setting)]
+    for odd, sizes in rounds:
+        call = setting.call((35, 3, 0, 17, 1), past=True, padding=(1,), seed=int(odd), **arguments, **sizes)
         for name, form in FORMS.items():
             if name in features:
                 call = form(call, odd)
         needed = call.contract.needed_features(call.phase, call.made, call.batch)
-        assert needed & set(features), f"the call needs none of {', '.join(features)}"
+        missing = (set(features) if not sizes else {"strided_pool"}) - needed
+        assert not missing, f"the call does not need {', '.join(sorted(missing))}"
         worst |= setting.verify(call, hardness)
     return worst
+
+
+def _smallest(setting: Setting) -> list[dict[str, int]]:
+    """The generator's arguments for pages of one token, or states of one column."""
+    if setting.op == "short_conv":
+        return [{"width": 2}]
+    claimed = setting.subject.claims("page_sizes")
+    return [{"page": 1}] if setting.op in PAGED and (not claimed or 1 in claimed) else []
 
 
 def all_claimed(setting: Setting) -> Measured | None:

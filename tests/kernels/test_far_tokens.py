@@ -1,0 +1,47 @@
+"""Caches whose tokens lie so far apart that places within a page exceed 32 bits."""
+
+import dataclasses
+
+import pytest
+import torch
+from switchrail.testing.inputs import attention_call, mla_call
+from switchrail_kernels.attention.triton import TritonAttention
+from switchrail_kernels.mla.triton import TritonMla
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the memory is only reserved on a CPU")
+
+STRIDE = 720_000_000
+PAGE = 4
+
+
+def spread(pool):
+    """The pool with `STRIDE` elements between the tokens of a page; only what is used is backed."""
+    memory = torch.empty((PAGE - 1) * STRIDE + pool.numel(), dtype=pool.dtype)
+    width = pool[0, 0].numel()
+    strides = (width, STRIDE, *pool.stride()[2:])
+    view = memory.as_strided(pool.shape, strides)
+    view.copy_(pool)
+    return view
+
+
+@pytest.mark.parametrize(
+    ("make", "backend", "phase", "options"),
+    [
+        pytest.param(attention_call, TritonAttention, "decode", {"kv_heads": 1}, id="attention"),
+        pytest.param(mla_call, TritonMla, "decode", {"absorbed": True}, id="absorbed"),
+        pytest.param(mla_call, TritonMla, "prefill", {}, id="expanded"),
+    ],
+)
+def test_tokens_far_apart(make, backend, phase, options):
+    lengths = [1] if phase == "decode" else [130]
+    call = make(lengths, phase=phase, kv_lengths=[lengths[0] + 6], page=PAGE, dtype=torch.float16, **options)
+    pools = {
+        name: spread(call.tensors[name])
+        for name in ("k_cache", "v_cache", "kv_cache")
+        if name in call.tensors
+    }
+    far = dataclasses.replace(call, tensors={**call.tensors, **pools})
+    expected = call.clone()
+    expected.run(backend())
+    far.run(backend())
+    assert torch.equal(far.out, expected.out)
