@@ -412,6 +412,114 @@ def test_a_model_moved_or_cast_while_served(change: Any) -> None:
             model(IDS)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_next"])
+def test_a_cache_without_tokens_serves_any_model(model_type: str, small_of: Get) -> None:
+    """A refused call doesn't convert its cache, and a failed call's cache is plain for unserved models."""
+    model = small_of(model_type).model
+    refused, failed, emptied = (DynamicCache(config=model.config) for _ in range(3))
+    with torch.no_grad():
+        expected = model(IDS).logits
+        with sr.use(model) as handle:
+            with pytest.raises(BridgeError, match="shape"):
+                model(IDS, past_key_values=refused, attention_mask=torch.ones(1, 1, 5, 5))
+            assert type(refused) is DynamicCache
+            hook = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(IDS, past_key_values=failed)
+            hook.remove()
+            model(IDS, past_key_values=emptied)
+            emptied.reset()
+            fixed = handle.cache(1, 8)
+        for one in (refused, failed, emptied):
+            assert torch.equal(model(IDS, past_key_values=one).logits, expected)
+            assert type(one) is DynamicCache
+            assert one.get_seq_length() == 5
+        with pytest.raises(BridgeError, match="made by its handle"):
+            model(IDS, past_key_values=fixed)
+
+
+def test_an_emptied_cache_continues_with_more_sequences(small: Small) -> None:
+    with sr.use(small.model), torch.no_grad():
+        cache = DynamicCache(config=small.model.config)
+        small.model(IDS, past_key_values=cache)
+        cache.reset()
+        many = small.model(IDS.repeat(3, 1), past_key_values=cache).logits
+        torch.testing.assert_close(many, small.model(IDS).logits.expand(3, -1, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_in_which_a_sequence_ended_early(small: Small) -> None:
+    """The padding that `generate` adds after its end is forgotten when a mask hides it."""
+    model, ids = llama(), torch.tensor([[0, 6, 7], [9, 3, 4]])
+    options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    end = int(model.generate(ids, attention_mask=(ids != 0).long(), **options).sequences[0, 4])
+
+    def generate() -> list[list[int]]:
+        first = model.generate(ids, attention_mask=(ids != 0).long(), eos_token_id=end, **options)
+        assert (first.sequences[0, 5:] == 0).all()
+        assert (first.sequences[1] != 0).all()
+        whole = torch.cat([first.sequences, torch.tensor([[11, 12], [13, 14]])], 1)
+        found = model.generate(
+            whole, attention_mask=(whole != 0).long(), past_key_values=first.past_key_values, **options
+        )
+        tokens: list[list[int]] = found.sequences.tolist()
+        return tokens
+
+    expected = generate()
+    with sr.use(model), torch.no_grad():
+        assert generate() == expected
+        for hidden in ([1, 0, 1, 1], [0, 1, 1, 1]):
+            cache = DynamicCache(config=model.config)
+            model(IDS[:, :3], past_key_values=cache)
+            with pytest.raises(BridgeError, match="hidden later"):
+                model(IDS[:, :1], attention_mask=torch.tensor([hidden]), past_key_values=cache)
+    with sr.use(small.model), torch.no_grad():
+        cache = DynamicCache(config=small.model.config)
+        small.model(IDS[:, :3], past_key_values=cache)
+        with pytest.raises(BridgeError, match="without recurrent states"):
+            small.model(IDS[:, :1], attention_mask=torch.tensor([[1, 1, 0, 1]]), past_key_values=cache)
+
+
+def test_cropping_a_padded_batch() -> None:
+    """Columns with padding are not removed, since other sequences would lose other tokens."""
+    model, ids = llama(), torch.tensor([[5, 6, 0], [7, 8, 9]])
+    with sr.use(model), torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        model(ids, attention_mask=(ids != 0).long(), past_key_values=cache)
+        model(ids[:, :2], past_key_values=cache)
+        cache.crop(-1)
+        assert cache.get_seq_length() == 4
+        with pytest.raises(BridgeError, match="got 2 columns to remove, expected at most 1"):
+            cache.crop(-2)
+        whole = DynamicCache(config=model.config)
+        model(IDS, past_key_values=whole)
+        whole.crop(-1)
+        with pytest.raises(BridgeError, match="expected at most 4"):
+            whole.crop(-5)
+
+
+def test_gradients_of_soft_prompts_are_refused() -> None:
+    model = llama().requires_grad_(False)
+    prompt = model.get_input_embeddings()(IDS).clone().requires_grad_()
+    with sr.use(model):
+        loss = model(inputs_embeds=prompt).logits.sum()
+        with pytest.raises(BridgeError, match="no gradients"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_tuples(use_cache: bool) -> None:
+    model = llama()
+    options = {"use_cache": use_cache, "return_dict": False, "output_hidden_states": True}
+
+    def types() -> list[str]:
+        return [type(value).__name__.removeprefix("Served") for value in model.model(IDS, **options)]
+
+    with torch.no_grad():
+        expected = types()
+        with sr.use(model):
+            assert types() == expected
+
+
 def test_drafts_of_a_model_without_states(small_of: Get) -> None:
     """Prompt lookup drafts tokens, and removes those that are not accepted from the cache."""
     small = small_of("llama")

@@ -233,11 +233,11 @@ class Handle(AbstractContextManager["Handle"]):
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the model without its head; `args` begins with the module."""
         self._check_unchanged()
+        if getattr(self._running, "memory", None) is not None:
+            raise BridgeError("the model was called from within one of its own calls")
         given = dict(zip(self._names[1:], args[1:], strict=False)) | kwargs
         call = Call(given, self._cache_name, self._base)
         memory = self._memory_of(call)
-        if getattr(self._running, "memory", None) is not None:
-            raise BridgeError("the model was called from within one of its own calls")
         step = memory.step(call.counts, call.ids, call.positions)
         try:
             self._running.memory, memory.running.now, memory.is_whole = memory, step, False

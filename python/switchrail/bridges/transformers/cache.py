@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -105,15 +105,33 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         if self.memory is not None:
             self.memory.drop(0)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise BridgeError(
-            "this cache was filled by a model that Switchrail serves, so it has no tensors for "
-            "transformers; valid: the same model while it is served, or a new cache"
-        )
+    def _become_plain(self) -> None:
+        """Become transformers' cache again, if no token is in Switchrail's memory."""
+        if self.memory is not None and (self.memory.columns or not self.memory.grows):
+            raise BridgeError(
+                "this cache was filled by a model that Switchrail serves, or made by its handle, so it has "
+                "no tensors for transformers; valid: the same model while it is served, or a new cache"
+            )
+        del self.memory
+        self.__class__ = type(self).__bases__[1]
 
-    update = update_conv_state = update_recurrent_state = update_indexer = _refuse
-    get_conv_state = get_recurrent_state = offload = prefetch = early_initialization = _refuse
-    set_linear_cache = get_linear_cache = __iter__ = _refuse
+
+def _plain(name: str) -> Callable[..., Any]:
+    """A method for layers that Switchrail doesn't serve."""
+
+    def method(self: ServedCache, *args: Any, **kwargs: Any) -> Any:
+        self._become_plain()
+        return getattr(self, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in (
+    *("update", "update_conv_state", "update_recurrent_state", "update_indexer", "early_initialization"),
+    *("get_conv_state", "get_recurrent_state", "get_linear_cache", "set_linear_cache"),
+    *("offload", "prefetch", "__iter__"),
+):
+    setattr(ServedCache, _name, _plain(_name))
 
 
 @cache
@@ -121,16 +139,16 @@ def _served_class(cls: Any) -> type[ServedCache]:
     return type(f"Served{cls.__name__}", (ServedCache, cls), {"__doc__": ServedCache.__doc__})
 
 
-def adopt(found: Any) -> ServedCache:
-    """Convert an empty cache of transformers, in place, to one whose memory is Switchrail's.
+def check_adoptable(found: Any) -> None:
+    """Check that `adopt` accepts a cache.
 
     Raises:
         BridgeError: The cache is no `DynamicCache`, is not empty, or has an unsupported option.
     """
-    if isinstance(found, ServedCache):
-        return found
     cls: Any = type(found)
-    if not isinstance(found, DynamicCache) or not (
+    if isinstance(found, ServedCache):
+        problem = ""
+    elif not isinstance(found, DynamicCache) or not (
         cls is DynamicCache or cls.__module__.startswith("transformers.models.")
     ):
         problem = f"got a {cls.__name__}"
@@ -151,9 +169,20 @@ def adopt(found: Any) -> ServedCache:
             found=found,
             valid=("DynamicCache",),
         )
+
+
+def adopt(found: Any) -> ServedCache:
+    """Convert an empty cache of transformers, in place, to one whose memory is Switchrail's.
+
+    Raises:
+        BridgeError: See `check_adoptable`.
+    """
+    check_adoptable(found)
     served: ServedCache = found
-    served.__class__ = _served_class(cls)
-    served.memory = None
+    if not isinstance(found, ServedCache):
+        cls: Any = type(found)
+        served.__class__ = _served_class(cls)
+        served.memory = None
     return served
 
 
@@ -164,4 +193,4 @@ def _holds_tokens(found: Any) -> bool:
     return any(one.numel() for one in keys) or any(any(state.values()) for state in states)
 
 
-__all__ = ["ServedCache", "adopt"]
+__all__ = ["ServedCache", "adopt", "check_adoptable"]

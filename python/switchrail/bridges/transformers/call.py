@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from transformers import DynamicCache
 
-from switchrail.bridges.transformers.cache import adopt
+from switchrail.bridges.transformers.cache import ServedCache, adopt, check_adoptable
 from switchrail.bridges.transformers.memory import Memory
 from switchrail.errors import BridgeError
 
@@ -61,26 +61,28 @@ class Call:
         found = given.get(cache_name)
         if found is None and _wanted(given, base, "use_cache"):
             found = DynamicCache(config=base.config)
-        self.cache = None if found is None else adopt(found)
+        if found is not None:
+            check_adoptable(found)
         mask = given.get("attention_mask")
         if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
             raise BridgeError(
                 f"got an attention mask of {_described(mask)}, expected [sequences, columns], which tells "
                 "tokens from padding"
             )
-        seen = 0 if self.cache is None else self.cache.get_seq_length()
+        seen = found.get_seq_length() if isinstance(found, ServedCache) else 0
         if mask is not None and mask.shape != (self.sequences, seen + self.columns):
             raise BridgeError(
                 f"got an attention mask of {_described(mask)}, expected [{self.sequences}, "
                 f"{seen + self.columns}], with the columns in the cache and those of the call"
             )
-        self._before: list[int] | None = None
+        self._before: torch.Tensor | None = None
         self._index: torch.Tensor | None = None
         self.counts = [self.columns] * self.sequences
         if mask is not None:
             real = mask != 0
             parts = torch.split(real, [seen, self.columns], dim=1)
-            self._before, self.counts = torch.stack([part.sum(1) for part in parts]).tolist()
+            self._before = parts[0]
+            self._lengths, self.counts = torch.stack([part.sum(1) for part in parts]).tolist()
             if min(self.counts) < self.columns:
                 self._index = parts[1].flatten().nonzero().squeeze(1)
         if not any(self.counts):
@@ -102,6 +104,8 @@ class Call:
             "use_cache": False,
             "return_dict": True,
         }
+        self._has_gradient = tokens.requires_grad
+        self.cache = None if found is None else adopt(found)
 
     def check(self, memory: Memory) -> None:
         """Check that the call continues the sequences in memory.
@@ -117,11 +121,8 @@ class Call:
                 f"got {self.sequences} sequences, expected {len(memory.lengths)}, those in the cache",
                 found=self.sequences,
             )
-        if self._before not in (None, memory.lengths):
-            raise BridgeError(
-                f"got an attention mask with {self._before} tokens before the call, expected "
-                f"{memory.lengths}, those in the cache: a token can't be hidden later"
-            )
+        if self._before is not None and self._lengths != memory.lengths:
+            memory.hide(self._before)
 
     def unpacked(self, output: Any) -> Any:
         """The output with transformers' shapes and the cache."""
@@ -129,13 +130,18 @@ class Call:
             return self._without_gradient(self._unpacked(output))
         for key, value in output.items():
             output[key] = self._unpacked(value)
-        output[self._cache_name] = self.cache
         output["last_hidden_state"] = self._without_gradient(output["last_hidden_state"])
-        return output.to_tuple() if self._as_tuple else output
+        if self._as_tuple:
+            first, *others = output.to_tuple()
+            return (first, *([] if self.cache is None else [self.cache]), *others)
+        if self.cache is not None:
+            output[self._cache_name] = self.cache
+        return output
 
     def _without_gradient(self, x: torch.Tensor) -> torch.Tensor:
         """The hidden states, from which no gradient can be computed."""
-        if not torch.is_grad_enabled() or not any(one.requires_grad for one in self._base.parameters()):
+        has_gradient = self._has_gradient or any(one.requires_grad for one in self._base.parameters())
+        if not torch.is_grad_enabled() or not has_gradient:
             return x
         found: torch.Tensor = _NoGradient.apply(x, torch.zeros((), requires_grad=True))
         return found

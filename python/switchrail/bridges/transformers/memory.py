@@ -91,6 +91,8 @@ class Memory:
     Attributes:
         lengths: The number of tokens of each sequence in memory, without padding.
         columns: The number of columns that the model was called with, padding included.
+        unpadded: The number of the newest columns in which no sequence has padding.
+        grows: Whether to allocate more if sequences become longer or more.
         is_whole: Whether no call has failed or runs, which would leave some layers' states ahead.
     """
 
@@ -101,10 +103,10 @@ class Memory:
             model: The model.
             sequences: The number of sequences, or the largest one if it doesn't grow.
             tokens: Tokens per sequence to allocate memory for.
-            grows: Whether to allocate more if sequences become longer.
+            grows: See the class.
         """
         self._model = model
-        self._grows = grows
+        self.grows = grows
         self._capacity = sequences
         self._device = torch.device(model.platform.device)
         self._pinned = model.platform.hardware.pin_memory_available()
@@ -118,16 +120,13 @@ class Memory:
             sequences: The number of sequences that follow.
 
         Raises:
-            BridgeError: There is memory for fewer sequences.
+            BridgeError: The memory doesn't grow, and is for fewer sequences.
         """
         if sequences > self._capacity:
-            raise BridgeError(
-                f"got {sequences} sequences, expected at most {self._capacity}, for which the cache was made",
-                found=sequences,
-                valid=(self._capacity,),
-            )
+            self._check_growth(sequences)
+            self._own, self._capacity = _Sequences(self._model, sequences, self._own.pages), sequences
         self.lengths = [0] * sequences
-        self.columns = 0
+        self.columns = self.unpadded = 0
         self.is_whole = True
         self._places = list(range(sequences))
         self._place()
@@ -220,21 +219,47 @@ class Memory:
         """Count the tokens of a step that has run."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.columns += columns
+        self.unpadded = self.unpadded + columns if min(counts) == columns else 0
 
     def drop(self, columns: int) -> None:
-        """Forget the newest tokens.
+        """Forget the newest columns.
 
         Raises:
-            BridgeError: The model has states, which can't be rolled back, or fewer tokens.
+            BridgeError: The model has states, which can't be rolled back, or fewer columns without padding.
         """
         if columns and self._model.has_state:
             raise BridgeError("a cache with recurrent states can't be cropped; generate without drafts")
-        if not 0 <= columns <= min(self.lengths):
+        if not 0 <= columns <= self.unpadded:
             raise BridgeError(
-                f"got {columns} tokens to remove, expected at most {min(self.lengths)}", found=columns
+                f"got {columns} columns to remove, expected at most {self.unpadded}, the newest ones in "
+                "which no sequence has padding",
+                found=columns,
             )
         self.lengths = [length - columns for length in self.lengths]
         self.columns -= columns
+        self.unpadded -= columns
+
+    def hide(self, mask: torch.Tensor) -> None:
+        """Forget the newest tokens of some sequences, for instance those added after the end of a text.
+
+        Args:
+            mask: [sequences, columns] bool, False for padding and for hidden tokens.
+
+        Raises:
+            BridgeError: The model has states, or the mask hides or shows others than the newest tokens.
+        """
+        old, new = mask.tensor_split([self.columns - self.unpadded], dim=1)
+        kept = new.sum(1)
+        before = [length - self.unpadded for length in self.lengths]
+        is_end = new.equal(torch.arange(self.unpadded, device=mask.device) < kept[:, None])
+        if self.has_state or old.sum(1).tolist() != before or not is_end:
+            raise BridgeError(
+                f"got an attention mask with {mask.sum(1).tolist()} tokens before the call, expected "
+                f"{self.lengths}, those in the cache: a token can't be hidden later, except a sequence's "
+                "newest ones of a model without recurrent states"
+            )
+        self.lengths = [length + count for length, count in zip(before, kept.tolist(), strict=True)]
+        self.unpadded = 0
 
     def select(self, parents: Sequence[int]) -> None:
         """Continue other sequences than before, for instance those of the best beams.
@@ -246,13 +271,7 @@ class Memory:
             parents: For each new sequence, the number of the sequence that it continues.
         """
         if len(parents) > self._capacity:
-            if not self._grows:
-                raise BridgeError(
-                    f"got {len(parents)} sequences, expected at most {self._capacity}, for which the cache "
-                    "was made",
-                    found=len(parents),
-                    valid=(self._capacity,),
-                )
+            self._check_growth(len(parents))
             self._move(len(parents), self._own.pages)
         used = set(parents)
         kept = {self._places[parent] for parent in used}
@@ -285,10 +304,18 @@ class Memory:
         other._move(self._capacity, self._own.pages)
         return other
 
+    def _check_growth(self, sequences: int) -> None:
+        if not self.grows:
+            raise BridgeError(
+                f"got {sequences} sequences, expected at most {self._capacity}, for which the cache was made",
+                found=sequences,
+                valid=(self._capacity,),
+            )
+
     def _reserve(self, tokens: int) -> None:
         if tokens <= self.tokens:
             return
-        if not self._grows:
+        if not self.grows:
             raise BridgeError(
                 f"a sequence has {tokens} tokens, expected at most {self.tokens}, for which the cache was "
                 "made",
