@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from switchrail import Layout, Runtime
+from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part
 from switchrail.errors import ContractError, DispatchError
 from switchrail.ops import (
@@ -422,3 +423,70 @@ def test_what_a_verification_returns_decides_nothing_and_must_be_there(runtime: 
         state = call.layer.state.clone()
         dispatcher.commit(torch.zeros(2, dtype=torch.int64))
         assert same_bits(call.layer.state, state)
+
+
+class Seen(TorchGatedDelta):
+    """Keeps the form of its last call."""
+
+    seen: Any = None
+
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        self.seen = call.layer.gate, batch.null_slot, batch.read_slots.dtype
+        return super().run(call, batch, plan)
+
+
+class SeenToo(Seen):
+    pass
+
+
+ENGINE, PLAIN = ("softplus", 0, torch.int32), (None, -1, torch.int64)
+"""The form of an engine's call, and of an adapted one."""
+
+
+@pytest.mark.parametrize("bare", ["prefill", "decode"])
+def test_each_registration_of_a_name_is_adapted_by_its_own_features(runtime: Runtime, bare: str) -> None:
+    """One serves a phase, and the other overrides it in the other phase."""
+    features = "raw_gates", "null_slot", "index_views"
+    for index, (phases, cls) in enumerate(((("prefill", "decode"), Seen), (("decode",), SeenToo))):
+        claimed = () if (bare == "prefill") == (index == 0) else features
+        runtime.register(
+            "acme", cls, op="gated_delta", phases=phases, features=claimed, priority=9, override=index == 1
+        )
+    bound = bound_of(runtime)
+    dispatcher = Dispatcher(bound, ["gated_delta"], {"gated_delta": features})
+    call = engine_call()
+    dispatcher.add(0, call.layer)
+    for phase in ("prefill", "decode"):
+        with dispatcher.running([Part(phase=phase, rows=slice(0, 1), states=engine_batch())]):
+            dispatcher.dispatch(call)
+        assert bound.backend("gated_delta", phase, 0).seen == (PLAIN if phase == bare else ENGINE), phase
+
+
+def test_backends_of_another_plan_are_adapted_by_their_own_features(runtime: Runtime) -> None:
+    """As for a captured step, which can be routed to backends that the dispatcher's own plan lacks."""
+    features = "raw_gates", "null_slot", "index_views"
+    runtime.register("acme", Seen, op="gated_delta", features=features, priority=9)
+    runtime.register("bare", SeenToo, op="gated_delta", features=(), priority=1)
+    dispatcher = Dispatcher(bound_of(runtime), ["gated_delta"], {"gated_delta": features})
+    other = bound_of(runtime, gated_delta="bare")
+    call = engine_call()
+    dispatcher.add(0, call.layer)
+    parts = [Part(phase="decode", rows=slice(0, 1), states=engine_batch())]
+    with dispatcher.running(dispatcher.prepare(parts, bound=other)):
+        dispatcher.dispatch(call)
+    assert other.backend("gated_delta", "decode", 0).seen == PLAIN
+
+
+def bound_of(runtime: Runtime, **preferences: str) -> BoundPlan:
+    layout = Layout.from_kinds("tiny", ["gated_delta"])
+    return runtime.bind(runtime.plan(layout, device="cpu", dtype="float32", preferences=preferences))
+
+
+def engine_batch() -> StateBatch:
+    slots = torch.tensor([3], dtype=torch.int32)
+    return dataclasses.replace(states(1), read_slots=slots, write_slots=slots, null_slot=0)
+
+
+def engine_call() -> GatedDeltaCall:
+    gates = torch.zeros(HEADS)
+    return call_of(half(gate="softplus", A_log=gates, dt_bias=gates, beta_scale=1.0), 1)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from switchrail._core import PAGED_OPS, BatchRoutes, BoundPlan
+from switchrail._core import PAGED_OPS, BatchRoutes, BoundPlan, Registration
 from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
 from switchrail.ops.adapter import ADAPTED, adapted
@@ -152,13 +152,11 @@ class Dispatcher:
         """
         self.bound = bound
         self._needed = needed or {}
-        self._claimed: dict[tuple[str, str], set[str]] = {}
         self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
         self._adapters: dict[int, AnyBackend] = {}
         for backend in bound.plan.backends:
             claimed = set(backend.capabilities["features"])
-            self._claimed[backend.op, backend.name] = claimed
-            claimed = claimed | ADAPTED.keys() & set(self._needed.get(backend.op, ()))
+            claimed |= ADAPTED.keys() & set(self._needed.get(backend.op, ()))
             self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
         self._announced = set() if announced is None else announced
         self._ids: dict[str, set[int]] = {}
@@ -367,7 +365,7 @@ class Dispatcher:
             names = {(layer, op): name for layer, op, name in route.table}
             for layer, (layer_id, op) in planned.items():
                 own = route.backend(op, layer_id)
-                backend = self._adapted(op, names[layer_id, op], own)
+                backend = self._adapted(own, route.registration(op, layer_id))
                 user = _User(index, op, backend, names[layer_id, op])
                 if user not in users:
                     users.append(user)
@@ -377,12 +375,10 @@ class Dispatcher:
                 targets[layer].append((run, users.index(user), commits))
         return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})
 
-    def _adapted(self, op: str, name: str, backend: AnyBackend) -> AnyBackend:
-        needed = self._needed.get(op, ())
-        if not needed:  # captured steps are routed to backends that this dispatcher's own plan lacks
-            return backend
+    def _adapted(self, backend: AnyBackend, registration: Registration) -> AnyBackend:
         if id(backend) not in self._adapters:
-            self._adapters[id(backend)] = adapted(backend, self._claimed[op, name], needed)
+            claimed, needed = registration.capabilities["features"], self._needed.get(registration.op, ())
+            self._adapters[id(backend)] = adapted(backend, claimed, needed)
         return self._adapters[id(backend)]
 
     def _announce(self, phase: str, user: _User) -> None:

@@ -13,6 +13,7 @@ use pyo3::{
 use switchrail::{BackendId, BatchTables, Entry, Op, Phase};
 
 use crate::{
+    backend::Registration,
     errors::raise,
     exception::exception,
     objects::Calls,
@@ -248,6 +249,20 @@ impl BatchRoutes {
     ) -> PyResult<Py<PyAny>> {
         let (_, _, id) = self.route(py, op, layer_id, layer)?;
         self.plan.get().instance(py, id)
+    }
+
+    /// The registration of the instance that `backend` returns.
+    #[pyo3(signature = (op, layer_id=None, layer=None))]
+    fn registration(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Registration> {
+        let (_, _, id) = self.route(py, op, layer_id, layer)?;
+        let found = self.plan.get().core().backend(id);
+        Ok(Registration(Arc::clone(found.expect("a plan pins what serves"))))
     }
 
     /// The instances that serve the batch, without duplicates, each with its op. Each of them must plan the
