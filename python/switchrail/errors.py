@@ -51,7 +51,7 @@ class UnknownDeviceError(SwitchrailError, ValueError):
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A preference has an invalid key. Fields: `found`, `valid`, `nearest`."""
+    """A preference has an invalid key, or `auto` in a wrong place. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):

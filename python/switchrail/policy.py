@@ -62,8 +62,35 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
                 )
             found.setdefault(key, []).extend(f"!{one}" if name == "deny" else one for one in names)
     # a list with one name is an order, not a choice: another backend serves where it doesn't fit
-    lists = {key for key, value in tables.get("backends", {}).items() if isinstance(value, list)}
-    return {key: ", ".join([*names, "auto"] if key in lists else names) for key, names in found.items()}
+    for key, value in tables.get("backends", {}).items():
+        if isinstance(value, list) and "auto" not in value:
+            found[key].append("auto")
+    return {key: ", ".join(names) for key, names in found.items() if names}
+
+
+def choices_of(preferences: Mapping[str, str]) -> dict[str, str]:
+    """The choices and orders in preferences, without what they deny."""
+    wanted = {key: [one for one in _names(value) if one[:1] != "!"] for key, value in preferences.items()}
+    return {key: ", ".join(names) for key, names in wanted.items() if names}
+
+
+def denials_of(preferences: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names that preferences deny, each after its `!`."""
+    denied = {key: [one for one in _names(value) if one[:1] == "!"] for key, value in preferences.items()}
+    return {key: names for key, names in denied.items() if names}
+
+
+def with_denials(choices: Mapping[str, str], *others: Mapping[str, str]) -> dict[str, str]:
+    """Choices, with all that other preferences deny."""
+    found = {key: [value] for key, value in choices.items()}
+    for other in others:
+        for key, denied in denials_of(other).items():
+            found.setdefault(key, []).extend(denied)
+    return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _names(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",")]
 
 
 def _is_name(found: object) -> bool:
@@ -72,6 +99,8 @@ def _is_name(found: object) -> bool:
 
 def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
     """A program's preferences, and those of the file that `SWITCHRAIL_POLICY` names where it has none.
+
+    What the file denies stays denied, whatever the program chooses.
 
     Raises:
         ConfigError: The file can't be read or is invalid.
@@ -83,7 +112,8 @@ def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
     file = Path(named)
     with blamed_on(POLICY, ConfigError):
         policy = _read_policy(file)
-    return _left(policy, chosen) | chosen
+    own = choices_of(chosen)
+    return with_denials(_left(choices_of(policy), own) | own, chosen, policy)
 
 
 def _read_policy(file: Path) -> dict[str, str]:
@@ -102,7 +132,7 @@ def _read_policy(file: Path) -> dict[str, str]:
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """The preferences of a policy for what a program chooses no backend for."""
+    """The choices of a policy for what a program chooses no backend for."""
     left: dict[str, str] = {}
     for key, value in policy.items():
         op, _, phase = key.partition(".")
@@ -116,4 +146,4 @@ def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str
     return left
 
 
-__all__ = ["TABLES", "preferences_of", "read_toml", "with_policy"]
+__all__ = ["TABLES", "choices_of", "denials_of", "preferences_of", "read_toml", "with_denials", "with_policy"]

@@ -288,7 +288,8 @@ class Runtime(Registrar):
                 any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`. Several names,
                 separated by commas, are an order: the first one that fits serves, or else any other; `!`
-                before a name denies it. The file that `SWITCHRAIL_POLICY` names applies where there is none.
+                before a name denies it, whatever other keys choose. The file that `SWITCHRAIL_POLICY` names
+                applies where there is none, and what it denies always.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
                 `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
                 optionally `spread` (by backend; a time whose spread exceeds 0.2 is increased by it). None

@@ -204,6 +204,22 @@ def run() -> Any:
     return json.loads(done.stdout)
 
 
+def test_a_denial_is_no_choice_against_its_defaults_and_holds_for_them(
+    acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    monkeypatch.setenv("SWITCHRAIL_POLICY", str(policy))
+    policy.write_text('[deny]\nlinear = ["reference"]\n')
+    plan = Engine(CHECKPOINT, runtime=acme).plan
+    assert {decision.because for decision in plan.decisions if decision.op == "gated_delta"} == {
+        "chosen for gated_delta.prefill",
+        "chosen for gated_delta.decode",
+    }
+    policy.write_text('[deny]\nlinear = ["acme_ops"]\n')
+    with pytest.raises(NoBackendError, match="acme_ops: denied for linear"):
+        Engine(CHECKPOINT, runtime=acme)
+
+
 def test_on_the_command_line(
     acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import switchrail
 from switchrail import Layout, Runtime
+from switchrail.cli.choices import read_choices
 from switchrail.doctor.environment import check_environment
-from switchrail.errors import ConfigError, UnknownBackendError
+from switchrail.errors import (
+    BackendUnfitError,
+    ConfigError,
+    PreferenceError,
+    UnknownBackendError,
+)
 
 Write = Callable[[str], Path]
 
@@ -48,9 +54,67 @@ def test_an_order_and_a_denial(runtime: Runtime, policy: Write) -> None:
     assert chosen(runtime, "prefill")[0] == "wide"
     policy('[deny]\nlinear = ["fast"]\n"gated_delta.decode" = ["late", "wide"]\n')
     assert chosen(runtime, "prefill")[0] == "wide"
-    assert chosen(runtime, "decode")[0] == "fast"
+    assert chosen(runtime, "decode")[0] == "torch"
     policy('[backends]\nlinear = "wide"\n')
     assert chosen(runtime, "decode") == ("wide", "chosen for linear")
+
+
+@pytest.mark.parametrize("key", ["gated_delta.decode", "gated_delta", "linear.decode", "linear"])
+def test_a_denial_holds_beside_any_other_key(runtime: Runtime, policy: Write, key: str) -> None:
+    policy(f'[backends]\n"gated_delta.decode" = ["late"]\n[deny]\n"{key}" = ["late", "fast"]\n')
+    assert chosen(runtime, "decode")[0] == "wide"
+    policy(f'[deny]\n"{key}" = ["fast", "late"]\n')
+    for own in ("gated_delta.decode", "gated_delta", "linear.decode", "linear"):
+        assert chosen(runtime, "decode", **{own: "auto"})[0] == "wide", own
+        assert chosen(runtime, "decode", **{own: "late, torch"})[0] == "torch", own
+        assert chosen(runtime, "decode", **{own: "!wide"})[0] == "torch", own
+
+
+def test_a_denial_is_no_choice(runtime: Runtime, policy: Write) -> None:
+    policy('[backends]\nlinear = ["wide"]\n[deny]\n"gated_delta.decode" = ["fast"]\n')
+    assert chosen(runtime, "decode")[0] == "wide"
+    policy('[backends]\nlinear = ["wide"]\n')
+    assert chosen(runtime, "decode", linear="!fast")[0] == "wide"
+    policy("[deny]\nlinear = []\n")
+    assert chosen(runtime, "decode")[0] == "fast"
+
+
+def test_a_choice_stays_one_where_others_are_denied(runtime: Runtime, policy: Write) -> None:
+    runtime.register("cuda", "nowhere:Cuda", op="gated_delta", devices=("cuda",))
+    policy('[backends]\nlinear = "cuda"\n[deny]\nlinear = ["reference"]\n')
+    with pytest.raises(BackendUnfitError, match="does not run on cpu"):
+        chosen(runtime, "decode")
+    policy('[deny]\nlinear = ["reference"]\n')
+    with pytest.raises(BackendUnfitError, match="does not run on cpu"):
+        chosen(runtime, "decode", linear="cuda")
+
+
+def test_a_choice_that_is_denied_is_refused_with_both_keys(runtime: Runtime, policy: Write) -> None:
+    policy('[backends]\n"gated_delta.decode" = "fast"\n[deny]\nlinear = ["fast"]\n')
+    with pytest.raises(BackendUnfitError, match=r"chosen for gated_delta.decode, .*: denied for linear"):
+        chosen(runtime, "decode")
+    policy('[deny]\nlinear = ["fast"]\n')
+    with pytest.raises(BackendUnfitError, match=r"chosen for gated_delta, .*: denied for linear"):
+        chosen(runtime, "decode", gated_delta="fast")
+
+
+@pytest.mark.parametrize("text", ['[backends]\nkda = ["auto", "torch"]\n', '[deny]\nkda = ["auto"]\n'])
+def test_auto_can_only_end_an_order(runtime: Runtime, policy: Write, text: str) -> None:
+    policy('[backends]\ngated_delta = ["wide", "auto"]\n')
+    assert chosen(runtime, "decode")[0] == "wide"
+    policy(text)
+    with pytest.raises(PreferenceError, match=r"preference kda: .* expected auto at the end"):
+        chosen(runtime, "decode")
+
+
+def test_options_of_the_command_keep_what_the_configuration_denies(runtime: Runtime, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[backends]\nkda = ["torch"]\nlinear = "late"\n[deny]\nlinear = ["fast"]\n')
+    assert read_choices(file, ["linear=auto", "gated_delta=!wide"]).backends == {
+        "kda": "torch, auto",
+        "linear": "auto, !fast",
+        "gated_delta": "!wide",
+    }
 
 
 def test_a_plan_reads_it_and_says_why(runtime: Runtime, policy: Write) -> None:

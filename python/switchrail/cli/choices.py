@@ -13,7 +13,7 @@ import switchrail
 from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
 from switchrail.nearest import nearest
-from switchrail.policy import preferences_of, read_toml
+from switchrail.policy import choices_of, preferences_of, read_toml, with_denials
 from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -107,13 +107,13 @@ class Choices:
 
 
 def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
-    """Reads the configuration file. Choices of the command line override it.
+    """Reads the configuration file. Choices of the command line override it, but for what it denies.
 
     Raises:
         ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.
     """
     tables = {} if file is None else _read_tables(file)
-    chosen = dict(tables.get("backends", {}))
+    chosen: dict[str, str] = {}
     for choice in backends or ():
         key, separator, name = choice.partition("=")
         if not (key and separator and name):
@@ -121,7 +121,9 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
                 f"--backend {choice!r}; valid: KEY=NAME, such as gated_delta=torch", found=choice
             )
         chosen[key] = name
-    return Choices(chosen, tables.get("config", {}), tables.get("engine", {}))
+    listed = tables.get("backends", {})
+    choices = choices_of(listed) | choices_of(chosen)
+    return Choices(with_denials(choices, listed, chosen), tables.get("config", {}), tables.get("engine", {}))
 
 
 def _read_tables(file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from switchrail.errors import (
     PreferenceError,
     UnknownBackendError,
 )
-from switchrail.policy import with_policy
+from switchrail.policy import choices_of, denials_of, with_denials, with_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,9 +63,9 @@ def plan_routes(
 ) -> RoutePlan:
     """Plan a model on the contents of an engine's pools; see `Runtime.plan`.
 
-    The platform's default backends apply if the user has chosen none. If a default backend can't serve, the
-    error says that the platform chose it. `features` are additional features that the backends of an op must
-    have.
+    The platform's default backends apply if the user has chosen none and does not deny them. If a default
+    backend can't serve, the error says that the platform chose it. `features` are additional features that
+    the backends of an op must have.
 
     Raises:
         PreferenceError: A choice has no effect: the model runs none of its ops, or not in its phase.
@@ -74,14 +74,16 @@ def plan_routes(
     phases = tuple(phases)
     chosen = dict(preferences or {})
     decided = with_policy(chosen)
+    choices, denials = choices_of(decided), denials_of(decided)
     ops = {op for layer in layout.layers for op in layer.ops}
     _check_effect(chosen, layout.model, ops, phases)
     defaults = {
         f"{op}.{phase}": backend
         for op in sorted(ops)
         for phase in phases
-        if not any(key in decided for key in _keys(op, phase))
+        if not any(key in choices for key in _keys(op, phase))
         and (backend := _default_backend(platform, op, phase)) is not None
+        and not any(f"!{backend}" in denials.get(key, ()) for key in _keys(op, phase))
     }
     if defaults:
         listed = " ".join(f"{key}={name}" for key, name in defaults.items())
@@ -95,7 +97,7 @@ def plan_routes(
             page_size=page_size,
             state_layouts=dict.fromkeys(LINEAR_OPS, "VK"),
             features=features,
-            preferences={**defaults, **chosen},
+            preferences=with_denials(defaults | choices_of(chosen), chosen),
             phases=phases,
         )
     except (BackendUnfitError, UnknownBackendError) as error:

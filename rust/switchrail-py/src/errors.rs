@@ -17,7 +17,7 @@ fn class_of(code: &str) -> &'static str {
         "unknown_phase" | "plan_no_phase" => "UnknownPhaseError",
         "unknown_dtype" => "UnknownDtypeError",
         "unknown_device" => "UnknownDeviceError",
-        "unknown_preference_key" | "plan_classes" => "PreferenceError",
+        "unknown_preference_key" | "misplaced_auto" | "plan_classes" => "PreferenceError",
         "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => {
             "UnknownBackendError"
         }

@@ -73,8 +73,9 @@ fn names(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim)
 }
 
-fn is_list(value: &str) -> bool {
-    value.contains(',') || value.starts_with(DENY)
+/// The name that a part of a value denies.
+fn denied(name: &str) -> Option<&str> {
+    name.strip_prefix(DENY).map(str::trim)
 }
 
 /// An order of backends, from a preference with several names.
@@ -84,8 +85,6 @@ pub struct PreferenceOrder<'a> {
     pub key: PreferenceKey,
     /// The names, the most wanted first.
     pub names: Vec<&'a str>,
-    /// The names of the backends that must not serve.
-    pub denied: Vec<&'a str>,
 }
 
 impl PreferenceOrder<'_> {
@@ -111,20 +110,34 @@ pub enum PreferenceError {
         /// The unknown name and the valid ones.
         name: UnknownName,
     },
+    /// [`AUTO`] is denied, or comes before other names.
+    #[error(
+        "preference {key}: got {found:?}, expected auto at the end of an order, and without !: it stands for all backends that are not named"
+    )]
+    MisplacedAuto {
+        /// The key.
+        key: PreferenceKey,
+        /// The value.
+        found: String,
+    },
 }
 
 core_error! { PreferenceError {
     Self::UnknownKey(name) => "unknown_preference_key", name.fields();
     Self::UnknownBackend { key, name } => "unknown_preferred_backend", extended(name.fields(), json!({"key": key}));
+    Self::MisplacedAuto { key, found } => "misplaced_auto", json!({"key": key, "found": found});
 } }
 
 /// The user's choices: backend names by key.
 ///
-/// The most specific key applies: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`, then `linear`.
-/// [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
+/// The most specific key with a name applies: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`, then
+/// `linear`. [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
 ///
 /// Several names, separated by commas, are an order ([`Preferences::order`]): the first one that fits serves,
-/// and if none does, the automatic choice. `!` before a name denies the backend.
+/// and if none does, the automatic choice. [`AUTO`] can end an order: `acme, auto` is one with a single name.
+///
+/// `!` before a name denies the backend. The denials of all keys apply, also of those that are less specific
+/// than the key of the choice ([`Preferences::denial`]).
 ///
 /// ```
 /// use switchrail::{Op, Phase, Preferences};
@@ -163,54 +176,77 @@ impl Preferences {
     /// order.
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
-        self.value(op, phase)
-            .filter(|(_, value)| *value != AUTO && !is_list(value))
+        let (key, names) = self.wanted(op, phase)?;
+        match names[..] {
+            [name] if name != AUTO => Some((key, name)),
+            _ => None,
+        }
     }
 
-    /// The value for an op and a phase, with the key that applies.
-    fn value(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
+    /// The order of backends for an op and a phase; `None` if the key that applies does not have several
+    /// names.
+    #[must_use]
+    pub fn order(&self, op: Op, phase: Phase) -> Option<PreferenceOrder<'_>> {
+        let (key, mut names) = self.wanted(op, phase)?;
+        (names.len() > 1).then(|| {
+            names.retain(|name| *name != AUTO);
+            PreferenceOrder { key, names }
+        })
+    }
+
+    /// The most specific key that denies a backend for an op and a phase; `None` if none does.
+    #[must_use]
+    pub fn denial(&self, op: Op, phase: Phase, name: &str) -> Option<PreferenceKey> {
+        let denies = |value| names(value).filter_map(denied).any(|own| own == name);
+        self.applying(op, phase)
+            .find_map(|(key, value)| denies(value).then_some(key))
+    }
+
+    /// The names that are not denied of the most specific key with such names.
+    fn wanted(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, Vec<&str>)> {
+        self.applying(op, phase)
+            .map(|(key, value)| (key, names(value).filter(|name| denied(name).is_none()).collect()))
+            .find(|(_, names): &(_, Vec<&str>)| !names.is_empty())
+    }
+
+    /// All values for an op and a phase, the most specific first.
+    fn applying(&self, op: Op, phase: Phase) -> impl Iterator<Item = (PreferenceKey, &str)> {
         let family = op.is_linear().then_some(None);
-        let mut keys = [Some(op)].into_iter().chain(family).flat_map(|op| {
+        let keys = [Some(op)].into_iter().chain(family).flat_map(move |op| {
             [Some(phase), None]
                 .into_iter()
                 .map(move |phase| PreferenceKey { op, phase })
         });
-        keys.find_map(|key| self.0.get(&key).map(|name| (key, name.as_str())))
+        keys.filter_map(|key| self.0.get(&key).map(|value| (key, value.as_str())))
     }
 
-    /// The order of backends for an op and a phase; `None` if there is no list of names.
-    #[must_use]
-    pub fn order(&self, op: Op, phase: Phase) -> Option<PreferenceOrder<'_>> {
-        let (key, value) = self.value(op, phase)?;
-        is_list(value).then(|| {
-            let (denied, names): (Vec<_>, Vec<_>) = names(value).partition(|name| name.starts_with(DENY));
-            PreferenceOrder {
-                key,
-                names: names.into_iter().filter(|name| *name != AUTO).collect(),
-                denied: denied
-                    .into_iter()
-                    .map(|name| name.trim_start_matches(DENY).trim())
-                    .collect(),
-            }
-        })
-    }
-
-    /// Checks that each name belongs to a registered backend of one of its key's ops.
+    /// Checks that each name belongs to a registered backend of one of its key's ops, and that [`AUTO`] is
+    /// neither denied nor followed by other names.
     ///
     /// # Errors
-    /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest ones.
+    /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest ones;
+    /// [`PreferenceError::MisplacedAuto`].
     pub fn check(&self, snapshot: &Snapshot) -> Result<(), PreferenceError> {
-        let all = self.iter().flat_map(|(key, value)| {
-            names(value).map(move |name| (key, name.trim_start_matches(DENY).trim()))
-        });
-        for (key, name) in all.filter(|(_, name)| *name != AUTO) {
-            if !key.ops().any(|op| snapshot.find(op, name).is_some()) {
-                let names = key.ops().flat_map(|op| snapshot.names_of(op));
-                let valid = names.chain([AUTO]);
-                return Err(PreferenceError::UnknownBackend {
-                    key,
-                    name: UnknownName::new("backend", name, valid),
-                });
+        for (key, value) in self.iter() {
+            let mut ended = false;
+            for part in names(value) {
+                let denial = denied(part);
+                let name = denial.unwrap_or(part);
+                if name == AUTO && denial.is_some() || denial.is_none() && ended {
+                    return Err(PreferenceError::MisplacedAuto {
+                        key,
+                        found: value.to_owned(),
+                    });
+                }
+                ended |= name == AUTO;
+                if name != AUTO && !key.ops().any(|op| snapshot.find(op, name).is_some()) {
+                    let names = key.ops().flat_map(|op| snapshot.names_of(op));
+                    let valid = names.chain([AUTO]);
+                    return Err(PreferenceError::UnknownBackend {
+                        key,
+                        name: UnknownName::new("backend", name, valid),
+                    });
+                }
             }
         }
         Ok(())

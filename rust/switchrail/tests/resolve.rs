@@ -503,6 +503,96 @@ fn reasons_of_an_order() {
 }
 
 #[test]
+fn a_denial_holds_under_a_more_specific_key() {
+    let runtime = Runtime::new();
+    for (name, priority) in [("fast", 9), ("slow", 0), ("slower", -1)] {
+        let backend = BackendSpec {
+            priority,
+            ..spec(OP, name)
+        };
+        register(&runtime, Origin::User, backend, false);
+    }
+    let resolve = |pairs: &[(&str, &str)]| {
+        let chosen = Preferences::parse(pairs.iter().copied()).unwrap();
+        runtime
+            .snapshot()
+            .resolve(&query(OP), &chosen, &Packages::default())
+    };
+    let serves = |pairs: &[(&str, &str)]| resolve(pairs).unwrap().chosen.name;
+    for general in ["gated_delta", "linear.decode", "linear"] {
+        assert_eq!(
+            serves(&[(general, "!fast"), ("gated_delta.decode", "auto")]),
+            "slow",
+            "{general}"
+        );
+    }
+    let all = [
+        ("linear", "!fast"),
+        ("linear.decode", "slower, auto"),
+        ("gated_delta", "!slower"),
+        ("gated_delta.decode", "!slow"),
+    ];
+    assert_eq!(serves(&all[..2]), "slower", "the denial is not an order");
+    assert_eq!(serves(&all[..3]), "slow");
+    let Err(ResolveError::NoBackend { rejected, .. }) = resolve(&all) else {
+        panic!("one of the denied backends serves")
+    };
+    let reasons: Vec<_> = rejected.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        reasons,
+        [
+            "slower: denied for gated_delta",
+            "fast: denied for linear",
+            "slow: denied for gated_delta.decode",
+        ]
+    );
+}
+
+#[test]
+fn a_denial_leaves_a_choice_a_choice() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::User, spec(OP, "torch"), false);
+    register(&runtime, Origin::User, spec(OP, "reference"), false);
+    let mut cuda = spec(OP, "acme");
+    cuda.capabilities.devices = vec![DeviceSupport::any(DeviceKind::Cuda)];
+    register(&runtime, Origin::User, cuda, false);
+    let refused = |pairs: &[(&str, &str)]| {
+        let chosen = Preferences::parse(pairs.iter().copied()).unwrap();
+        let snapshot = runtime.snapshot();
+        let error = snapshot
+            .resolve(&query(OP), &chosen, &Packages::default())
+            .unwrap_err();
+        assert_eq!(error.code(), "unfit_backend");
+        error.to_string()
+    };
+    assert!(refused(&[("linear", "acme, !reference")]).contains("does not run on cpu"));
+    assert!(refused(&[("linear", "acme"), ("gated_delta", "!reference")]).contains("does not run on cpu"));
+    let both = refused(&[("linear", "!torch"), ("gated_delta.decode", "torch")]);
+    let start = "\"torch\", chosen for gated_delta.decode, can't serve gated_delta decode on cpu in float32: \
+                 denied for linear\n";
+    assert!(both.starts_with(start), "{both}");
+}
+
+#[test]
+fn auto_ends_an_order_and_is_not_denied() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::User, spec(OP, "torch"), false);
+    let check = |value| preferences([("linear", value)]).check(&runtime.snapshot());
+    for valid in ["auto", "torch, auto", "torch, auto, !torch", "!torch, auto"] {
+        assert_eq!(check(valid), Ok(()), "{valid}");
+    }
+    for found in ["auto, torch", "!auto", "torch, ! auto", "auto, auto"] {
+        let error = check(found).unwrap_err();
+        assert_eq!(error.code(), "misplaced_auto", "{found}");
+        assert_eq!(error.fields(), json!({"key": "linear", "found": found}));
+        assert!(
+            error.to_string().starts_with("preference linear: got "),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn reason_lower_priority() {
     let runtime = Runtime::new();
     register(

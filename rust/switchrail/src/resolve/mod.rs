@@ -122,7 +122,7 @@ impl fmt::Display for Query {
 pub struct BackendRef {
     /// The registration.
     pub id: BackendId,
-    /// Who registered the backend.
+    /// Its name.
     pub name: String,
     /// Who registered it.
     pub origin: Origin,
@@ -283,7 +283,8 @@ impl Snapshot {
     /// Decides which backend serves a query.
     ///
     /// The user's choice ([`Preferences::choice`]) always decides, even if it does not fit; then it is an
-    /// error. Of the user's order ([`Preferences::order`]) the first one that fits serves. Otherwise the active
+    /// error. A denied backend ([`Preferences::denial`]) does not fit. Of the user's order
+    /// ([`Preferences::order`]) the first one that fits serves. Otherwise the active
     /// backends that fit are ranked by priority, then by [`Origin`], then by name. The first one serves, unless
     /// it was measured ([`Query::measured`]): then the fastest measured backend serves, at each load the
     /// fastest there ([`Classes`]). Times between measured loads are interpolated linearly in logarithms.
@@ -298,7 +299,7 @@ impl Snapshot {
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
         let order = preferences.order(query.op, query.phase);
-        let ranked = self.ranked(query, packages, order.as_ref());
+        let ranked = self.ranked(query, packages, preferences, order.as_ref());
         let choice = preferences.choice(query.op, query.phase);
         let first = ranked.iter().find(|candidate| fits(candidate));
         let ordered = order
@@ -391,17 +392,18 @@ impl Snapshot {
         &self,
         query: &Query,
         packages: &Packages,
+        preferences: &Preferences,
         order: Option<&PreferenceOrder<'_>>,
     ) -> Vec<Candidate<'_>> {
         // for each name the registration that is active in the phase, or else the last one
         let candidates = self
             .stacks_of(query.op)
             .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
-        let denied = |name: &str| order.filter(|order| order.denied.contains(&name));
+        let denied = |name| preferences.denial(query.op, query.phase, name);
         let mut ranked: Vec<Candidate<'_>> = candidates
             .map(|backend| {
                 let mut reasons = misfits(backend, query, packages);
-                reasons.extend(denied(&backend.spec.name).map(|order| Reason::Denied { key: order.key }));
+                reasons.extend(denied(&backend.spec.name).map(|key| Reason::Denied { key }));
                 (backend, reasons)
             })
             .collect();
