@@ -64,6 +64,26 @@ def test_an_adapter_adds_a_feature(op, feature, phase):
         check(backend, call)
 
 
+@pytest.mark.parametrize("op", [op for op in CONTRACTS if op not in PAGED])
+@pytest.mark.parametrize("phase", LENGTHS)
+def test_a_pool_for_states_by_row_is_no_need_of_calls_that_store_none(op, phase):
+    """The layers of an engine with drafts have the pool in all phases."""
+    by_row = FORMS["row_states"](GENERATORS[op](LENGTHS["verify"], phase="verify"), False)
+    pool = by_row.tensors["row_states"]
+    call = GENERATORS[op](LENGTHS[phase], phase=phase, initial="all")
+    call = dataclasses.replace(call, tensors={**call.tensors, "row_states": pool})
+    assert "row_states" not in needed_features(phase, call.made, call.batch)
+    call.contract.check_layer(call.made.layer, ())
+    call.run(Bare(op))
+    call.run(Adapter(Bare(op), ()))
+    assert "row_states" in needed_features("verify", by_row.made, by_row.batch)
+    made = by_row.made
+    plain_batch = GENERATORS[op](LENGTHS["verify"], phase="verify").batch
+    call.contract.check_call(made, plain_batch, ())
+    with pytest.raises(ContractError, match=r"row_states: got a value, expected None: .* lacks the feature"):
+        call.contract.check_call(made, by_row.batch, ())
+
+
 def test_a_backend_with_all_features_is_not_adapted():
     backend = Bare("gated_delta")
     assert adapted(backend, ("index_views", "null_slot"), ("null_slot",)) is backend

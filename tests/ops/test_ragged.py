@@ -102,3 +102,29 @@ def test_lengths_that_do_not_fit_are_refused(change, message):
     tensors, options = arguments(SEQLENS, SEQLENS_K, device="cpu")
     with pytest.raises(ArgumentError, match=message):
         ragged_attention(*tensors, **{**options, **change}, causal=False)
+
+
+def innermost(x):
+    """The tensor with contiguous time."""
+    return x.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        *((name, innermost, "got stride along the last axis") for name in "qkv"),
+        ("k", lambda x: x.double(), "got dtype torch.float64, expected torch.float32"),
+        ("v", lambda x: x.to("meta"), "got device meta"),
+        ("q", lambda x: x[0], "got number of axes 2, expected 3"),
+        ("cu_seqlens", lambda x: x.long(), "got dtype torch.int64, expected torch.int32"),
+        ("cu_seqlens_k", lambda x: x.repeat_interleave(2)[::2], "got stride along the last axis 2"),
+        ("cu_seqlens_k", lambda x: x[:-1], r"got shape \[4\], expected \[5\]"),
+    ],
+)
+@pytest.mark.parametrize(("function", "device"), [*functions()])
+def test_tensors_of_other_forms_are_refused(function, device, name, change, message):
+    tensors, options = arguments(SEQLENS, SEQLENS_K, device=device)
+    given = dict(zip("qkv", tensors, strict=True)) | options
+    given[name] = change(given[name])
+    with pytest.raises(ArgumentError, match=f"{name}: {message}"):
+        function(**given, causal=False)

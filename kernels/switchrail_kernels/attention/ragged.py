@@ -84,7 +84,7 @@ def ragged_attention(
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention in one launch; see `switchrail.platforms.operations.RaggedAttention`."""
-    check_ragged(q, k, v, seqlens, seqlens_k)
+    check_ragged(q, k, v, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k)
     _, heads, size = q.shape
     value_size = v.shape[2]
     out = torch.empty((len(q), heads, value_size), dtype=q.dtype, device=q.device)

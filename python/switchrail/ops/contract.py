@@ -371,7 +371,7 @@ class Contract:
             return
         # The key holds everything that the check reads. A row count above 1 may differ between steps, so it
         # is replaced by None in the shapes.
-        key = (0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
+        key = (type(batch), 0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
             return
         self._check_call(call, batch, features)
@@ -380,7 +380,7 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Check a layer without a call, including that it needs no missing feature.
+        """Check a layer without a call, including that every call with it needs no missing feature.
 
         Raises:
             ContractError: An option or a tensor breaks the contract, or needs a missing feature.
@@ -388,7 +388,7 @@ class Contract:
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
         values = {name: getattr(layer, name) for name in self.kept}
-        self._check_options(values, features)
+        self._check_options(values, {*features, *self.batch_features})  # the batch decides on the latter
         sizes: dict[str, int] = {}
         owners: dict[str, str] = {}
         device = None
@@ -418,6 +418,9 @@ class Contract:
         layer, *brought = call
         arguments = {name: getattr(layer, name) for name in self.kept}
         arguments |= dict(zip(self.brought, brought, strict=True))
+        for feature, kind in self.batch_features.items():
+            if not isinstance(batch, kind):  # only such a batch uses these tensors
+                arguments |= dict.fromkeys(arguments.keys() & set(self.features[feature]))
         self._check_options(arguments, features)
         first_name = self.inputs[0]
         first = arguments[first_name]

@@ -26,9 +26,9 @@ def ragged_attention(
     """Compute attention; see `switchrail.platforms.operations.RaggedAttention`.
 
     Raises:
-        ArgumentError: The shapes or lengths don't match.
+        ArgumentError: A tensor has another form than the operation takes, or lengths don't match.
     """
-    check_ragged(q, k, v, seqlens, seqlens_k)
+    check_ragged(q, k, v, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k)
     compute = torch.promote_types(q.dtype, torch.float32)
     heads, kv_heads, value_size = q.shape[1], k.shape[1], v.shape[2]
     out = torch.zeros(len(q), heads, value_size, dtype=q.dtype, device=q.device)
@@ -56,22 +56,41 @@ def check_ragged(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
     seqlens: tuple[int, ...],
     seqlens_k: tuple[int, ...],
 ) -> None:
-    """Refuse shapes and lengths that don't match. Tensor contents are not read.
+    """Refuse forms of tensors, shapes and lengths that don't match. Tensor contents are not read.
 
     Raises:
         ArgumentError: They don't match.
     """
-    for name, tensor, shape, valid in (
+    for name, tensor, dtype, ndim in (
+        ("q", q, q.dtype, 3),
+        ("k", k, q.dtype, 3),
+        ("v", v, q.dtype, 3),
+        ("cu_seqlens", cu_seqlens, torch.int32, 1),
+        ("cu_seqlens_k", cu_seqlens_k, torch.int32, 1),
+    ):
+        stride = 1 if tensor.ndim == 0 or tensor.numel() == 0 or tensor.shape[-1] == 1 else tensor.stride(-1)
+        form = {
+            "dtype": (tensor.dtype, dtype),
+            "device": (tensor.device, q.device),
+            "number of axes": (tensor.ndim, ndim),
+            "stride along the last axis": (stride, 1),
+        }
+        for about, (own, valid) in form.items():
+            if own != valid:
+                raise ArgumentError(f"{name}: got {about} {own}, expected {valid}", argument=name, found=own)
+    for name, found, wanted, axes in (
         ("q", q.shape, (sum(seqlens), q.shape[1], k.shape[2]), "[sum(seqlens), H, D]"),
         ("k", k.shape, (sum(seqlens_k), k.shape[1], k.shape[2]), "[sum(seqlens_k), HKV, D]"),
         ("v", v.shape, (sum(seqlens_k), k.shape[1], v.shape[2]), "[sum(seqlens_k), HKV, V]"),
     ):
-        if tuple(tensor) != shape:
+        if tuple(found) != wanted:
             raise ArgumentError(
-                f"{name}: got shape {list(tensor)}, expected {valid}", argument=name, found=list(tensor)
+                f"{name}: got shape {list(found)}, expected {axes}", argument=name, found=list(found)
             )
     if len(seqlens) != len(seqlens_k):
         raise ArgumentError(
@@ -79,6 +98,13 @@ def check_ragged(
             argument="seqlens_k",
             found=len(seqlens_k),
         )
+    for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
+        if len(starts) != len(seqlens) + 1:
+            raise ArgumentError(
+                f"{name}: got shape {list(starts.shape)}, expected [{len(seqlens) + 1}]",
+                argument=name,
+                found=list(starts.shape),
+            )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ArgumentError(
             f"q: got H = {q.shape[1]}, expected a multiple of HKV = {k.shape[1]}",
