@@ -63,10 +63,9 @@ def verify(
 
 def _runs(chosen: list[int], drafted: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each sequence its chosen tokens up to the first one that is not the drafted one."""
-    runs = []
+    runs, left = [], iter(chosen)
     for tokens in drafted:
-        count = len(tokens) + 1
-        own, chosen = chosen[:count], chosen[count:]
+        own = list(islice(left, len(tokens) + 1))
         accepted = next((i for i, token in enumerate(tokens) if token != own[i]), len(tokens))
         runs.append(own[: accepted + 1])
     return runs
