@@ -226,7 +226,7 @@ MUTANTS = {
     "a sequence that looks at the batch": (
         "delta",
         "weight = activate_beta(beta, layer.beta_scale, compute)",
-        "weight = activate_beta(beta, layer.beta_scale, compute) * (1 + 1e-5 * (len(batch.seqlens) > 1))",
+        "weight = activate_beta(beta, layer.beta_scale, compute) * (1 + 1e-5 * len(beta))",
         ["gated_delta/prefill/float32/company", "gated_delta/decode/float32/company"],
     ),
     "an input modified": (
