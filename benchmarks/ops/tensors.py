@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from switchrail.ops.catalog import CONTRACTS
-from switchrail.ops.contract import INPUT, TensorSpec
+from switchrail.ops.contract import COMPUTE, INPUT, TensorSpec
 
 
 def tensors_of(
@@ -27,6 +27,6 @@ def _left_out(spec: TensorSpec, sizes: Mapping[str, int]) -> bool:
 
 
 def _dtype(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
-    if INPUT in spec.dtypes or len(spec.dtypes) > 2:
+    if INPUT in spec.dtypes or (COMPUTE not in spec.dtypes and len(spec.dtypes) > 2):
         return dtype
     return torch.float32

@@ -144,6 +144,20 @@ def test_one_that_fits_may_be_slower_or_not_measured(runtime: Runtime) -> None:
     assert text == "fits, but was not measured here; the chosen one takes 12.3 us"
 
 
+def test_orders_and_denials(runtime: Runtime) -> None:
+    runtime.register("acme", "acme:Acme", op="gated_delta", priority=9)
+    runtime.register("fits", "acme:Fits", op="gated_delta", priority=8)
+    ordered = runtime.resolve("gated_delta", "decode", **QUERY, preferences={"linear": "fits, acme"})
+    denied = runtime.resolve("gated_delta", "decode", **QUERY, preferences={"linear": "!acme"})
+    assert ordered.chosen == denied.chosen == "fits"
+    reason, text = rejection(ordered, "acme")
+    assert reason["kind"] == "later_in_preference"
+    assert text == "fits, but fits comes first in the order for linear"
+    reason, text = rejection(denied, "acme")
+    assert reason["kind"] == "denied"
+    assert text == "denied for linear"
+
+
 def test_no_reason_is_left_out_here() -> None:
     [text] = [text for file in CORE.rglob("*.rs") if "pub enum Reason {" in (text := file.read_text())]
     body = text.split("pub enum Reason {")[1].split("\n}")[0]
@@ -156,8 +170,10 @@ def test_no_reason_is_left_out_here() -> None:
         "not_measured",
         "lower_priority",
         "later_in_order",
+        "denied",
+        "later_in_preference",
     }
-    assert len(kinds) == 18
+    assert len(kinds) == 20
     assert {case[2] for case in REASONS} | others == kinds
 
 

@@ -76,7 +76,7 @@ impl Op {
             ),
             Self::GatedDelta | Self::Kda => (Memory::Heads, DELTA),
             Self::Lightning | Self::Mamba2 => (Memory::Heads, STATEFUL),
-            Self::ShortConv => (Memory::Channels, STATEFUL),
+            Self::ShortConv => (Memory::Channels, CONVOLUTION),
         }
     }
 
@@ -104,7 +104,22 @@ impl Op {
     }
 }
 
-/// The features of ops with a state.
+/// The features of the convolution.
+const CONVOLUTION: &[&str] = &[
+    "batch_invariant",
+    "checkpoints",
+    "cuda_graph",
+    "device_parents",
+    "index_views",
+    "null_slot",
+    "read_only_states",
+    "row_states",
+    "strided_out",
+    "strided_pool",
+    "transposed_state",
+];
+
+/// The features of ops with a recurrent state.
 const STATEFUL: &[&str] = &[
     "batch_invariant",
     "checkpoints",
@@ -120,7 +135,7 @@ const STATEFUL: &[&str] = &[
     "transposed_state",
 ];
 
-/// The features of the delta rule: those of all ops with a state, and those of its gates.
+/// The features of the delta rule: those of all ops with a recurrent state, and those of its gates.
 const DELTA: &[&str] = &[
     "batch_invariant",
     "checkpoints",
