@@ -15,7 +15,11 @@ from switchrail_kernels import BACKENDS
 
 pytest.importorskip("triton")
 
-SERVED = [op for (op, name) in BACKENDS if name == "triton" and op in GENERATORS]
+SERVED = [
+    op
+    for (op, name), (_, claims) in BACKENDS.items()
+    if name == "triton" and "index_views" in claims.get("features", ())
+]
 STATES = [op for op in SERVED if op not in PAGED]
 WITHIN = {
     "decode": Bounds(sequences=2, rows=2, tokens=64),

@@ -104,7 +104,7 @@ impl Op {
     }
 }
 
-/// The features of the convolution.
+/// The features of ops whose state has no heads.
 const CONVOLUTION: &[&str] = &[
     "batch_invariant",
     "checkpoints",
