@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from switchrail.engine import Engine
 
 from benchmarks.serving import runs, transformers_peer
 from benchmarks.serving.ours import Ours
-from benchmarks.serving.slices import TOKENIZER
+from benchmarks.serving.slices import save_random
 
 BATCHES = (1, 32, 128)
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -118,19 +117,11 @@ ROW = "{name:12} {family} B={batch:<4} prefill {prefill_ms:9.2f} ms  step {step_
 
 def make(family: str, folder: Path, *, is_tiny: bool, device: str) -> Path:
     """Save a slice with random weights and the repository's tokenizer."""
-    torch.manual_seed(0)
     sizes = SLICES[family]
     if is_tiny:
         sizes = {key: _TINY.get(key, value) for key, value in sizes.items()}
     config = transformers.CONFIG_MAPPING[family].from_dict({**_COMMON, **sizes})
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder)
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    save_random(config, folder, device)
     return folder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 SHORTEST, LONGEST, LONG = 200, 600, 8192
 """Token counts of the prompts and of the long prompt."""
@@ -62,20 +62,25 @@ def make_checkpoint(
     device: str = "cuda",
 ) -> Path:
     """Save a slice with random weights and the tokenizer of the repository's checkpoint."""
-    torch.manual_seed(0)
     config = Qwen3NextConfig(
         num_hidden_layers=layers, num_experts=experts, vocab_size=vocabulary, dtype="bfloat16", **widths
     )
-    with torch.device(device):
-        model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    save_random(config, folder, device)
     _add_published_names(folder / "config.json")
+    return folder
+
+
+def save_random(config: Any, folder: Path, device: str) -> None:
+    """Save a model with random bfloat16 weights, and the tokenizer of the repository's checkpoint."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder)
     del model
     if device == "cuda":
         torch.cuda.empty_cache()
-    return folder
 
 
 def _add_published_names(path: Path) -> None:

@@ -36,6 +36,28 @@ def read_toml(file: Path) -> dict[str, Any]:
     return tables
 
 
+def check_table_name(file: Path, name: str, valid: Mapping[str, str]) -> None:
+    """Refuse an unknown table of a file.
+
+    Args:
+        file: The file, for messages.
+        name: The table's name.
+        valid: The known names, each as a file writes it between brackets.
+
+    Raises:
+        ConfigError: There is no such table.
+    """
+    if name not in valid:
+        names, hint = nearest(name, valid)
+        raise ConfigError(
+            f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in valid.values())}",
+            path=str(file),
+            found=name,
+            valid=tuple(valid),
+            nearest=names,
+        )
+
+
 def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
     """The preferences in the tables `backends` and `deny`; keys and names are checked where they are used.
 
@@ -119,15 +141,7 @@ def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
 def _read_policy(file: Path) -> dict[str, str]:
     tables = read_toml(file)
     for name in tables:
-        if name not in TABLES:
-            names, hint = nearest(name, TABLES)
-            raise ConfigError(
-                f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in TABLES)}",
-                path=str(file),
-                found=name,
-                valid=tuple(TABLES),
-                nearest=names,
-            )
+        check_table_name(file, name, {one: one for one in TABLES})
     return preferences_of(file, tables)
 
 
@@ -146,4 +160,13 @@ def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str
     return left
 
 
-__all__ = ["TABLES", "choices_of", "denials_of", "preferences_of", "read_toml", "with_denials", "with_policy"]
+__all__ = [
+    "TABLES",
+    "check_table_name",
+    "choices_of",
+    "denials_of",
+    "preferences_of",
+    "read_toml",
+    "with_denials",
+    "with_policy",
+]

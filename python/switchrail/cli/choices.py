@@ -12,8 +12,7 @@ import typer
 import switchrail
 from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
-from switchrail.nearest import nearest
-from switchrail.policy import choices_of, preferences_of, read_toml, with_denials
+from switchrail.policy import check_table_name, choices_of, preferences_of, read_toml, with_denials
 from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -127,19 +126,11 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
 
 
 def _read_tables(file: Path) -> dict[str, Any]:
-    valid = {"backends": 1, "deny": 1, "config": 3, "engine": 1}
+    valid = {"backends": "backends", "deny": "deny", "config": "config.OP.NAME", "engine": "engine"}
     tables = read_toml(file)
     for name, table in tables.items():
-        if name not in valid:
-            names, hint = nearest(name, valid)
-            raise ConfigError(
-                f"{file} has {name!r}{hint}; valid: [backends], [deny], [config.OP.NAME], [engine]",
-                path=str(file),
-                found=name,
-                valid=tuple(valid),
-                nearest=names,
-            )
-        _check_tables(file, name, table, valid[name])
+        check_table_name(file, name, valid)
+        _check_tables(file, name, table, depth=1 + valid[name].count("."))
     return {**tables, "backends": preferences_of(file, tables)}
 
 

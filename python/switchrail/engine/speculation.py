@@ -100,10 +100,9 @@ def _reject(
     count = iter(range(len(probabilities)))
     places = [place for tokens in drafted for place in (*islice(count, len(tokens)), -1)]  # in all drafts
     has_drafts = [bool(tokens) for tokens in drafted for _ in range(len(tokens) + 1)]
-    sampled = [row for row, param in enumerate(params) if has_drafts[row] and param.temperature > 0]
-    others = sorted(
-        {*range(len(params))}.difference(sampled)
-    )  # drawn as without drafts, so alone as in a batch
+    is_drawn = [own and param.temperature > 0 for own, param in zip(has_drafts, params, strict=True)]
+    sampled = [row for row, own in enumerate(is_drawn) if own]
+    others = [row for row, own in enumerate(is_drawn) if not own]  # as without drafts: alone as in a batch
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
     if others:
         index = sent(others, torch.int64, device, pin_memory=pinned)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
-from switchrail.adapters import needed_features
+from switchrail.adapters import needed_features, sequences
 from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, modules_of
 from switchrail.bridges.sglang.steps import Steps
 from switchrail.dispatch import Part
@@ -89,28 +88,27 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     def forward_decode(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Runs a layer on one token of each sequence."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, options)
+        """Runs a layer on one token of each sequence; as `forward_extend`, on tokens of prompts."""
+        used = [name for name, value in options.items() if value is not None]
+        if used:
+            raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
+        if save_kv_cache and k is not None and v is not None:
+            place = self._locate(forward_batch.out_cache_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.steps.dispatch(AttentionCall(self._layers[layer.layer_id], q, out))
+        self.steps.zero_padding(out)
+        return out.view(len(q), -1)
 
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **options: Any,
-    ) -> torch.Tensor:
-        """Runs a layer on the tokens of prompts."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, options)
+    forward_extend = forward_decode
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """The length of a padding sequence."""
@@ -214,28 +212,6 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         assert part.pages is not None
         return needed_features("decode", AttentionCall(layer, q, torch.empty_like(q)), part.pages)
 
-    def _forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        used = [name for name, value in options.items() if value is not None]
-        if used:
-            raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
-        if save_kv_cache and k is not None and v is not None:
-            place = self._locate(forward_batch.out_cache_loc)
-            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
-        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.steps.dispatch(AttentionCall(self._layers[layer.layer_id], q, out))
-        self.steps.zero_padding(out)
-        return out.view(len(q), -1)
-
 
 def _part(
     phase: Phase,
@@ -244,10 +220,8 @@ def _part(
     kv_lens: torch.Tensor,
     lengths: Sequence[int],
 ) -> Part:
-    starts = torch.tensor([*accumulate(rows, initial=0)], dtype=torch.int32)
     batch = PagedBatch(
-        cu_seqlens=starts.to(table.device, non_blocking=True),
-        seqlens=tuple(rows),
+        **sequences(tuple(rows), table.device),
         page_table=table,
         kv_lens=kv_lens,
         kv_seqlens=tuple(lengths),

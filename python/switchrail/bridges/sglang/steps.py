@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 
+from switchrail.adapters import sequences
 from switchrail.dispatch import NOTHING, Dispatcher, Part, Prepared
 from switchrail.errors import DispatchError
 from switchrail.ops.batch import Bounds, CheckpointBatch, StateBatch
@@ -164,7 +164,7 @@ class Extended:
             parts.append(
                 _part(
                     seqlens,
-                    torch.tensor([*accumulate(seqlens, initial=0)], dtype=torch.int32).to(own.device),
+                    sequences(seqlens, own.device)["cu_seqlens"],
                     torch.where(reads, kept[index], own[index]),
                     torch.where(writes, kept[index], own[index]),
                     self.started[index] | reads,
