@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from switchrail.engine import Engine, SamplingParams
+
+from benchmarks.serving.slices import Work
 
 
 class Ours:
@@ -25,26 +26,20 @@ class Ours:
         self.engine = engine
         self.loads: list[tuple[int, int]] = []
 
-    def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
+    def run(self, work: Work) -> float:
         """Seconds until all prompts, submitted together, have all their new tokens."""
-        params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, **sampling)
+        params = _params(work)
         start = time.perf_counter()
-        requests = [self.engine.submit(prompt, params) for prompt in prompts]
+        requests = [self.engine.submit(prompt, params) for prompt in work.prompts]
         while self.engine.busy:
             self.engine.step()
         seconds = time.perf_counter() - start
-        assert all(len(request.tokens) == new_tokens for request in requests)
+        assert all(len(request.tokens) == work.new_tokens for request in requests)
         return seconds
 
-    def serve(
-        self,
-        prompts: Sequence[list[int]],
-        arrivals: Sequence[float],
-        new_tokens: int,
-        sampling: Mapping[str, Any],
-    ) -> list[list[float]]:
+    def serve(self, work: Work, arrivals: Sequence[float]) -> list[list[float]]:
         """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
-        params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, **sampling)
+        prompts, params = work.prompts, _params(work)
         engine = self.engine
         numbers = {}
         times: list[list[float]] = [[] for _ in prompts]
@@ -65,3 +60,7 @@ class Ours:
                 if event.token is not None:
                     times[numbers[event.request]].append(now)
         return times
+
+
+def _params(work: Work) -> SamplingParams:
+    return SamplingParams(max_new_tokens=work.new_tokens, ignore_eos=True, **work.sampling)

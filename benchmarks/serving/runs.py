@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
-from benchmarks.serving.slices import LONG, make_long_prompt, make_prompts
+from benchmarks.serving.slices import LONG, Work, make_long_prompt, make_prompts
 
 NEW_TOKENS = 64
 
@@ -21,16 +21,10 @@ class Contender(Protocol):
 
     name: str
 
-    def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
+    def run(self, work: Work) -> float:
         """Seconds until all prompts, submitted together, have all their new tokens."""
 
-    def serve(
-        self,
-        prompts: Sequence[list[int]],
-        arrivals: Sequence[float],
-        new_tokens: int,
-        sampling: Mapping[str, Any],
-    ) -> list[list[float]]:
+    def serve(self, work: Work, arrivals: Sequence[float]) -> list[list[float]]:
         """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
 
 
@@ -46,7 +40,7 @@ def batches(
         prompts = make_prompts(size)
 
         def pair(one: Contender, prompts: list[list[int]] = prompts) -> tuple[float, float]:
-            return one.run(prompts, 1, sampling), one.run(prompts, NEW_TOKENS, sampling)
+            return one.run(Work(prompts, 1, sampling)), one.run(Work(prompts, NEW_TOKENS, sampling))
 
         found = _alternating(contenders, repeats, pair)
         for one, times in zip(contenders, found, strict=True):
@@ -66,8 +60,8 @@ def batches(
 
 def long_prompts(contenders: Sequence[Contender], repeats: int) -> Iterator[dict[str, Any]]:
     """Prefill of one long prompt."""
-    prompts = [make_long_prompt()]
-    found = _alternating(contenders, repeats, lambda one: one.run(prompts, 1, {}))
+    work = Work([make_long_prompt()], 1, {})
+    found = _alternating(contenders, repeats, lambda one: one.run(work))
     for one, times in zip(contenders, found, strict=True):
         median = statistics.median(times)
         yield {"name": one.name, "prompt_tokens": LONG, "prefill_ms": median * 1e3, "seconds": times}
@@ -98,15 +92,16 @@ def arrivals(
         seconds: Duration of the arrivals.
         sampling: Sampling parameters.
     """
-    batch = make_prompts(size)
-    rate = LOAD * size / statistics.median(contenders[0].run(batch, NEW_TOKENS, sampling) for _ in range(3))
+    batch = Work(make_prompts(size), NEW_TOKENS, sampling)
+    rate = LOAD * size / statistics.median(contenders[0].run(batch) for _ in range(3))
     count = max(round(rate * seconds), 1)
     draw = random.Random(0)
     times = list(accumulate(draw.expovariate(rate) for _ in range(count)))
-    prompts = make_prompts(count, seed=2)
+    work = Work(make_prompts(count, seed=2), NEW_TOKENS, sampling)
+    few = count // 4 + 1
     for one in contenders:
-        one.serve(prompts[: count // 4 + 1], times[: count // 4 + 1], NEW_TOKENS, sampling)
-        found = one.serve(prompts, times, NEW_TOKENS, sampling)
+        one.serve(work._replace(prompts=work.prompts[:few]), times[:few])
+        found = one.serve(work, times)
         assert all(len(tokens) == NEW_TOKENS for tokens in found)
         waits = [tokens[0] - arrival for tokens, arrival in zip(found, times, strict=True)]
         gaps = [later - before for tokens in found for before, later in pairwise(tokens)]

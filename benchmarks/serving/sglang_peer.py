@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.slices import LONG, LONGEST
+from benchmarks.serving.slices import LONG, LONGEST, Work
 
 _SCRIPT = Path(__file__).parent / "peers/sglang_engine.py"
 
@@ -83,25 +83,18 @@ class SGLang(AbstractContextManager["SGLang"]):
                 **options,
             }
         )
-        self.run([[2, 3, 4]], 1, {})
+        self.run(Work([[2, 3, 4]], 1, {}))
         self.seconds = time.perf_counter() - start
 
-    def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
+    def run(self, work: Work) -> float:
         """Seconds until all prompts, submitted together, have all their new tokens."""
-        found: float = self._ask({"call": "run", "prompts": prompts, "params": _params(new_tokens, sampling)})
+        found: float = self._ask({"call": "run", "prompts": work.prompts, "params": _params(work)})
         return found
 
-    def serve(
-        self,
-        prompts: Sequence[list[int]],
-        arrivals: Sequence[float],
-        new_tokens: int,
-        sampling: Mapping[str, Any],
-    ) -> list[list[float]]:
+    def serve(self, work: Work, arrivals: Sequence[float]) -> list[list[float]]:
         """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
-        params = _params(new_tokens, sampling)
         found: list[list[float]] = self._ask(
-            {"call": "serve", "prompts": prompts, "arrivals": arrivals, "params": params}
+            {"call": "serve", "prompts": work.prompts, "arrivals": arrivals, "params": _params(work)}
         )
         return found
 
@@ -131,5 +124,5 @@ class SGLang(AbstractContextManager["SGLang"]):
         self._answers.close()
 
 
-def _params(new_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    return {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 0, **sampling}
+def _params(work: Work) -> dict[str, Any]:
+    return {"max_new_tokens": work.new_tokens, "ignore_eos": True, "temperature": 0, **work.sampling}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
@@ -50,6 +51,20 @@ TINY: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
 }
 """Sizes for a trial without a GPU."""
+
+
+class Work(NamedTuple):
+    """Prompts to continue.
+
+    Attributes:
+        prompts: The tokens of each prompt.
+        new_tokens: The number of new tokens of each.
+        sampling: Sampling parameters.
+    """
+
+    prompts: Sequence[list[int]]
+    new_tokens: int
+    sampling: Mapping[str, Any]
 
 
 def make_checkpoint(

@@ -14,6 +14,7 @@ from benchmarks.serving import __main__ as command
 from benchmarks.serving import runs, slices
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.sglang_peer import SGLang
+from benchmarks.serving.slices import Work
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 
@@ -71,8 +72,8 @@ def test_the_peer_is_asked_in_a_process_of_its_own(python, tmp_path):
     with start(python, log) as peer:
         assert peer.version == "0"
         assert peer.seconds > 0
-        assert peer.run([[1, 2], [3]], 4, {}) > 0
-        found = peer.serve([[1, 2], [3]], [0.0, 0.2], 4, {"temperature": 0.7})
+        assert peer.run(Work([[1, 2], [3]], 4, {})) > 0
+        found = peer.serve(Work([[1, 2], [3]], 4, {"temperature": 0.7}), [0.0, 0.2])
         assert [len(times) for times in found] == [4, 4]
         assert found[1][0] >= 0.2
         assert all(before <= later for times in found for before, later in pairwise(times))
@@ -93,9 +94,9 @@ def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypa
         class Other(Ours):
             name = "other"
 
-            def serve(self, prompts, arrivals, new_tokens, sampling):
+            def serve(self, work, arrivals):
                 seen.append(arrivals)
-                return super().serve(prompts, arrivals, new_tokens, sampling)
+                return super().serve(work, arrivals)
 
         first, second = runs.arrivals([ours, Other(engine)], 1, 0.5, {"temperature": 0.7})
     assert first["requests"] == second["requests"] == len(seen[-1])

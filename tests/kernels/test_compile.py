@@ -121,9 +121,11 @@ choose_tokens(x, [SamplingParams(temperature=1.0, top_p=0.5)] * 3, [random.Rando
 sigmoid_gate(x, x)
 decode_rows(
     *(torch.zeros(size, dtype=torch.int64) for size in ((2, 3), 9)), torch.zeros(9, 5, dtype=torch.int32),
-    page_size=16, ids=torch.zeros(3, dtype=torch.int64), pages=torch.zeros(3, 4, dtype=torch.int32),
-    kv_rows=torch.zeros(3, dtype=torch.int64), kv_lens=torch.zeros(3, dtype=torch.int32),
-    sequence_ids=torch.zeros(3, dtype=torch.int32), real=torch.zeros(1, dtype=torch.int32),
+    page_size=16,
+    out=(
+        torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.int32),
+        torch.zeros(3, dtype=torch.int64), *(torch.zeros(n, dtype=torch.int32) for n in (3, 3, 1)),
+    ),
 )
 products(x[:2], torch.zeros(40, 64, **BF16))
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)

@@ -23,7 +23,7 @@ def results(function, rows, last_tokens, page_table, width):
         "sequence_ids": torch.full((count,), -7, dtype=torch.int32, device=device),
         "real": torch.full((1,), -7, dtype=torch.int32, device=device),
     }
-    function(rows, last_tokens, page_table, page_size=PAGE, **made)
+    function(rows, last_tokens, page_table, page_size=PAGE, out=tuple(made.values()))
     return made
 
 

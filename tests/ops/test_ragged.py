@@ -1,12 +1,13 @@
 """Attention over packed keys and values, in plain torch and in Triton."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from switchrail.errors import ArgumentError
 from switchrail.ops.adapter import sequences
-from switchrail.ops.ragged import ragged_attention
+from switchrail.ops.ragged import RaggedBatch, ragged_attention
 from switchrail.ops.softmax import merge
 from switchrail.platforms.operations import RaggedAttention
 from switchrail.testing.measure import BOUNDS, measure
@@ -34,21 +35,22 @@ def arguments(
     q = view(sum(seqlens), heads, size)
     k, v = view(sum(seqlens_k), kv_heads, size), view(sum(seqlens_k), kv_heads, value_size)
     starts, starts_k = (sequences(each, device)["cu_seqlens"] for each in (seqlens, seqlens_k))
-    return (q, k, v), {
-        "cu_seqlens": starts,
-        "cu_seqlens_k": starts_k,
-        "seqlens": seqlens,
-        "seqlens_k": seqlens_k,
-        "scale": -0.3,
-    }
+    return (q, k, v), RaggedBatch(
+        cu_seqlens=starts, cu_seqlens_k=starts_k, seqlens=seqlens, seqlens_k=seqlens_k
+    )
 
 
-def naive(q, k, v, *, seqlens, seqlens_k, scale, causal, **_):
+def with_keys(batch, seqlens_k, device):
+    """The batch with other numbers of keys."""
+    return replace(batch, seqlens_k=seqlens_k, cu_seqlens_k=sequences(seqlens_k, device)["cu_seqlens"])
+
+
+def naive(q, k, v, batch, *, scale, causal):
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
     q, k, v = (x.double().cpu() for x in (q, k, v))
     row = first = 0
-    for length, keys in zip(seqlens, seqlens_k, strict=True):
+    for length, keys in zip(batch.seqlens, batch.seqlens_k, strict=True):
         for i in range(length):
             for head in range(q.shape[1]):
                 own = head // (q.shape[1] // k.shape[1])
@@ -64,12 +66,11 @@ def naive(q, k, v, *, seqlens, seqlens_k, scale, causal, **_):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("function", "device"), [*functions()])
 def test_each_row_attends_to_the_keys_of_its_sequence(function, device, causal):
-    tensors, options = arguments(SEQLENS, SEQLENS_K, device=device)
+    tensors, batch = arguments(SEQLENS, SEQLENS_K, device=device)
     if causal:
-        options["seqlens_k"] = seqlens_k = (7, 5, 69, 1)
-        options["cu_seqlens_k"] = sequences(seqlens_k, device)["cu_seqlens"]
-    out, lse = function(*tensors, **options, causal=causal)
-    expected, total = naive(*tensors, **options, causal=causal)
+        batch = with_keys(batch, (7, 5, 69, 1), device)
+    out, lse = function(*tensors, batch, scale=-0.3, causal=causal)
+    expected, total = naive(*tensors, batch, scale=-0.3, causal=causal)
     assert measure(out.cpu(), expected).within(BOUNDS[torch.float32])
     assert torch.equal(lse.cpu().isinf(), total.isinf())
     assert torch.allclose(lse.cpu().double(), total, atol=1e-5)
@@ -77,14 +78,13 @@ def test_each_row_attends_to_the_keys_of_its_sequence(function, device, causal):
 
 @pytest.mark.parametrize(("function", "device"), [*functions()])
 def test_parts_of_the_keys_merge_to_the_whole(function, device):
-    (q, k, v), options = arguments((4, 2), (20, 20), device=device)
-    whole = function(q, k, v, **options, causal=False)
+    (q, k, v), batch = arguments((4, 2), (20, 20), device=device)
+    whole = function(q, k, v, batch, scale=-0.3, causal=False)
     halves = []
     for part in (slice(0, 12), slice(12, 20)):
         cut = [torch.cat([x[:20][part], x[20:][part]]) for x in (k, v)]
-        length = part.stop - part.start
-        own = {"seqlens_k": (length,) * 2, "cu_seqlens_k": sequences((length,) * 2, device)["cu_seqlens"]}
-        halves += function(q, *cut, **{**options, **own}, causal=False)
+        own = with_keys(batch, (part.stop - part.start,) * 2, device)
+        halves += function(q, *cut, own, scale=-0.3, causal=False)
     out, lse = merge(*halves)
     assert torch.allclose(out, whole[0], atol=1e-5)
     assert torch.allclose(lse, whole[1], atol=1e-5)
@@ -99,9 +99,9 @@ def test_parts_of_the_keys_merge_to_the_whole(function, device):
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(change, message):
-    tensors, options = arguments(SEQLENS, SEQLENS_K, device="cpu")
+    tensors, batch = arguments(SEQLENS, SEQLENS_K, device="cpu")
     with pytest.raises(ArgumentError, match=message):
-        ragged_attention(*tensors, **{**options, **change}, causal=False)
+        ragged_attention(*tensors, replace(batch, **change), scale=-0.3, causal=False)
 
 
 def innermost(x):
@@ -123,8 +123,11 @@ def innermost(x):
 )
 @pytest.mark.parametrize(("function", "device"), [*functions()])
 def test_tensors_of_other_forms_are_refused(function, device, name, change, message):
-    tensors, options = arguments(SEQLENS, SEQLENS_K, device=device)
-    given = dict(zip("qkv", tensors, strict=True)) | options
-    given[name] = change(given[name])
+    tensors, batch = arguments(SEQLENS, SEQLENS_K, device=device)
+    given = dict(zip("qkv", tensors, strict=True))
+    if name in given:
+        given[name] = change(given[name])
+    else:
+        batch = replace(batch, **{name: change(getattr(batch, name))})
     with pytest.raises(ArgumentError, match=f"{name}: {message}"):
-        function(**given, causal=False)
+        function(**given, batch=batch, scale=-0.3, causal=False)

@@ -314,23 +314,15 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def experts(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    *,
-    top_k: int,
-    normalize: bool,
-    shared: int,
-    rows: torch.Tensor | None,
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, **options: Any
 ) -> torch.Tensor:
-    own = len(gate_up) - shared
-    found, chosen = logits[:, :own].float().softmax(-1).topk(top_k)
-    found = found / found.sum(-1, keepdim=True) if normalize else found
+    own = len(gate_up) - options["shared"]
+    found, chosen = logits[:, :own].float().softmax(-1).topk(options["top_k"])
+    found = found / found.sum(-1, keepdim=True) if options["normalize"] else found
     weights = torch.zeros(len(x), own).scatter(1, chosen, found)
     weights = torch.cat([weights, logits[:, own:].float().sigmoid()], 1)
-    if rows is not None:
-        weights = weights * (torch.arange(len(x)) < rows)[:, None]
+    if options["rows"] is not None:
+        weights = weights * (torch.arange(len(x)) < options["rows"])[:, None]
     gate, up = torch.einsum("th,enh->ten", x, gate_up).chunk(2, -1)
     each = torch.einsum("ten,ehn->teh", torch.nn.functional.silu(gate) * up, down)
     return (weights[:, :, None] * each).sum(1).type_as(x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.ragged import check_ragged
+from switchrail.ops.ragged import RaggedBatch, check_ragged
 
 from switchrail_kernels.constants import LN2, LOG2E
 from switchrail_kernels.device import has_large_shared_memory
@@ -72,19 +72,10 @@ _launch_attend = Launcher(_attend)
 
 
 def ragged_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    cu_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    seqlens: tuple[int, ...],
-    seqlens_k: tuple[int, ...],
-    scale: float,
-    causal: bool,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention in one launch; see `switchrail.platforms.operations.RaggedAttention`."""
-    check_ragged(q, k, v, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k)
+    check_ragged(q, k, v, batch)
     _, heads, size = q.shape
     value_size = v.shape[2]
     out = torch.empty((len(q), heads, value_size), dtype=q.dtype, device=q.device)
@@ -97,10 +88,10 @@ def ragged_attention(
         rows, keys, warps, stages = 32, 32, 4, 1
     elif block_d > 128 or not has_large_shared_memory(q.device):
         rows, keys, warps, stages = 64, 64 if has_large_shared_memory(q.device) else 32, 4, 2
-    tiles = to_device(split_rows(seqlens, rows), q.device)
+    tiles = to_device(split_rows(batch.seqlens, rows), q.device)
     _launch_attend(
         (len(tiles), heads, 1),
-        (q, k, v, out, lse, tiles, cu_seqlens, cu_seqlens_k),
+        (q, k, v, out, lse, tiles, batch.cu_seqlens, batch.cu_seqlens_k),
         (abs(scale) * LOG2E.value, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], heads),
         (
             *(heads // k.shape[1], size, block_d, value_size, block_v),

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -49,12 +51,7 @@ def decode_rows(
     page_table: torch.Tensor,
     *,
     page_size: int,
-    ids: torch.Tensor,
-    pages: torch.Tensor,
-    kv_rows: torch.Tensor,
-    kv_lens: torch.Tensor,
-    sequence_ids: torch.Tensor,
-    real: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> None:
     """Compute the inputs of a captured decode; see `switchrail.engine.inputs.decode_rows`.
 
@@ -63,17 +60,12 @@ def decode_rows(
         last_tokens: [slots] int64.
         page_table: [slots, pages] int32.
         page_size: Page size in tokens.
-        ids: [N] int64.
-        pages: [N, P] int32, contiguous.
-        kv_rows: [N] int64.
-        kv_lens: [N] int32.
-        sequence_ids: [N] int32.
-        real: [1] int32.
+        out: The six results.
     """
-    count, width = pages.shape
+    count, width = out[1].shape
     _launch(
         (count, 1, 1),
-        (rows, last_tokens, page_table, ids, pages, kv_rows, kv_lens, sequence_ids, real),
+        (rows, last_tokens, page_table, *out),
         (count, rows.stride(0), page_table.stride(0), width),
         (page_size, padded(count), min(padded(width), 1024)),
         num_warps=4,

@@ -109,12 +109,10 @@ class DecodeInputs:
             self._last_tokens,
             self._page_table,
             page_size=self._page_size,
-            ids=step.input_ids[0],
-            pages=part.pages.page_table,
-            kv_rows=step.kv_rows,
-            kv_lens=part.pages.kv_lens,
-            sequence_ids=step.sequence_ids[0],
-            real=self._real_rows,
+            out=(
+                *(step.input_ids[0], part.pages.page_table, step.kv_rows),
+                *(part.pages.kv_lens, step.sequence_ids[0], self._real_rows),
+            ),
         )
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
@@ -138,12 +136,7 @@ def decode_rows(
     page_table: torch.Tensor,
     *,
     page_size: int,
-    ids: torch.Tensor,
-    pages: torch.Tensor,
-    kv_rows: torch.Tensor,
-    kv_lens: torch.Tensor,
-    sequence_ids: torch.Tensor,
-    real: torch.Tensor,
+    out: Sequence[torch.Tensor],
 ) -> None:
     """Compute the inputs of a captured decode; nothing waits for the device.
 
@@ -153,13 +146,12 @@ def decode_rows(
         page_table: [slots, pages] int32, the pages of the sequence in each slot. Slot 0, which is never
             assigned, has pages 0.
         page_size: Page size in tokens.
-        ids: [N] int64, receives the tokens.
-        pages: [N, P] int32, receives the first pages of each row's sequence; slot 0's for padding.
-        kv_rows: [N] int64, receives the position's row in the caches.
-        kv_lens: [N] int32, receives the number of tokens up to the position; 0 for padding.
-        sequence_ids: [N] int32, receives the slots.
-        real: [1] int32, receives the number of rows without padding.
+        out: Receives six results, each contiguous: the tokens [N] int64; the first pages of each row's
+            sequence [N, P] int32, slot 0's for padding; the position's row in the caches [N] int64; the
+            number of tokens up to the position [N] int32, 0 for padding; the slots [N] int32; and the
+            number of rows without padding [1] int32.
     """
+    ids, pages, kv_rows, kv_lens, sequence_ids, real = out
     positions, slots = rows
     owners = slots.clamp(min=0)
     torch.index_select(page_table[:, : pages.shape[1]], 0, owners, out=pages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from switchrail.errors import ArgumentError
@@ -11,30 +13,38 @@ ROWS = 256
 """Query rows per product. Bounds the memory for logits."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedBatch:
+    """Sequences whose queries are packed in one tensor, and their keys and values in others.
+
+    Attributes:
+        cu_seqlens: [N + 1] int32, the first query row of each sequence, and the number of all rows.
+        cu_seqlens_k: [N + 1] int32, the same for keys.
+        seqlens: The number of query rows of each sequence.
+        seqlens_k: The number of keys of each sequence.
+    """
+
+    cu_seqlens: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    seqlens: tuple[int, ...]
+    seqlens_k: tuple[int, ...]
+
+
 def ragged_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    cu_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    seqlens: tuple[int, ...],
-    seqlens_k: tuple[int, ...],
-    scale: float,
-    causal: bool,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, *, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention; see `switchrail.platforms.operations.RaggedAttention`.
 
     Raises:
         ArgumentError: A tensor has another form than the operation takes, or lengths don't match.
     """
-    check_ragged(q, k, v, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k)
+    check_ragged(q, k, v, batch)
     compute = torch.promote_types(q.dtype, torch.float32)
     heads, kv_heads, value_size = q.shape[1], k.shape[1], v.shape[2]
     out = torch.zeros(len(q), heads, value_size, dtype=q.dtype, device=q.device)
     lse = torch.full((len(q), heads), -torch.inf, dtype=compute, device=q.device)
     row = first = 0
-    for length, keys in zip(seqlens, seqlens_k, strict=True):
+    for length, keys in zip(batch.seqlens, batch.seqlens_k, strict=True):
         own_k = k[first : first + keys].transpose(0, 1)[:, None].to(compute)
         own_v = v[first : first + keys].transpose(0, 1)[:, None].to(compute)
         for low in range(0, length if keys else 0, ROWS):
@@ -52,26 +62,19 @@ def ragged_attention(
     return out, lse
 
 
-def check_ragged(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    seqlens: tuple[int, ...],
-    seqlens_k: tuple[int, ...],
-) -> None:
+def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch) -> None:
     """Refuse forms of tensors, shapes and lengths that don't match. Tensor contents are not read.
 
     Raises:
         ArgumentError: They don't match.
     """
+    seqlens, seqlens_k = batch.seqlens, batch.seqlens_k
+    starts = {"cu_seqlens": batch.cu_seqlens, "cu_seqlens_k": batch.cu_seqlens_k}
     for name, tensor, dtype, ndim in (
         ("q", q, q.dtype, 3),
         ("k", k, q.dtype, 3),
         ("v", v, q.dtype, 3),
-        ("cu_seqlens", cu_seqlens, torch.int32, 1),
-        ("cu_seqlens_k", cu_seqlens_k, torch.int32, 1),
+        *((name, tensor, torch.int32, 1) for name, tensor in starts.items()),
     ):
         stride = 1 if tensor.ndim == 0 or tensor.numel() == 0 or tensor.shape[-1] == 1 else tensor.stride(-1)
         form = {
@@ -98,12 +101,12 @@ def check_ragged(
             argument="seqlens_k",
             found=len(seqlens_k),
         )
-    for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
-        if len(starts) != len(seqlens) + 1:
+    for name, tensor in starts.items():
+        if len(tensor) != len(seqlens) + 1:
             raise ArgumentError(
-                f"{name}: got shape {list(starts.shape)}, expected [{len(seqlens) + 1}]",
+                f"{name}: got shape {list(tensor.shape)}, expected [{len(seqlens) + 1}]",
                 argument=name,
-                found=list(starts.shape),
+                found=list(tensor.shape),
             )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ArgumentError(
@@ -113,4 +116,4 @@ def check_ragged(
         )
 
 
-__all__ = ["ROWS", "check_ragged", "ragged_attention"]
+__all__ = ["ROWS", "RaggedBatch", "check_ragged", "ragged_attention"]

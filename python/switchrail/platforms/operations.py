@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from switchrail.ops.ragged import RaggedBatch
     from switchrail.params import SamplingParams
 
 
@@ -249,66 +250,37 @@ class Experts(Operation):
 class RaggedAttention(Operation):
     """Softmax attention over keys and values that are packed like the queries, without a cache.
 
-    `forward(q, k, v, *, cu_seqlens, cu_seqlens_k, seqlens, seqlens_k, scale, causal)` returns the output [T,
-    H, V] in q's dtype and its log-sum-exp [T, H] float32 (natural log, -inf for rows that attend to nothing,
-    whose outputs are zeros). q is [T, H, D], k [S, HKV, D] and v [S, HKV, V], H a multiple of HKV; all may be
-    strided views with a contiguous last axis, and V may differ from D. Sequence n has rows cu_seqlens[n] to
-    cu_seqlens[n + 1] and keys cu_seqlens_k[n] to cu_seqlens_k[n + 1], both [N + 1] int32; seqlens and
-    seqlens_k are the lengths on the host. If causal, the last row attends to all keys of its sequence, and
-    each row before it to one less; otherwise every row attends to all of them. Two results over parts of the
-    keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's prefill in chunks.
+    `forward(q, k, v, batch, *, scale, causal)` returns the output [T, H, V] in q's dtype and its log-sum-exp
+    [T, H] float32 (natural log, -inf for rows that attend to nothing, whose outputs are zeros). q is [T, H,
+    D], k [S, HKV, D] and v [S, HKV, V], H a multiple of HKV; all may be strided views with a contiguous last
+    axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows and
+    the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each row
+    before it to one less; otherwise every row attends to all of them. Two results over parts of the keys can
+    be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's prefill in chunks.
     """
 
     name = "ragged_attention"
 
     @staticmethod
     def forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        cu_seqlens: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        seqlens: tuple[int, ...],
-        seqlens_k: tuple[int, ...],
-        scale: float,
-        causal: bool,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, *, scale: float, causal: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See the class."""
         raise NotImplementedError
 
     @staticmethod
-    def forward_cpu(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        cu_seqlens: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        seqlens: tuple[int, ...],
-        seqlens_k: tuple[int, ...],
-        scale: float,
-        causal: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_cpu(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Plain torch, which also runs on other devices."""
         from switchrail.ops.ragged import ragged_attention
 
-        return ragged_attention(
-            *(q, k, v),
-            cu_seqlens=cu_seqlens,
-            cu_seqlens_k=cu_seqlens_k,
-            seqlens=seqlens,
-            seqlens_k=seqlens_k,
-            scale=scale,
-            causal=causal,
-        )
+        return ragged_attention(*args, **kwargs)
 
 
 class DecodeRows(Operation):
     """The inputs of a captured decode, from each row's position and slot.
 
-    `forward(rows, last_tokens, page_table, *, page_size, ids, pages, kv_rows, kv_lens, sequence_ids, real)`
-    has the arguments of `switchrail.engine.inputs.decode_rows`, which documents it.
+    `forward(rows, last_tokens, page_table, *, page_size, out)` has the arguments of
+    `switchrail.engine.inputs.decode_rows`, which documents it.
     """
 
     name = "decode_rows"
@@ -320,12 +292,7 @@ class DecodeRows(Operation):
         page_table: torch.Tensor,
         *,
         page_size: int,
-        ids: torch.Tensor,
-        pages: torch.Tensor,
-        kv_rows: torch.Tensor,
-        kv_lens: torch.Tensor,
-        sequence_ids: torch.Tensor,
-        real: torch.Tensor,
+        out: Sequence[torch.Tensor],
     ) -> None:
         """See the class."""
         raise NotImplementedError
