@@ -1,4 +1,4 @@
-"""The adapter kit: the parts that bridges to engines and vendors' plugins share.
+"""The adapter kit: parts that bridges to other engines and vendors' plugins share.
 
 A bridge describes an engine's own memory as layers, calls and batches. `needed_features` determines the
 features that such a call needs. `Served` chooses backends that have these features or can be adapted, and
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[str]:
-    """The features that a backend needs for a call on this memory.
+    """The features that a backend needs to serve a call on this memory.
 
-    The contents of tensors are not read, so calls on uninitialised memory of the same form will do.
+    Tensor contents are not read, so the call's memory may be uninitialised.
 
     Args:
         phase: The phase.
         call: A call of any op.
-        batch: Its batch.
+        batch: The call's batch.
 
     Raises:
-        ContractError: The call breaks the contract, whatever a backend's features are.
+        ContractError: The call breaks the contract in a way that no feature allows.
     """
     return CONTRACTS[_op_of(call)].needed_features(phase, call, batch)
 
 
 def features_of(registration: Registration) -> frozenset[str]:
-    """The features of a registration, without those that an `Adapter` adds."""
+    """The features of a registration's own backend, without those that an `Adapter` would add."""
     features: list[str] = registration.capabilities["features"]
     return frozenset(features)
 
@@ -61,15 +61,15 @@ class Planned:
     plan: Any
 
     def run(self, call: Any) -> Any:
-        """Run a layer's call. Returns the record for `commit` in verification, if there is one."""
+        """Runs a layer's call. Returns the record for `commit` in phase `verify`, else None."""
         return self.backend.run(call, self.batch, self.plan)
 
     def commit(self, call: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Write the states after the accepted rows; see `Backend.commit`."""
+        """Writes the states after the accepted rows; see `Backend.commit`."""
         self.backend.commit(call, self.batch, self.plan, record, accepted)
 
     def refresh(self, batch: SequenceBatch) -> None:
-        """Update a plan that was made with bounds for another batch, in place."""
+        """Updates in place, for another batch, a plan that was made with bounds."""
         self.backend.refresh(self.plan, batch)
         self.batch = batch
 
@@ -122,7 +122,7 @@ class Served:
                 self._backends[phase, name] = adapted(instances[registration.id], own, features)
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Planned:
-        """Let the backend that serves a batch plan it, once for all layers of a step.
+        """Plans a batch with the backend that serves it, once for all layers of a step.
 
         Raises:
             ContractError: The batch breaks the contract, or needs a feature that is not in `needed`.
@@ -133,7 +133,7 @@ class Served:
         return Planned(backend, batch, backend.plan(phase, batch, bounds))
 
     def explain(self) -> str:
-        """A line for each phase: the backend that serves it, and the features that an adapter adds."""
+        """One line per phase: the backend that serves it, and the features that an adapter adds."""
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MOST = 2**32 - 1
-"""The largest size and count that the core can store."""
+"""The largest size or count that the core can store."""
 
 
 def names_checked(function: F) -> F:
@@ -72,7 +72,7 @@ def refused(argument: str, found: object, valid: str) -> ArgumentError:
 
 
 def described(found: object) -> str:
-    """The value's `repr`, shortened; or its type, if `repr` fails."""
+    """The value's `repr`, shortened; the name of its type if `repr` fails."""
     try:
         return reprlib.repr(found)
     except Exception:  # for example an integer with too many digits
@@ -103,7 +103,7 @@ def flag(argument: str, found: object) -> bool:
     """Checks that an argument is a bool.
 
     Raises:
-        ArgumentError: The argument is no bool.
+        ArgumentError: The argument is not a bool.
     """
     if isinstance(found, bool):
         return found
@@ -114,7 +114,7 @@ def whole(argument: str, found: object, least: int = 0, most: int = MOST) -> int
     """Checks that an argument is an integer (not a bool) within inclusive bounds.
 
     Raises:
-        ArgumentError: The argument is no integer, or out of bounds.
+        ArgumentError: The argument is not an integer, or is out of bounds.
     """
     number = _index(found)
     if number is None or not least <= number <= most:
@@ -126,7 +126,7 @@ def pair(argument: str, found: object, least: int = 0, meaning: str = "two integ
     """Checks that an argument is a tuple or list of two integers.
 
     Raises:
-        ArgumentError: The argument is something else, or an integer is out of bounds.
+        ArgumentError: The argument is not such a pair, or an integer is out of bounds.
     """
     if isinstance(found, (tuple, list)) and len(found) == 2:
         first, second = (_index(each) for each in found)
@@ -139,13 +139,13 @@ def pair(argument: str, found: object, least: int = 0, meaning: str = "two integ
     raise refused(argument, found, f"{meaning}, each from {least} to {MOST}")
 
 
-def several(argument: str, values: Iterable[T] | None, *, optional: bool = False) -> list[T]:
-    """The values of an argument that takes a list.
+def as_list(argument: str, values: Iterable[T] | None, *, optional: bool = False) -> list[T]:
+    """The values of an argument that takes an iterable of values, as a list.
 
     Args:
-        argument: Its name.
+        argument: The argument's name, for the error.
         values: The given values.
-        optional: Whether to accept None as no values.
+        optional: Whether None is accepted, as an empty list.
 
     Raises:
         ArgumentError: The argument is a single string, or not iterable.
@@ -163,15 +163,15 @@ def texts(argument: str, values: Iterable[str] | None, *, optional: bool = False
     Raises:
         ArgumentError: The argument is a single string, or a value is not a string.
     """
-    found = several(argument, values, optional=optional)
+    found = as_list(argument, values, optional=optional)
     return [text(f"{argument}[{index}]", value) for index, value in enumerate(found)]
 
 
 def by_name(argument: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Checks that an argument is a mapping with strings as keys; None becomes an empty one.
+    """Checks that an argument is a mapping with strings as keys; None becomes an empty mapping.
 
     Raises:
-        ArgumentError: The argument is no mapping, or a key is no string.
+        ArgumentError: The argument is not a mapping, or a key is not a string.
     """
     if values is None:
         return {}
@@ -184,7 +184,7 @@ def texts_by_name(argument: str, values: Mapping[str, str] | None) -> dict[str, 
     """Checks that an argument maps strings to strings; None becomes an empty mapping.
 
     Raises:
-        ArgumentError: The argument is no mapping, or a key or value is no string.
+        ArgumentError: The argument is not a mapping, or a key or value is not a string.
     """
     return {key: text(f"{argument}[{key!r}]", value) for key, value in by_name(argument, values).items()}
 
@@ -193,7 +193,7 @@ def instance(argument: str, found: object, cls: type[T]) -> T:
     """Checks that an argument is an instance of a class.
 
     Raises:
-        ArgumentError: The argument is an instance of something else.
+        ArgumentError: The argument is not an instance of the class.
     """
     if isinstance(found, cls):
         return found

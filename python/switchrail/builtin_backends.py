@@ -1,4 +1,4 @@
-"""Registers the backends of this distribution by class path, without importing them or torch."""
+"""Registers this distribution's own backends by class path, without importing them or torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register_builtins(registry: Registry) -> None:
-    """Registers for each op `torch`, the default, and `reference`, which is only used if a user chooses it.
+    """Registers two backends for each op: `torch`, the default, and `reference`, used only if named.
 
     Args:
         registry: An open transaction.

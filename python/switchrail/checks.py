@@ -18,7 +18,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
 
     Args:
         error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> text).
-        owner: The object that has the values, for the message.
+        owner: The name of the object that has the values, for the message.
         checks: For each value its name, the value, whether it is valid, and a description of valid values.
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
@@ -32,7 +32,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
 
 
 def shown(found: object) -> str:
-    """The value as messages show it."""
+    """The value's `repr` for a message; a description if `repr` is not possible."""
     if isinstance(found, int) and abs(found) >= _BEYOND:  # Python refuses to format very large integers
         return f"an integer of {found.bit_length()} bits, more than 64"
     try:

@@ -27,8 +27,8 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
         where: The registration, for messages.
 
     Raises:
-        ConfigError: It is something else, its type can't be read, or a field has no valid default that JSON
-            can represent.
+        ConfigError: `config` is none of these, its type can't be read, or a field has no valid default that
+        JSON can represent.
     """
     if config is None:
         return None, {}

@@ -1,4 +1,4 @@
-"""The exceptions of Switchrail. Each is also a subclass of the built-in exception that fits it."""
+"""The exceptions of Switchrail. Each is also a subclass of a fitting built-in exception."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class SwitchrailError(Exception):
     """Base class of all errors of this library.
 
     The message names the problem, the value found and the valid values. It is safe for a terminal: control
-    characters are escaped, and text longer than `switchrail.foreign.LINES` is cut. The unmodified facts are
-    attributes, one per keyword argument, and also in `fields`. Pickling keeps them.
+    characters are escaped, and text longer than `switchrail.foreign.LINES` is cut. The unmodified values are
+    available as attributes, one per keyword argument, and in `fields`. They survive pickling.
 
     Attributes:
-        message: The text for people.
-        fields: The facts by name.
+        message: The text for a reader.
+        fields: The values by name.
         valid: The valid values, if they can be listed.
-        nearest: The valid names nearest to the one found, best first.
+        nearest: The valid names nearest to the unknown name, best first.
     """
 
     message: str = ""
@@ -51,7 +51,7 @@ class UnknownDeviceError(SwitchrailError, ValueError):
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A preference has an invalid key, or `auto` in a wrong place. Fields: `found`, `valid`, `nearest`."""
+    """A preference has an invalid key, or misuses `auto`. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):
@@ -92,10 +92,10 @@ class NoBackendError(SwitchrailError, LookupError):
 
 
 class BackendImportError(SwitchrailError, ImportError):
-    """The path of the chosen backend doesn't lead to a backend for its op.
+    """The path of the chosen backend doesn't lead to a backend for the op.
 
-    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; and, if it
-    was to be constructed, `problem`, the message without suggestions.
+    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; and, if the
+    backend was to be constructed, `problem`, the message without suggestions.
     """
 
 
@@ -136,7 +136,7 @@ class OrderError(SwitchrailError, ValueError):
 
 
 class HookError(SwitchrailError, ValueError):
-    """A hook can't be put on its target. Fields: `target`, `valid`, `nearest`."""
+    """A hook can't be attached to its target. Fields: `target`, `valid`, `nearest`."""
 
 
 class PluginError(SwitchrailError, ImportError):
@@ -144,7 +144,7 @@ class PluginError(SwitchrailError, ImportError):
 
 
 class EntryPointError(SwitchrailError, ImportError):
-    """An entry point leads to nothing that can be loaded. Fields: `target`, `nearest`."""
+    """An entry point does not lead to a loadable function. Fields: `target`, `nearest`."""
 
 
 class UnknownPluginError(SwitchrailError, LookupError):
@@ -159,7 +159,7 @@ class LockError(SwitchrailError, ValueError):
 
 
 class LoadReentryError(SwitchrailError, RuntimeError):
-    """A plugin discovered or loaded plugins while it was being loaded itself."""
+    """A plugin called `discover` or `load` while it was being loaded."""
 
 
 class UnpicklableError(SwitchrailError, TypeError):
@@ -171,11 +171,11 @@ class InstallationError(SwitchrailError, RuntimeError):
 
 
 class MissingPackageError(SwitchrailError, ImportError):
-    """A package that only the engine needs is not installed. Fields: `found`."""
+    """A package that is only needed by the engine is not installed. Fields: `found`."""
 
 
 class RankError(SwitchrailError, RuntimeError):
-    """Ranks of a distributed job differ or did not respond. Fields: `ranks`, the problems by rank."""
+    """Ranks of a distributed job differ or did not respond. Fields: `ranks` (rank -> problem)."""
 
 
 class PlatformError(SwitchrailError, RuntimeError):
@@ -187,7 +187,7 @@ class PlatformPluginError(PlatformError):
 
 
 class PlatformReentryError(PlatformError):
-    """A platform plugin asked for the platform or for plugins while it was being asked itself."""
+    """A platform plugin used the platform or the plugins while the platform was being chosen."""
 
 
 class NotProvidedError(SwitchrailError, NotImplementedError):
@@ -195,7 +195,7 @@ class NotProvidedError(SwitchrailError, NotImplementedError):
 
 
 class CapabilityError(SwitchrailError, ValueError):
-    """A compute capability can't be written as one integer. Fields: `found`, `valid`."""
+    """A compute capability has no form as one integer. Fields: `found`, `valid`."""
 
 
 class NewPluginError(SwitchrailError, ValueError):
@@ -207,11 +207,11 @@ class CheckpointError(SwitchrailError, ValueError):
 
 
 class RequestError(SwitchrailError, ValueError):
-    """The engine can't serve a request, now or ever. Fields: the requested and the possible values."""
+    """The engine can't serve a request, now or ever. Fields: the requested values and the limits."""
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """The engine is closed, in a step, or of another process. Fields: `process`, `found`, or none."""
+    """The engine is closed, in a step, or of another process. Fields: none, or `process` and `found`."""
 
 
 class DispatchError(SwitchrailError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Checks files before they are read: a pipe may never end, and a file may exceed the memory."""
+"""Checks files before reading them, since a pipe may never end and a file may exceed the memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import stat
 from typing import Final
 
 LIMIT: Final = 64 << 20
-"""Largest document that is parsed, in bytes. The largest index of a published model has 15 MB."""
+"""Size limit of documents to parse, in bytes. The largest index of a published model has 15 MB."""
 
 
 def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
     """Checks that a path leads to a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: The path leads to something else, or to a larger file.
+        OSError: The path does not lead to a regular file, or the file is larger.
     """
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):

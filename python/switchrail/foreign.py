@@ -1,8 +1,8 @@
 """Makes foreign text safe for terminals and logs: names in metadata, exceptions, model output.
 
 Control characters could move the cursor, erase a line or change the terminal's state. Bidirectional marks
-could show a name in another order. Both are shown as Python's string escapes. Text longer than a limit is
-cut, with a note of the number of missing characters.
+could reorder the letters on the screen. Both are shown as Python's string escapes. Text longer than a limit
+is cut, followed by the number of missing characters.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 
 LINE = 2_000
-"""The most characters of a text that is shown in one line."""
+"""Maximum characters of a text that is shown in one line."""
 
 LINES = 20_000
-"""The most characters of a text that is shown in several lines."""
+"""Maximum characters of a text that is shown in several lines."""
 
 # DEL, C1; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators (the core's
 # `shown` has the same list). Also lone surrogates, which no terminal can encode.
@@ -30,12 +30,12 @@ def one_line(text: object) -> str:
 
 
 def in_lines(text: object) -> str:
-    """The text with its line ends and tabs, cut to `LINES` characters."""
+    """The text with line ends and tabs kept, cut to `LINES` characters."""
     return _shown(str(text), _CONTROL_IN_LINES, LINES)
 
 
 def cut(text: str) -> str:
-    """The text without escapes, cut to `LINES` characters, for storing it."""
+    """The text without escaping, cut to `LINES` characters, for storage."""
     return _shown(text, _NOTHING, LINES)
 
 
@@ -45,7 +45,7 @@ def encodable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The whole text with its line ends and tabs; other control characters are escaped."""
+    """The whole text. Line ends and tabs are kept; other control characters are escaped."""
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 
@@ -58,7 +58,7 @@ def _shown(text: str, control: re.Pattern[str], limit: int) -> str:
     start = control.sub(_escape, text[:limit])
     if len(text) <= limit and len(start) <= limit:
         return start
-    # The note about the cut fits in the limit too, so that cutting again changes nothing.
+    # The limit includes the note about the cut, so cutting again changes nothing.
     room = limit - len(f"… ({len(text):,} more characters)")
     kept, length = 0, 0
     for character in text[:room]:

@@ -1,4 +1,4 @@
-"""Locks that stay usable in a forked child: a fork waits for some, and the child recreates the others."""
+"""Locks that stay usable in forked children: a fork waits for short work; long work gets a new lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions for the operations of platforms, and families of models, that plugins and programs register."""
+"""The functions for operations, and the families of models, that plugins and programs register."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from switchrail.overrides import call_problem
 
 Capability = tuple[int, int]
 Support = tuple[str, Capability | None, Capability | None]
-"""A kind of device, and its lowest and highest supported compute capability; None means no limit."""
+"""A kind of device with its lowest and highest supported compute capability; None means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function for an operation.
+    """A registered function that implements an operation.
 
     Attributes:
         operation: The operation's name.
@@ -43,7 +43,7 @@ class Function:
         )
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether two functions are for the same operation and a common kind of device."""
+        """Whether both are for the same operation and have a kind of device in common."""
         return (
             isinstance(other, Function)
             and self.operation == other.operation
@@ -73,7 +73,7 @@ class ModelFamily:
     source: str
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether two families are for the same model type."""
+        """Whether both are for the same model type."""
         return isinstance(other, ModelFamily) and self.model_type == other.model_type
 
     def __str__(self) -> str:
@@ -87,7 +87,8 @@ class Functions:
         """Starts without functions.
 
         Args:
-            operations: Names of operations, each with a function whose signature its functions must match.
+            operations: For each operation, its name and a function with the signature that implementations
+            must match.
         """
         self._operations = dict(operations)
         self._all: tuple[Function | ModelFamily, ...] = ()
@@ -112,7 +113,8 @@ class Functions:
         """Adds functions and families: all, or none.
 
         Raises:
-            RegistrationError: An operation already has a function on such a device, or a model type a family.
+            RegistrationError: An operation already has a function for such a device, or a model type has a
+            family.
         """
         with self._lock:
             every = self._all

@@ -1,4 +1,4 @@
-"""Python's garbage collector while engines run. A full collection would delay a step by tens of ms."""
+"""Python's garbage collector while engines run, since a full collection delays a step by tens of ms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _was_frozen = False  # whether the program had called `gc.freeze` before the fir
 
 
 def freeze() -> None:
-    """Exclude existing objects from later collections, until as many calls of `thaw`."""
+    """Excludes existing objects from later collections, until `thaw` has been called as often as `freeze`."""
     global _engines, _was_frozen
     gc.collect()
     with _lock:
@@ -24,7 +24,7 @@ def freeze() -> None:
 
 
 def thaw() -> None:
-    """Undo `freeze`, at the call for the last engine; objects that the program had excluded stay excluded."""
+    """Undoes one `freeze`. The last undo includes the objects again, unless the program had excluded them."""
     global _engines
     with _lock:
         _engines -= 1
@@ -37,7 +37,7 @@ def thaw() -> None:
 def referrers(*objects: Any) -> list[Any]:
     """Like `gc.get_referrers`, but also finds objects that `freeze` has excluded.
 
-    Objects that only `gc.freeze` itself has excluded are not found.
+    Objects that the program excluded with `gc.freeze` are not found.
     """
     with _lock:
         if _engines:

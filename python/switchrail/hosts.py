@@ -1,4 +1,4 @@
-"""Engines of others in which Switchrail's backends can serve: the installed ones, and what serves there."""
+"""Other engines in which Switchrail's backends can serve: the installed ones, and the layers served."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from switchrail.errors import SwitchrailError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """An engine of others.
+    """An engine of another project.
 
     Attributes:
-        name: Its distribution.
-        how: How its users ask for Switchrail in all layers; empty if that depends on a layer's kind, or
-            if there is no bridge.
-        since: The oldest version that is served; None if only `versions` are.
+        name: The name of its distribution.
+        how: How its users select Switchrail for all layers; empty if that depends on a layer's kind, or if
+            there is no bridge.
+        since: The oldest version that is served; None if only the listed `versions` are served.
         versions: The versions that the bridge was tested with.
-        kinds: By version, the kinds of layers that its bridge serves, and how users ask for it there; all
-            kinds for other versions.
-        needs: By op, the features that backends need on its memory.
+        kinds: By version, the kinds of layers that the bridge serves, and how users select it for each kind;
+        in other versions the bridge serves all kinds.
+        needs: By op, the features that backends need to work on the engine's memory.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Host:
             return "there is no bridge"
         if self.since is not None:
             return (
-                None if release(version) >= release(self.since) else f"its bridge needs {self.since} or later"
+                None if release(version) >= release(self.since) else f"the bridge needs {self.since} or later"
             )
         known = ", ".join(self.versions)
-        return None if version in self.versions else f"its bridge knows the versions {known}"
+        return None if version in self.versions else f"the bridge supports the versions {known}"
 
 
 _LINEAR, _ATTENTION = "--linear-attn-backend switchrail", "--attention-backend switchrail"
@@ -75,7 +75,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def installed() -> Iterator[tuple[Host, str]]:
-    """The installed engines with their versions, from metadata; none is imported."""
+    """The installed engines with their versions, read from metadata; none is imported."""
     for host in HOSTS:
         version = _installed_version(host.name)
         if version is not None:
@@ -92,16 +92,18 @@ def _installed_version(name: str) -> str | None:
 def served_in(
     host: Host, version: str, layout: Layout, plan: Callable[..., RoutePlan], backends: Mapping[str, str]
 ) -> list[tuple[str, str, str, str]]:
-    """What would serve a model in an engine: op, phase, the backend or the reason for none, and how to ask.
+    """Whether and how Switchrail would serve a model in another engine, one line per op and phase.
 
-    An engine gives all layers of an op to one backend. So an op is served if the bridge serves all kinds of
-    layers that run it.
+    A line has the op, the phase, the backend or the reason for none, and how to select it.
+
+    The engine gives all layers of an op to one backend. So an op is served only if the bridge serves every
+    kind of layer that runs it.
 
     Args:
         host: The engine.
         version: Its version.
         layout: The model's layout.
-        plan: Plans routes with a given layout, preferences, and features by op; see `Runtime.plan`.
+        plan: A function that plans routes for a layout, preferences, and features by op; see `Runtime.plan`.
         backends: The preferences; those for other ops are ignored.
     """
     problem = host.problem(version)
@@ -131,7 +133,7 @@ def served_in(
 
 
 def _with_ops(layout: Layout, ops: Iterable[str]) -> Layout:
-    """A layout with some of its ops."""
+    """The layout restricted to some of its ops."""
     document = layout.to_dict()
     for layer in document["layers"]:
         layer["ops"] = [op for op in layer["ops"] if op in ops]
@@ -139,7 +141,7 @@ def _with_ops(layout: Layout, ops: Iterable[str]) -> Layout:
 
 
 def _concerns(key: str, ops: Iterable[str]) -> bool:
-    """Whether a preference's key stands for one of these ops."""
+    """Whether a preference's key applies to one of these ops."""
     own = key.partition(".")[0]
     return any(op == own or (own == "linear" and op in LINEAR_OPS) for op in ops)
 

@@ -55,7 +55,7 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     """Checks that a class is a backend for an op, has its own `run`, and matches its base class.
 
     Raises:
-        BackendImportError: It does not.
+        BackendImportError: The class fails one of these checks.
     """
     from switchrail.ops import backend
 
@@ -82,7 +82,7 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """For a class with the former interface, without `run`, the required changes; empty for others."""
+    """The changes that a class with the former interface (no `run`) needs; empty for other classes."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:
@@ -102,7 +102,7 @@ def _with_ways_out(error: BackendImportError, registration: Registration) -> Bac
     if plugin := registration.to_dict()["origin"].get("plugin"):
         ways.append(f"set SWITCHRAIL_PLUGINS to the plugins that may be loaded, without {plugin!r}")
     return BackendImportError(
-        f"{error}; it was registered by {registration.origin}; to go on without it, {', or '.join(ways)}",
+        f"{error}; it was registered by {registration.origin}; to continue without it, {', or '.join(ways)}",
         **error.fields,
         problem=error.message,
     )
@@ -114,7 +114,7 @@ def _import(name: str, op: str, path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if not f"{module_name}.".startswith(f"{missing}."):  # the module exists but imports a missing one
+        if not f"{module_name}.".startswith(f"{missing}."):  # the module exists, but imports a missing module
             missing = None
         problem = f"importing {module_name!r} failed: {error!r}"
         raise _error(name, op, path, problem, missing=missing) from error

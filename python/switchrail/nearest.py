@@ -1,4 +1,4 @@
-"""Finds valid names near to a wrong one, for messages."""
+"""Finds the valid names nearest to a wrong one, for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ErrorT = TypeVar("ErrorT", bound=SwitchrailError)
 
 
 def nearest(found: object, valid: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """The valid names near to the one found, best first, and a text that lists them.
+    """The valid names near to a wrong one, best first, and a text that lists them.
 
     The text continues a message: `; nearest: a, b`. It is empty if no name is near.
     """
@@ -30,7 +30,7 @@ def unknown(
         problem: The start of the message.
         found: The unknown name.
         valid: The valid names.
-        **fields: Its other fields.
+        **fields: Further fields of the error.
     """
     names = tuple(valid)
     near, hint = nearest(found, names)

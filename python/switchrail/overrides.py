@@ -30,10 +30,11 @@ class Problem(NamedTuple):
 
 
 def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
-    """The problems of a class's overrides.
+    """The problems of a class's overrides of its base's attributes.
 
-    A public method counts as misspelt if Switchrail's classes have no such name, and it differs by a letter
-    or two from a method that the class does not override. Values (`knid = ...`) are checked likewise.
+    A public method counts as misspelt if its name differs by one or two letters from a method of the base
+    that the class does not override, and no class of Switchrail has that name. Attributes that are not
+    methods (`knid = ...`) are checked in the same way.
 
     Args:
         cls: The class.
@@ -67,7 +68,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
 
 
 def call_problem(function: Any, like: Any) -> str | None:
-    """Why a function can't be called with another one's arguments, for messages; None if it can."""
+    """Why `function` can't be called with the arguments that `like` accepts, for messages; None if it can."""
     try:
         own = signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # a C function without a signature
@@ -91,7 +92,7 @@ def _plain(found: Signature) -> Signature:
 
 
 def _misspelt(name: str, found: object, valid: Mapping[str, object]) -> tuple[str, ...]:
-    """The names that were probably meant, best first."""
+    """The names of the base that were probably meant, best first."""
     near = [
         one
         for one, value in valid.items()

@@ -1,4 +1,4 @@
-"""The packages that the runtime does without."""
+"""Packages that only the engine needs: torch and transformers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ INSTALL = "pip install 'switchrail[engine]'"
 
 @contextmanager
 def engine_packages(user: str) -> Iterator[None]:
-    """Says how to install torch or transformers if an import within finds one of them missing.
+    """Explains how to install torch or transformers if an import in the block finds one of them missing.
 
     Raises:
-        MissingPackageError: One of them is not installed; says that `user` needs it.
+        MissingPackageError: One of them is not installed; the message says that `user` needs it.
     """
     try:
         yield

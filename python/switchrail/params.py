@@ -27,7 +27,7 @@ class SamplingParams:
     Attributes:
         n: Number of samples of the prompt, at most 1,024. The result equals that of n prompts with the seeds
             `seed`, `seed` + 1 and so on, but samples that run together share the prompt's prefill and pages.
-        max_new_tokens: The most tokens to generate.
+        max_new_tokens: Maximum number of tokens to generate.
         temperature: 0 takes the most likely token. Otherwise logits are divided by it and a token is drawn.
         top_k: Draw among the k most likely tokens; None means all.
         top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
@@ -36,8 +36,8 @@ class SamplingParams:
             None means a seed from the operating system.
         stop: Strings that end the output: at most 64, each of at most 1,024 characters. The text is cut
             before the first one, even if it spans tokens. Each string costs time in each step, long ones
-            more.
-        stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
+            before the first occurrence, even if that spans tokens. Each string adds to the time of each step;
+            longer strings add more.
         ignore_eos: Continue after the checkpoint's end tokens.
 
     Raises:
@@ -93,7 +93,7 @@ class SamplingParams:
                     "seed",
                     self.seed,
                     self.seed is None or (is_count(self.seed, 0) and is_count(self.seed + samples - 1, 0)),
-                    f"None or an integer from 0 to 2**64 - {samples}, as n={samples} takes so many seeds"
+                    f"None or an integer from 0 to 2**64 - {samples}, as n={samples} uses {samples} seeds"
                     if samples > 1
                     else "None or an integer from 0",
                 ),
@@ -128,7 +128,7 @@ class SamplingParams:
 
 
 def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> list[tuple[float, ...]]:
-    """Sampling parameters as numbers for each row.
+    """Sampling parameters of each row, as numbers.
 
     Args:
         params: Each row's sampling parameters.
@@ -144,7 +144,7 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
             _ALL if one.top_k is None or one.top_k > _ALL else one.top_k,
             one.top_p,
             one.min_p,
-            draw.random() * _ALL,  # a multiple of 2**-53, times 2**53
+            draw.random() * _ALL,  # `random()` is a multiple of 2**-53, so this is an integer
         )
         if one.temperature > 0
         else _GREEDY

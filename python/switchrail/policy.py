@@ -1,4 +1,4 @@
-"""Which backends to prefer and which to deny, from a file that all programs read."""
+"""Reads the file that names, for all programs, backends to prefer and to deny."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchrail.nearest import nearest
 from switchrail.variables import POLICY, blamed_on
 
 TABLES: Final = {"backends": "a name or a list of names", "deny": "a list of names"}
-"""The tables of the file, and their values."""
+"""The tables of the file, and the valid values of their keys."""
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
                     found=key,
                 )
             found.setdefault(key, []).extend(f"!{one}" if name == "deny" else one for one in names)
-    # a list with one name is an order, not a choice: another backend serves where it doesn't fit
+    # a list with one name is an order, not a choice: where that backend doesn't fit, another one serves
     for key, value in tables.get("backends", {}).items():
         if isinstance(value, list) and "auto" not in value:
             found[key].append("auto")
@@ -91,19 +91,19 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choices_of(preferences: Mapping[str, str]) -> dict[str, str]:
-    """The choices and orders in preferences, without what they deny."""
+    """The choices and orders among preferences, without the denied names."""
     wanted = {key: [one for one in _names(value) if one[:1] != "!"] for key, value in preferences.items()}
     return {key: ", ".join(names) for key, names in wanted.items() if names}
 
 
 def denials_of(preferences: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names that preferences deny, each after its `!`."""
+    """The denied names among preferences (each after a `!`), by key."""
     denied = {key: [one for one in _names(value) if one[:1] == "!"] for key, value in preferences.items()}
     return {key: names for key, names in denied.items() if names}
 
 
 def with_denials(choices: Mapping[str, str], *others: Mapping[str, str]) -> dict[str, str]:
-    """Choices, with all that other preferences deny."""
+    """The choices, with the denied names of all other preferences added."""
     found = {key: [value] for key, value in choices.items()}
     for other in others:
         for key, denied in denials_of(other).items():
@@ -120,9 +120,9 @@ def _is_name(found: object) -> bool:
 
 
 def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
-    """A program's preferences, and those of the file that `SWITCHRAIL_POLICY` names where it has none.
+    """A program's preferences, completed by those of the file that `SWITCHRAIL_POLICY` names.
 
-    What the file denies stays denied, whatever the program chooses.
+    Backends that the file denies stay denied, whatever the program chooses.
 
     Raises:
         ConfigError: The file can't be read or is invalid.
@@ -146,7 +146,7 @@ def _read_policy(file: Path) -> dict[str, str]:
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """The choices of a policy for what a program chooses no backend for."""
+    """The choices of a policy for the ops and phases for which the program chooses no backend."""
     left: dict[str, str] = {}
     for key, value in policy.items():
         op, _, phase = key.partition(".")

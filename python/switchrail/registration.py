@@ -1,4 +1,4 @@
-"""Registering backends, functions for operations, and hooks."""
+"""Registration of backends, functions for operations, families of models, and hooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DeviceSupport:
     Attributes:
         kind: `cuda`, `cpu` and so on, or `oot:NAME`.
         min_capability: The lowest supported compute capability as (major, minor); None means no limit.
-        max_capability: The highest supported one (inclusive); None means no limit.
+        max_capability: The highest supported compute capability, inclusive; None means no limit.
     """
 
     kind: str
@@ -56,7 +56,7 @@ def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, 
     """Checks a head size: one integer, or (size of q and k, size of v).
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: The argument is neither.
     """
     if isinstance(found, (tuple, list)):
         return arguments.pair(argument, found, least, "an integer, or a pair of integers (of q and k, of v)")
@@ -67,7 +67,7 @@ def capability(argument: str, found: object) -> tuple[int, int] | None:
     """Checks a compute capability, which may be None.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: The argument is not a compute capability.
     """
     return None if found is None else arguments.pair(argument, found, meaning="None, or (major, minor)")
 
@@ -113,7 +113,7 @@ class Registrar(ABC):
 
     @abstractmethod
     def _open(self) -> AbstractContextManager[Staging]:
-        """Opens the transaction of one change."""
+        """Opens a transaction for one change."""
 
     @overload
     def register(
@@ -132,10 +132,10 @@ class Registrar(ABC):
     ) -> Callable[[C], C] | None:
         """Registers a backend under a name, unique for its op. Without `target` it is a class decorator.
 
-        Options that are None don't restrict it.
+        Where an option is None, the backend has no restriction.
 
         Args:
-            name: Its name in preferences and on the command line.
+            name: The backend's name in preferences and on the command line.
             target: The class, or its path `module:Class`, which is imported when the backend is chosen.
             op: The op that it computes.
             phases: The phases that it serves.
@@ -146,19 +146,19 @@ class Registrar(ABC):
             page_sizes: The numbers of tokens per page that it supports.
             state_layouts: The axis orders of the recurrent state that it supports: `VK`, `KV`, or `oot:NAME`.
             features: Its optional features; a feature unknown to Switchrail is written `oot:NAME`.
-            packages: Distributions that it requires, with versions as pip writes them.
+            packages: Distributions that it requires, with version specifiers as for pip.
             priority: Without a preference, the fitting backend of the highest priority is chosen.
-            config: The type of its configuration, a dataclass or pydantic model with a default for each
-                field; or an instance of one, whose values are the defaults.
-            override: Whether it may use the name of another backend. It then serves its own phases under the
+            config: The type of its configuration: a dataclass or pydantic model with a default for each
+                field. An instance may be given instead; then its values are the defaults.
+            override: Whether it may take the name of another backend. It then serves its own phases under the
                 name, and the other backend serves the remaining ones; `clear` undoes this.
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
             BackendImportError: The class is not a backend for that op and these phases.
-            ConfigError: `config` is something else.
+            ConfigError: `config` is none of these.
             ArgumentError: An argument has a wrong type or an unknown name.
-            RegistrationError: An argument's value is invalid; unknown ops, phases and so on have their own
+            RegistrationError: An argument's value is invalid. Unknown ops, phases and so on raise their own
                 errors.
             TransactionClosedError: The transaction has ended.
         """
@@ -192,7 +192,7 @@ class Registrar(ABC):
             elif isinstance(target, str):
                 path = arguments.text("target", target)
             else:
-                raise arguments.refused("target", target, "a class, or the path of one as 'module:Class'")
+                raise arguments.refused("target", target, "a class, or its path as 'module:Class'")
             with self._open() as staging:
                 staging.registrations.add(
                     {**spec, "path": path}, Implementation(target, config_type), override
@@ -217,8 +217,8 @@ class Registrar(ABC):
                 built-in one.
 
         Raises:
-            RegistrationError: A plugin clears a name that only others have registered. If the plugin has
-                registered the name too, only its own registration is cleared.
+            RegistrationError: A plugin tries to clear a name that it has not registered. If others have
+            registered the name too, only the plugin's own registration is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
@@ -233,21 +233,21 @@ class Registrar(ABC):
     ) -> None:
         """Registers a function for an operation, for engines created from now on in this process.
 
-        A platform's own function takes precedence.
+        A function of the platform itself takes precedence.
 
         Args:
-            name: A name in `switchrail.platforms.OPERATIONS`. The class documents the function's arguments.
+            name: A name in `switchrail.platforms.OPERATIONS`. The operation's class documents the arguments.
             target: The function, or its path `module:function`, which is imported when an engine is created.
             devices: The supported devices.
 
         Raises:
             RegistrationError: There is no such operation, or the function's signature does not match. At the
-                commit: the operation already has a function on such a device.
+                commit: the operation already has a function for such a device.
             ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """
         if not (isinstance(target, str) or callable(target)):
-            raise arguments.refused("target", target, "a function, or the path of one as 'module:function'")
+            raise arguments.refused("target", target, "a function, or its path as 'module:function'")
         supported = tuple(_each("devices", devices, _support))
         with self._open() as staging:
             staging.bring(Function(arguments.text("name", name), target, supported, str(staging)))
@@ -261,13 +261,13 @@ class Registrar(ABC):
     ) -> None:
         """Registers a family of models, for engines created from now on in this process.
 
-        A registered family takes precedence over one of the engine's own.
+        A registered family takes precedence over a built-in one.
 
         Args:
             model_type: The `model_type` of its configurations.
             target: A `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
                 when an engine is created.
-            kinds: Takes a configuration and returns the kind of each layer, such as "gated_delta"; or the
+            kinds: A function from a configuration to the kind of each layer, such as "gated_delta"; or the
                 path of such a function. None if the core knows the model type.
 
         Raises:
@@ -276,9 +276,7 @@ class Registrar(ABC):
             TransactionClosedError: The transaction has ended.
         """
         if not (kinds is None or isinstance(kinds, str) or callable(kinds)):
-            raise arguments.refused(
-                "kinds", kinds, "a function, the path of one as 'module:function', or None"
-            )
+            raise arguments.refused("kinds", kinds, "a function, its path as 'module:function', or None")
         with self._open() as staging:
             staging.bring(ModelFamily(arguments.text("model_type", model_type), target, kinds, str(staging)))
 
@@ -302,7 +300,7 @@ class Registrar(ABC):
     ) -> Hook | Callable[[F], F]:
         """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` explains the arguments.
 
-        In a transaction the hook is checked at once, and comes into force with the commit. Its source is the
+        In a transaction the hook is checked at once, and becomes active with the commit. Its source is the
         plugin's distribution, or the user.
 
         Raises:
@@ -321,8 +319,8 @@ class Registrar(ABC):
 class Registry(Registrar):
     """An open transaction of a runtime: all changes made through it are committed together, or none.
 
-    A plugin's function gets one, which is committed when the function returns. Until then any thread may use
-    it; later changes are refused.
+    A plugin's function receives a registry, which is committed when the function returns. Until then any
+    thread may use it; later changes are refused.
     """
 
     def __init__(self, staging: Staging) -> None:
@@ -339,7 +337,7 @@ def _each(
     *,
     optional: bool = False,
 ) -> list[Any]:
-    found = arguments.several(argument, values, optional=optional)
+    found = arguments.as_list(argument, values, optional=optional)
     return [read(f"{argument}[{index}]", value) for index, value in enumerate(found)]
 
 

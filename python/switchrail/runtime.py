@@ -58,14 +58,14 @@ class Runtime(Registrar):
 
     @property
     def default_timeout(self) -> float | None:
-        """Default time limit in seconds for a plugin, and for a platform's function and import.
+        """Default time limit in seconds for loading a plugin, and for importing and asking a platform plugin.
 
         Initially None, which means no limit. The `timeout` of `load` and `SWITCHRAIL_LOAD_TIMEOUT` take
         precedence. The command sets it to 60.
 
         Raises:
-            ArgumentError: It is set to something other than a number.
-            ConfigError: It is set to a number that is not above 0.
+            ArgumentError: The new value is not a number.
+            ConfigError: The new value is not above 0.
         """
         return self._loader.default_timeout
 
@@ -97,12 +97,12 @@ class Runtime(Registrar):
         return self._platforms.find(platform)
 
     def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:
-        """The function for an operation: the platform's, else a registered one; None means the native one.
+        """The function for an operation: the platform's own, else a registered one, else None.
 
         Raises:
-            BackendImportError: The path of the registered one doesn't lead to a function.
+            BackendImportError: The path of the registered function doesn't lead to a function.
             PlatformError: See `Serving.forward_of`.
-            RegistrationError: The signature of the registered one does not match the operation's.
+            RegistrationError: The signature of the registered function does not match the operation's.
         """
         own = platform.serving.forward_of(operation)
         if own is not None:
@@ -110,7 +110,7 @@ class Runtime(Registrar):
         return self._functions.find(operation.name, platform.kind, platform.capability)
 
     def family_of(self, model_type: object) -> Any:
-        """The family that was registered for a model type; None if there is none.
+        """The family that is registered for a model type; None if there is none.
 
         Raises:
             BackendImportError: The family's path does not exist.
@@ -129,7 +129,8 @@ class Runtime(Registrar):
     def plugins(self) -> tuple[Plugin, ...]:
         """The records of the installed plugins, as of the last `discover` or `load`.
 
-        A platform plugin is `discovered` until the platform is chosen; then the one in use is `loaded`.
+        A platform plugin is `discovered` until the platform is chosen; then the plugin of the chosen platform
+        is `loaded`.
         """
         return tuple(map(self._platforms.record_of, self._loader.plugins))
 
@@ -147,9 +148,9 @@ class Runtime(Registrar):
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
-        """Commits the registrations of the block at its end, or none if the block raises an exception.
+        """Commits the block's registrations together at its end; none if the block raises an exception.
 
-        In a plugin that is being loaded it is part of the plugin's own transaction.
+        In a plugin that is being loaded, the block is part of the plugin's own transaction.
 
         Raises:
             ConflictError: At the end, if another transaction has taken one of the names.
@@ -175,13 +176,13 @@ class Runtime(Registrar):
     def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, which override the defaults of its registration.
 
-        They replace the values set before, and apply to later plans. They belong to the registration: an
-        override starts with its own defaults.
+        The values replace those of an earlier call, and apply to later plans. They belong to the
+        registration: an override starts with its own defaults.
 
         Raises:
             UnknownBackendError: There is no such backend.
             ConfigError: It has no configuration, or the values are invalid; the error lists all problems.
-            RegistrationError: A plugin configures another origin's registration.
+            RegistrationError: A plugin configures a registration of another origin.
         """
         registration = self.backend(op, name)
         where = f"configuration of {op} backend {name!r}"
@@ -220,12 +221,12 @@ class Runtime(Registrar):
         raise unknown(UnknownBackendError, problem, name, valid, op=op, found=name)
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
-        """Whether a registration of a name is overridden by a later one.
+        """Whether a later registration overrides a registration of this name.
 
         Args:
             op: The op.
             name: The name, which need not be registered.
-            phase: In this phase; None means in any phase.
+            phase: The phase to look at; None means any phase.
 
         Raises:
             UnknownOpError: The op is unknown.
@@ -238,7 +239,7 @@ class Runtime(Registrar):
         return tuple(self._core.stack(op, name))
 
     def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:
-        """Constructs a backend with its current configuration; it is named as for `backend`.
+        """Constructs a backend with its current configuration. Same arguments as `backend`.
 
         Raises:
             UnknownBackendError: There is no such backend.
@@ -283,13 +284,13 @@ class Runtime(Registrar):
             page_size: Page size in tokens.
             state_layout: Axis order of the recurrent state.
             features: Optional features that the backend must have.
-            heads: Numbers of q heads and of v heads; selects the times measured with the nearest numbers.
-            no_decay: Whether the gates never decay; selects the times measured without decay, if there are
+            heads: Numbers of q heads and of v heads. Selects the measured times with the nearest numbers.
+            no_decay: Whether the gates never decay. Selects the times measured without decay, if there are
                 any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`. Several names,
-                separated by commas, are an order: the first one that fits serves, or else any other; `!`
-                before a name denies it, whatever other keys choose. The file that `SWITCHRAIL_POLICY` names
-                applies where there is none, and what it denies always.
+                separated by commas, are an order: the first that fits serves, or else any other backend. `!`
+                before a name denies it, whatever other keys choose. Where these preferences choose nothing,
+                the file that `SWITCHRAIL_POLICY` names applies; backends that it denies are always denied.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
                 `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
                 optionally `spread` (by backend; a time whose spread exceeds 0.2 is increased by it). None
@@ -299,8 +300,8 @@ class Runtime(Registrar):
             TimesError: The measured times can't be read.
             BackendUnfitError: The preferred backend doesn't fit. No other one is used instead.
             NoBackendError: No backend fits; the error has every candidate's reasons.
-            UnknownBackendError: A preference names no backend of its ops.
-            PreferenceError: A preference's key is invalid. Other unknown names have their own errors.
+            UnknownBackendError: A preference names a backend that its ops don't have.
+            PreferenceError: A preference's key is invalid. Other unknown names raise their own errors.
             ArgumentError: An argument has a wrong type.
         """
         return self._core.resolve(
@@ -341,8 +342,9 @@ class Runtime(Registrar):
     ) -> RoutePlan:
         """Decides which backend serves each layer. Imports no backend; `bind` does.
 
-        If times were measured, different backends can serve batches of different sizes: `BoundPlan.at`
-        selects those for a batch. All backends of one op in a plan use the same form of state or cache.
+        If times were measured, different backends can serve batches of different sizes. `BoundPlan.at`
+        returns the backends for one batch. All backends of one op in a plan use the same form of state or
+        cache.
 
         The plan is data. It can be pickled, and includes the registrations that it was made from, so later
         changes do not affect it.
@@ -391,7 +393,7 @@ class Runtime(Registrar):
 
         Raises:
             StalePlanError: A backend of the plan is not registered here, or its registration differs.
-            BackendImportError: A backend's path doesn't lead to one.
+            BackendImportError: A backend's path doesn't lead to a backend.
             ConfigError: A backend's configuration is invalid.
         """
         return _core.BoundPlan(self._core, arguments.instance("plan", plan, _core.RoutePlan), _build)
@@ -411,7 +413,7 @@ class Runtime(Registrar):
         """A digest of loaded plugins, hooks, backends, configurations and the given plans.
 
         It is equal if and only if all of these are equal, in any process, on any machine, and in any order of
-        installation and registration. Plugins that are not loaded do not count.
+        installation and registration. Plugins that are not loaded are not included.
         """
         return self._fingerprint(*plans).digest
 

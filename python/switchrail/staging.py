@@ -28,13 +28,13 @@ _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`; or None."""
+    """The transaction, in the runtime of `hooks`, of the plugin whose code this thread runs; or None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
 
 def carried(work: Callable[[], T]) -> Callable[[], T]:
-    """Wraps `work` for another thread, in which it has this thread's current transactions."""
+    """Wraps `work` for another thread, in which the current thread's transactions stay current."""
     stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
 
     def carry() -> T:
@@ -45,7 +45,7 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class Staging:
-    """An open transaction of a runtime's core, with hooks and functions that take effect at its commit.
+    """An open transaction of a runtime's core, with hooks and functions that become active when it commits.
 
     Any thread can stage changes in it until it ends; later changes are refused.
 
@@ -88,7 +88,7 @@ class Staging:
 
     @property
     def source(self) -> HookSource:
-        """The source of its hooks."""
+        """The source that its hooks have."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -98,7 +98,7 @@ class Staging:
         }
 
     def hook(self, target: object, fn: Callable[..., Any], kind: Kind, **order: Unpack[HookOrder]) -> Hook:
-        """Makes, checks and stages a hook; see `Registrar.hook`."""
+        """Creates, checks and stages a hook; see `Registrar.hook`."""
         hook = self.hooks.prepare(target, fn, kind, **self.source, strict=self._strict, **order)
         self.stage(hook)
         return hook
@@ -159,13 +159,13 @@ class Staging:
             _local.stagings = outer
 
     def commit(self) -> None:
-        """Puts all changes in force, or none.
+        """Makes all changes active, or none.
 
         Raises:
-            ConflictError: Another transaction has registered one of the names since.
-            HookError: A hook can't be put in force.
+            ConflictError: Another transaction has meanwhile registered one of the names.
+            HookError: A hook can't become active.
             OrderError: The constraints of the hooks on one target form a cycle.
-            RegistrationError: An operation has a function already.
+            RegistrationError: An operation already has a function.
             TransactionClosedError: The transaction has ended.
         """
         with _lock:
@@ -179,13 +179,13 @@ class Staging:
                 self.hooks.commit(hooks, strict=self._strict)
             self._transaction.commit()
         except BaseException:
-            if not self.is_committed:  # the changes may be in force: an interrupt can come after the commit
+            if not self.is_committed:  # the changes may be active, if an interrupt came after the commit
                 self._functions.remove(*self._brought)
                 self.hooks.remove(*hooks)
             raise
 
     def close(self) -> None:
-        """Ends the transaction; changes that are not committed are lost. Idempotent."""
+        """Ends the transaction; uncommitted changes are lost. Idempotent."""
         with _lock:
             self._staged = None
         self._transaction.close()
@@ -194,7 +194,7 @@ class Staging:
         """Closes the transaction, and removes all hooks and registrations of its plugin from the runtime."""
         self.close()
         self._functions.remove(*self._brought)
-        # Not `StagedHooks.remove`, since this may run in a forked child, in a thread of the plugin.
+        # Not `StagedHooks.remove`, since this may run in a forked child, while a plugin's code runs.
         Hooks.remove(self.hooks, *self._committed)
         if not self.is_committed:
             return
@@ -204,7 +204,7 @@ class Staging:
 
     def _closed(self) -> TransactionClosedError:
         return TransactionClosedError(
-            f"the transaction of {self} is closed, so this change would be lost; valid: changes before "
+            f"the transaction of {self} is closed, so this change was refused; valid: changes before "
             "the plugin's function returns, or the block of Runtime.transaction() ends"
         )
 
@@ -233,14 +233,14 @@ class StagedHooks(Hooks):
     def prepare(
         self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
-        """Makes and checks a hook, by default with the plugin that is being loaded as its source."""
+        """Creates and checks a hook. Its default source is the plugin that is being loaded."""
         staging = staging_of(self)
         if staging is not None and options.get("source", "user") == "user":
             options = {**options, **staging.source}
         return super().prepare(target, fn, kind, **options)
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
-        """Puts prepared hooks in force, for a plugin that is being loaded together with its transaction."""
+        """Activates prepared hooks; those of a plugin that is being loaded, with its transaction."""
         staging = staging_of(self)
         if staging is None:
             super().commit(hooks, strict=strict)
@@ -248,7 +248,7 @@ class StagedHooks(Hooks):
             staging.stage(*hooks)
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force. A plugin that is being loaded can remove only its own."""
+        """Removes hooks. A plugin that is being loaded can remove only its own."""
         staging = staging_of(self)
         if staging is None:
             super().remove(*hooks)
@@ -256,7 +256,7 @@ class StagedHooks(Hooks):
             staging.unstage(*hooks)
 
     def clear(self) -> None:
-        """Takes all hooks out of force. A plugin that is being loaded may do so only if all are its own."""
+        """Removes all hooks. A plugin that is being loaded may do so only if all are its own."""
         staging = staging_of(self)
         if staging is None:
             super().clear()
@@ -264,12 +264,12 @@ class StagedHooks(Hooks):
             staging.unstage(*staging.staged(), *self.list(), *self.disabled(), *self.waiting())
 
     def disable(self, *hooks: Hook) -> None:
-        """Keeps hooks from running, but in their places. Refused to a plugin that is being loaded."""
+        """Disables hooks, which keep their places in the order. Refused to a plugin that is being loaded."""
         self._refuse_plugins("disable", hooks)
         super().disable(*hooks)
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again. Refused to a plugin that is being loaded."""
+        """Enables disabled hooks. Refused to a plugin that is being loaded."""
         self._refuse_plugins("enable", hooks)
         super().enable(*hooks)
 

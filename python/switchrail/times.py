@@ -1,4 +1,4 @@
-"""The times that `switchrail tune` measured on this machine: a small file, by device and versions."""
+"""Reads and writes the file of times that `switchrail tune` measured, by device and versions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ If the spread stays too large, it is added to the time.
 """
 
 Machine = dict[str, Any]
-"""The times of one device with certain versions: `device` (its kind, name and capability), `packages` (name
--> version) and `measurements`. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q
-and k, and of v; None for an op without heads), `no_decay` (whether all gates were 0), `samples`, `ways`
-(backend -> how it was timed) and `left_out` (backend -> why it wasn't). Each sample has `rows`, `length`,
-`nanoseconds` (backend -> time of a call) and `spread` (backend -> difference between the slowest and the
-fastest quintile of rounds, divided by the median)."""
+"""The measured times on one device with certain versions.
+
+Keys: `device` (its kind, name and capability), `packages` (name -> version) and `measurements`. Each
+measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an op without
+heads), `no_decay` (whether all gates were 0), `samples`, `ways` (backend -> how it was timed) and `left_out`
+(backend -> why it wasn't). Each sample has `rows`, `length`, `nanoseconds` (backend -> time of a call) and
+`spread` (backend -> difference between the slowest and the fastest quintile of rounds, divided by the
+median).
+"""
 
 
 def times_path() -> Path:
-    """The path of the file: `SWITCHRAIL_TIMES`, or `switchrail/times.json` in the user's cache folder."""
+    """Path of the times file: `SWITCHRAIL_TIMES`, or `switchrail/times.json` in the user's cache folder."""
     named = os.environ.get(TIMES)
     if named:
         return Path(named)
@@ -70,7 +73,7 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
 
 
 def read_machines(path: Path) -> list[Machine]:
-    """All machines of a file; none if it does not exist or an older version wrote it.
+    """All entries of a times file, one per machine; none if the file is missing or an older version wrote it.
 
     Raises:
         TimesError: The file can't be read.
@@ -94,14 +97,14 @@ def read_machines(path: Path) -> list[Machine]:
 
 
 def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) -> None:
-    """Writes a machine into the file, atomically.
+    """Writes a machine's entry into the file, atomically.
 
     Existing measurements of the same device are kept if they were made with the installed versions and are
     not in `machine`.
 
     Args:
         path: The file.
-        machine: The machine.
+        machine: The machine's entry.
         installed: The installed versions, by normalised name.
 
     Raises:
@@ -127,7 +130,7 @@ def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) ->
 
 
 def device_of(platform: Platform) -> dict[str, Any]:
-    """The description of a platform's device in the file."""
+    """The description of a platform's device, as in the times file."""
     capability = platform.capability
     return {
         "kind": platform.kind,
@@ -160,7 +163,7 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(sample: dict[str, Any]) -> dict[str, Any]:
-    """The sample with noisy times increased by their spread, and without spreads."""
+    """The sample in the core's form: noisy times increased by their spread, without spreads."""
     spread = sample.pop("spread")
     noisy = {name for name, apart in spread.items() if apart > NOISY}
     sample["nanoseconds"] = {

@@ -1,4 +1,4 @@
-"""The environment variables that Switchrail reads; docs/environment.md is their reference."""
+"""The environment variables that Switchrail reads; docs/environment.md describes them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from switchrail.errors import SwitchrailError
 
 PREFIX: Final = "SWITCHRAIL_"
-"""The prefix of their names."""
+"""The prefix of the variables' names."""
 
 ALLOW_LIST: Final = "SWITCHRAIL_PLUGINS"
 """Names of the plugins that may be loaded, separated by commas; unset means all."""
 
 PLATFORM: Final = "SWITCHRAIL_PLATFORM"
-"""The platform in use, a built-in kind or a platform plugin; unset means automatic choice."""
+"""The platform to use: a built-in kind or the name of a platform plugin; unset means automatic choice."""
 
 LOCK: Final = "SWITCHRAIL_LOCK"
 """A lock file; plugins that differ from it are not imported."""
@@ -36,12 +36,12 @@ VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES, POLICY)
 
 @contextmanager
 def blamed_on(variable: str, errors: type[SwitchrailError], *, given: object = None) -> Iterator[None]:
-    """Adds a variable's name to errors that its value causes.
+    """Adds a variable's name to errors that the variable's value causes.
 
     Args:
         variable: The variable.
-        errors: The class of such errors; errors of subclasses are unchanged.
-        given: The value that the program passed instead; None means that the variable is used.
+        errors: The class of such errors. Errors of its subclasses are not changed.
+        given: The value that the program passed instead; None means that the variable's value is used.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Waits for foreign code with a time limit, and logs long waits."""
+"""Runs foreign code with a time limit, and logs long waits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ THREADS = "switchrail "
 """The prefix of the names of threads that run foreign code with a time limit."""
 
 TOLD_AFTER = 5.0
-"""Seconds until a log line names the code that is being waited for.
+"""Seconds of waiting after which a log line names the foreign code.
 
-Each further line comes after twice as long.
+Each further line follows after twice the time.
 """
 
 
@@ -51,21 +51,21 @@ PATIENCE = 60.0
 
 
 def patience(seconds: float | None) -> float | None:
-    """Time limit for code that no plugin provides: a plugin's limit, but at least `PATIENCE`."""
+    """Time limit for code that is not a plugin's: the plugins' limit, but at least `PATIENCE`."""
     return None if seconds is None else max(seconds, PATIENCE)
 
 
 def within(
     seconds: float | None, work: Callable[[], T], name: str, what: str, limit: float | None = None
 ) -> T:
-    """Runs work in another thread with a time limit; without a limit in this thread.
+    """Runs work in another thread with a time limit; without a limit, in the current thread.
 
     Args:
         seconds: The time limit; None means no limit.
         work: The work. After the limit its thread keeps running, because Python can't stop it.
-        name: The owner of the code, such as `plugin acme:acme`.
-        what: Its purpose, such as `its import`.
-        limit: The limit that an error states, if a part of it was already used; None means `seconds`.
+        name: The owner of the work, such as `plugin acme:acme`.
+        what: The kind of work, such as `its import`.
+        limit: The limit to state in an error, if a part of it was already used; None means `seconds`.
 
     Raises:
         HungError: The limit was exceeded.

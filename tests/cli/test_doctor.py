@@ -218,7 +218,7 @@ def test_a_mistake_in_a_class_path_is_no_reason_to_leave_the_plugin_out(install,
     ("path", "advice"),
     [
         ("ill_gdm:Torch", "there is no 'ill_gdm': correct the path"),
-        ("ill_late:Torch", "install what the message says is missing"),
+        ("ill_late:Torch", "install the package that the message names"),
     ],
 )
 def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tmp_path, path, advice):
@@ -287,7 +287,7 @@ def test_two_versions_in_one_folder(install, find, tmp_path):
     metadata = tmp_path / "site" / "ill_gdn-2.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("ill-gdn-x", "ill-gdn"))
     finding = find("metadata", str(metadata.parent))
-    assert "reinstall its distribution" in finding.advice
+    assert "reinstall the distribution" in finding.advice
 
 
 @pytest.mark.parametrize("left", ["0.5", "3.0"])
@@ -320,14 +320,14 @@ def test_metadata_that_cannot_be_read(install, find):
     info = install("ill-gdn")
     (info / "entry_points.txt").write_text("[switchrail.plugins]\nthis is no entry point\n")
     finding = find("metadata", str(info / "entry_points.txt"))
-    assert "reinstall its distribution" in finding.advice
+    assert "reinstall the distribution" in finding.advice
 
 
 def test_kernels_of_another_version(install, find):
     info = install("switchrail-kernels", version="9.9")
     (info / "entry_points.txt").unlink()
     finding = find("versions", "switchrail-kernels")
-    assert finding.problem == "installed is 9.9, and the Switchrail that runs is 0.1.0"
+    assert finding.problem == "installed is 9.9, but the running Switchrail is 0.1.0"
     assert finding.advice == "pip install switchrail-kernels==0.1.0"
 
 
@@ -423,7 +423,7 @@ def gpu(monkeypatch, tmp_path):
     ("defect", "problem", "advice"),
     [
         ({"cuda": None}, "was built without CUDA", "a torch that was built for CUDA"),
-        ({"driver": None}, "libcuda.so.1 is missing", "give the process the library"),
+        ({"driver": None}, "libcuda.so.1 is missing", "make it visible to the process"),
         ({"driver": (12, 4)}, "supports CUDA up to 12.4", "a newer driver, or a torch built for CUDA 12"),
         ({"available": False}, "CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
         (

@@ -47,7 +47,7 @@ def test_explain_says_what_would_serve_in_each(
         assert served["sglang", "gated_delta", "decode"] == "torch"
         assert asked["sglang", "attention"] == "--attention-backend switchrail"
     else:
-        assert "knows the versions 0.5.11, 0.5.23" in served["sglang", "all", "all"]
+        assert "supports the versions 0.5.11, 0.5.23" in served["sglang", "all", "all"]
     assert "installed engines of others" in shown
     notes = {finding.subject: finding for finding in check_hosts()}
     assert notes.keys() == ({"vllm"} if version in VERSIONS else {"vllm", "sglang"})

@@ -48,7 +48,7 @@ def test_no_config(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
     refused(make_engine, tmp_path, "no config.json")
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "can't be read"), ("[1]", "not an object")])
+@pytest.mark.parametrize(("text", "words"), [("{", "can't be read"), ("[1]", "expected an object")])
 def test_config_is_no_object(make_engine: Callable[..., Engine], broken: Path, text: str, words: str) -> None:
     (broken / "config.json").write_text(text)
     refused(make_engine, broken, "config.json", words)

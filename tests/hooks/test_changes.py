@@ -151,7 +151,7 @@ def test_the_same_hook_twice(hooks, module):
         return None
 
     hooks.add(module.f, nothing)
-    with pytest.raises(HookError, match="already has it"):
+    with pytest.raises(HookError, match="already has this hook"):
         hooks.add(module.f, nothing)
     hooks.add(module.f, nothing, "replace")
     assert len(hooks.list()) == 2

@@ -534,7 +534,7 @@ def test_a_new_of_its_own_is_refused_where_object_s_would_be_lost(hooks, mod):
 
 
 def test_the_target_itself_is_refused(hooks, mod):
-    with pytest.raises(HookError, match="it is the target itself"):
+    with pytest.raises(HookError, match="the hook is the target itself"):
         hooks.add(mod.Target, mod.Target, "replace")
 
 

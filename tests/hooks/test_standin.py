@@ -462,10 +462,10 @@ def test_callables_that_compare_in_odd_ways(hooks, objects):
     odd = Odd()
     hooks.add("hook_objects.adder", odd)
     hooks.add("hook_objects.adder", Odd())
-    with pytest.raises(HookError, match="already has it"):
+    with pytest.raises(HookError, match="already has this hook"):
         hooks.add("hook_objects.adder", odd)
     hooks.add("hook_objects.adder", odd.__call__)
-    with pytest.raises(HookError, match="already has it"):
+    with pytest.raises(HookError, match="already has this hook"):
         hooks.add("hook_objects.adder", odd.__call__)
 
 

@@ -283,10 +283,10 @@ class Fits:
 
 
 WRONG = {
-    "before": (Fits, "before", "is a class, whose calls make instances; valid: replace"),
-    "after": (Fits, "after", "is a class, whose calls make instances; valid: replace"),
-    "around": (Fits, "around", "is a class, whose calls make instances; valid: replace"),
-    "signature": (Unasked, "replace", "reading its signature raised RuntimeError"),
+    "before": (Fits, "before", "is a class, whose calls create instances; valid: replace"),
+    "after": (Fits, "after", "is a class, whose calls create instances; valid: replace"),
+    "around": (Fits, "around", "is a class, whose calls create instances; valid: replace"),
+    "signature": (Unasked, "replace", "reading the hook's signature raised RuntimeError"),
 }
 
 

@@ -176,7 +176,7 @@ CASES = {
         frame=None,
     ),
     "it adds one hook twice": half(
-        "registry.hook('acme_target.greet', before)", "the target already has it", frame=None
+        "registry.hook('acme_target.greet', before)", "the target already has this hook", frame=None
     ),
     "its target is missing, in strict mode": half(
         "registry.hook('acme_target.gret', before)",

@@ -166,7 +166,7 @@ def test_hooks_that_fail_at_the_commit_keep_the_registrations_out(runtime: Runti
     assert runtime._core.snapshot() == snapshot
     assert runtime.hooks.list() == ()
     runtime.hook("acme_target.greet", louder, "after")
-    with pytest.raises(HookError, match="the target already has it"):
+    with pytest.raises(HookError, match="the target already has this hook"):
         commit()
     assert runtime._core.snapshot() == snapshot
     assert len(runtime.hooks.list()) == 1
@@ -207,7 +207,7 @@ def test_one_hook_of_the_default_runtime(runtime: Runtime, target: Any) -> None:
     assert target.greet() == "HELLO WORLD?"
     assert hook in runtime.hooks.list()
     assert quieter("x") == (("x?",), {})
-    with pytest.raises(HookError, match="the target already has it"):
+    with pytest.raises(HookError, match="the target already has this hook"):
         runtime.hook("acme_target.greet", louder, "after")
 
 

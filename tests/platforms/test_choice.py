@@ -278,7 +278,7 @@ def test_a_plugin_that_asks_for_the_platform(
 ) -> None:
     install("acme", f"import switchrail\ndef activate(): return switchrail.{asks}")
     with pytest.raises(
-        PlatformPluginError, match="asked for the platform while it was being asked for its platform"
+        PlatformPluginError, match="asked for the platform while the platform was being chosen"
     ) as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)
@@ -547,7 +547,7 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
     """
     install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
     with pytest.raises(
-        PlatformPluginError, match="loaded plugins while it was being asked for its platform"
+        PlatformPluginError, match="loaded plugins while the platform was being chosen"
     ) as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)

@@ -205,7 +205,7 @@ def test_defaults_of_none_are_left_open(runtime: switchrail.Runtime) -> None:
             {"default_backend": lambda self, op, phase: 5},
             r"gives 5 for default_backend\('attention', 'prefill'\); valid: the name of a backend, or None",
         ),
-        ({"dispatch_key": lambda self: None}, r"gives None for dispatch_key\(\); valid: what follows"),
+        ({"dispatch_key": lambda self: None}, r"gives None for dispatch_key\(\); valid: the part after"),
         ({"dispatch_key": lambda self: "a-b"}, r"gives 'a-b' for dispatch_key\(\)"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
 
 
 def test_a_store_whose_process_has_ended(results: list[dict[str, Any]]) -> None:
-    """Ranks fail if the process that serves the store has ended.
+    """Ranks fail if the process that hosts the store has ended.
 
     Rank 0 serves the store, and rank 3 has ended before.
     """

@@ -29,7 +29,7 @@ Target = tuple[Callable[[Any, Any, Any], Any], int, bool]
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """A backend that serves an op in a part of a step.
+    """One backend that serves an op in one part of a step.
 
     Attributes:
         part: The index of the part.
@@ -44,13 +44,13 @@ class _User:
     name: str
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
-        """The start of the note that is added to the backend's exceptions."""
+        """The start of the note that is added to the backend's exceptions, such as `backend x failed in `."""
         return f"backend {self.name} failed in {doing}{self.op} {parts[self.part].phase}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The targets of the layers' calls in steps with the same routes.
+    """For all steps with the same routes: the backends that serve each layer's calls.
 
     Attributes:
         users: The backends that must plan such a step.
@@ -79,7 +79,7 @@ class Prepared:
 
 
 NOTHING: Final = Prepared((), (), {}, [])
-"""A prepared step for which nothing is planned."""
+"""A prepared step without parts, for a dispatcher that has no op to plan."""
 
 
 @dataclass(slots=True)
@@ -89,9 +89,9 @@ class _Step:
     Attributes:
         prepared: Its parts and plans.
         planned: The list of `prepared`.
-        left: The layers that have not been called yet. Calls of a layer without targets go to `elsewhere`.
-        elsewhere: Takes the calls that the step's plans don't serve.
-        verified: For each call to be committed: the user's index, the call and the record.
+        left: The layers that have not been called yet.
+        elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
+        verified: The calls to commit, each with its user's index and its record.
     """
 
     prepared: Prepared
@@ -111,7 +111,7 @@ class _Step:
     def keep(self, index: int, call: Any, record: object) -> None:
         """Keeps the call and its record for `commit`."""
         if isinstance(self.planned[index][0], RowStatesBatch):
-            return  # the states were written by row
+            return  # the backend wrote the state after each row
         if record is None:
             op = self.prepared.users[index].op
             raise DispatchError("run returned None in verify, expected a record for commit", op=op)
@@ -147,8 +147,8 @@ class Dispatcher:
             ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
             needed: By op, the features that its calls need. Backends that lack features are adapted if an
                 `Adapter` can add them.
-            announced: The ops, phases and backends whose first use is in the log; shared by the dispatchers
-                of a plan.
+            announced: The (op, phase, backend) triples whose first use is already logged, shared by the
+                dispatchers of a plan.
         """
         self.bound = bound
         self._needed = needed or {}
@@ -170,7 +170,7 @@ class Dispatcher:
         self._verified: _Step | None = None
 
     def add(self, layer_id: int, layer: Layer) -> None:
-        """Adds a layer's half of the calls of one op, whose calls can then be dispatched.
+        """Adds a layer's constant arguments for one op, so that its calls can be dispatched.
 
         Raises:
             ContractError: A tensor or an option breaks the op's contract, or needs a feature that one of the
@@ -208,7 +208,8 @@ class Dispatcher:
 
         Args:
             parts: The parts of the step; their rows must follow one another.
-            bounds: Bounds of the steps for which the result will be refreshed; None means this step only.
+            bounds: Bounds of the steps that the result will be refreshed for; None if it will serve this step
+            only.
             bound: The routes; None means the dispatcher's own.
             ops: The ops to plan; None means all.
 
@@ -236,7 +237,7 @@ class Dispatcher:
         return Prepared(tuple(parts), table.users, table.targets, planned)
 
     def refresh(self, prepared: Prepared, parts: Sequence[Part]) -> None:
-        """Lets each backend update in place, for another step, the plan that it made within bounds.
+        """Lets each backend update its plan in place for another step within the bounds.
 
         Raises:
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
@@ -254,13 +255,13 @@ class Dispatcher:
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Makes the calls in the block part of a step.
+        """Makes a step the running one for the duration of the block, in which the model makes its calls.
 
-        An earlier step that was left before its end, for example by an interrupt, is discarded.
+        If an earlier step was left before its end, for example by an interrupt, that step is discarded.
 
         Args:
             parts: The parts of the step, or the result of `prepare`.
-            elsewhere: Takes the calls of ops that were not planned; None if there are none.
+            elsewhere: Runs the calls of ops that were not planned; None if there are none.
 
         Raises:
             DispatchError: As for `prepare`; or a layer was not called in the block.
@@ -293,7 +294,7 @@ class Dispatcher:
             self._verified = step
 
     def dispatch(self, call: Any) -> None:
-        """Runs a layer's call, which has all rows of the step, on the backend of each part.
+        """Runs a layer's call, which contains all rows of the step: each part's rows on that part's backend.
 
         Raises:
             DispatchError: No step is running, the layer was already called in this step or never added, or
@@ -306,7 +307,7 @@ class Dispatcher:
         except KeyError:
             raise self._refusal(call[0]) from None
         try:
-            if len(targets) == 1:  # as `_Step.run`, without the cost of calling it
+            if len(targets) == 1:  # inlines `_Step.run`, to save a function call
                 run, index, commits = targets[0]
                 batch, plan = step.planned[index]
                 record = run(call, batch, plan)
@@ -382,7 +383,7 @@ class Dispatcher:
         return self._adapters[id(backend)]
 
     def _announce(self, phase: str, user: _User) -> None:
-        """Log the first use of a backend for an op and a phase, once per plan."""
+        """Logs the first use of a backend for an op and a phase, once per plan."""
         used = op, phase, name = user.op, phase, user.name
         if used not in self._announced:
             self._announced.add(used)
@@ -409,7 +410,7 @@ class Dispatcher:
 class _Running:
     """The context manager of `Dispatcher.running`.
 
-    As a generator function it would take four times as long to enter.
+    A generator function as context manager would take four times as long to enter.
     """
 
     dispatcher: Dispatcher

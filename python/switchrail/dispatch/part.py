@@ -40,7 +40,7 @@ class Part:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The rows of each sequence."""
+        """The number of rows of each sequence."""
         batch = self.pages or self.states
         if batch is None:
             raise DispatchError(f"the {self.phase} part has no sequences; give pages, states, or both")
@@ -51,8 +51,8 @@ def check_rows(parts: Sequence[Part]) -> None:
     """Checks that the parts cover the rows of a step in order.
 
     Raises:
-        DispatchError: There is no part, a part's rows don't match its sequences' lengths or don't follow the
-            previous part's, or a part's pages and states have other lengths.
+        DispatchError: There is no part; a part's rows don't match its sequences' lengths, or don't follow the
+            previous part's rows; or a part's pages and states have different lengths.
     """
     if not parts:
         raise DispatchError("a step needs at least one part")

@@ -35,7 +35,7 @@ def check_device() -> Iterator[Finding]:
     elif driver is None:
         problem = "its kernel driver is loaded, but the driver's library libcuda.so.1 is missing"
         yield Finding(
-            "device", subject, problem, "give the process the library: in a container, through its runtime"
+            "device", subject, problem, "make it visible to the process; in a container, its runtime does so"
         )
     elif _version(built)[0] > driver[0]:
         found = ".".join(map(str, driver))
@@ -86,7 +86,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
 
 def _not_constructed(backend: Registration, error: Exception) -> Finding:
     problem: object = error
-    advice = f"it is from {backend.origin}: install what the message says is missing, or ask its vendor"
+    advice = f"it is from {backend.origin}: install the package that the message names, or ask its vendor"
     if isinstance(error, BackendImportError):
         problem = error.fields["problem"]
         if (missing := error.fields["missing"]) is not None:

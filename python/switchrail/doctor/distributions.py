@@ -22,7 +22,7 @@ from switchrail.runtime import Runtime
 CORE, KERNELS = "switchrail", "switchrail-kernels"
 GROUPS = (GROUP, PLATFORMS)
 
-_AGAIN = "reinstall its distribution; if pip can't, remove it by hand"
+_AGAIN = "reinstall the distribution; if pip can't, remove it by hand"
 _ADVICE = {
     "broken": _AGAIN,
     "same_name": _AGAIN,
@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
-    """Checks metadata, copies, names and versions."""
+    """Checks the metadata, duplicate copies, plugin names and versions of distributions."""
     yield from _metadata()
     yield from _copies()
     yield from _groups()
@@ -45,7 +45,7 @@ def _metadata() -> Iterator[Finding]:
 
 
 def _copies() -> Iterator[Finding]:
-    """Reports copies that an earlier folder of sys.path shadows."""
+    """Reports distributions that are hidden by a copy in an earlier folder of sys.path."""
     copies: dict[str, list[tuple[str, str]]] = defaultdict(list)
     ours = {CORE, KERNELS}
     for folder in _folders():
@@ -71,7 +71,7 @@ def _copies() -> Iterator[Finding]:
 def _is_source_of(name: str, source: str, folder: str) -> bool:
     """Whether `source` is in the source tree of the editable installation in `folder`.
 
-    Building leaves metadata in the tree, which is no second copy.
+    Building leaves metadata in the source tree; that is not a second copy.
     """
     for distribution in metadata.distributions(name=name, path=[folder]):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -82,7 +82,7 @@ def _is_source_of(name: str, source: str, folder: str) -> bool:
 
 
 def _groups() -> Iterator[Finding]:
-    """Reports misspelt group names, whose entry points nobody reads."""
+    """Reports misspelt names of entry-point groups, which no program reads."""
     seen: set[tuple[str, str, str]] = set()
     for distribution in metadata.distributions():
         try:
@@ -122,11 +122,11 @@ def _versions(runtime: Runtime) -> Iterator[Finding]:
     core = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     for name, found in ((CORE, packages.get(CORE)), (KERNELS, packages.get(KERNELS))):
         if found is not None and found != core:
-            what = "its metadata say" if name == CORE else "installed is"
+            what = "its metadata names version" if name == CORE else "installed is"
             yield Finding(
                 "versions",
                 name,
-                f"{what} {found}, and the Switchrail that runs is {core}",
+                f"{what} {found}, but the running Switchrail is {core}",
                 f"pip install {name}=={core}" if name == KERNELS else f"install {name} again",
             )
 

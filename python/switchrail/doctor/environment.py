@@ -40,7 +40,7 @@ READERS: Mapping[str, tuple[Read, str]] = {
         "name a TOML file with the tables [backends] and [deny], or unset it",
     ),
 }
-"""How to check each variable, and the advice if that fails."""
+"""Each variable's check, and the advice to give if the check fails."""
 
 
 def check_environment(runtime: Runtime) -> Iterator[Finding]:

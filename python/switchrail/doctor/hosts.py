@@ -1,4 +1,4 @@
-"""Checks the installed engines of others."""
+"""Checks the other engines that are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchrail.hosts import installed
 
 
 def check_hosts() -> Iterator[Finding]:
-    """Notes the engines in which Switchrail's backends can't serve."""
+    """Reports, as notes, the engines in which Switchrail's backends can't serve."""
     for host, version in installed():
         problem = host.problem(version)
         if problem is not None:

@@ -27,12 +27,12 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
 
     Args:
         runtime: The runtime to load into.
-        differing: The distributions that differ from the lock, which is already reported.
+        differing: The distributions that differ from the lock; another check has reported them.
     """
     try:
         runtime.load()
     except SwitchrailError as error:
-        yield Finding("plugins", "all", str(error), "correct this first: until then no plugin is loaded")
+        yield Finding("plugins", "all", str(error), "correct this first; no plugin is loaded before")
         return
     for plugin in runtime.plugins:
         name = plugin.qualified_name
@@ -53,7 +53,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
                 work = partial(importlib.import_module, module)
                 within(patience(runtime._loader.seconds()), work, f"module {module}", "its import")
             except ModuleNotFoundError:
-                break  # the rest of the path is attributes within a module
+                break  # the remaining parts of the path are attributes, not modules
             except (Exception, SystemExit) as error:
                 problem = f"importing {module} failed: {error!r}"
                 break

@@ -1,6 +1,6 @@
-"""The engine: runs hybrid models with continuous batching, with each layer on the backend of its route.
+"""The engine: runs hybrid models with continuous batching, each layer on the backend that its route names.
 
-Names are imported on first use, so an engine's plans can be made without torch.
+Names are imported on first use, so the plans of an engine can be made without importing torch.
 """
 
 from __future__ import annotations

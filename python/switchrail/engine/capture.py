@@ -1,4 +1,4 @@
-"""The plan of an engine's captures, made without torch for the engine and for `explain`."""
+"""Plans the captures of an engine, without torch, for the engine and for `explain`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _RAGGED: Final = "sequences and their lengths differ from step to step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphState:
-    """The state of a captured or planned key.
+    """The state of one key: captured, planned, or refused.
 
     Attributes:
         kind: `decode`, or `mixed` for steps with prompt tokens.
-        rows: Rows, padding included; in a decode one per sequence.
-        tokens: Tokens of the longest cache; None for any number.
-        backends: Its backends, by op and phase; several for one op are separated by commas.
-        because: The reasons for these backends, by op and phase.
+        rows: Rows of the step, including padding; in a decode one per sequence.
+        tokens: Tokens of the longest cache; None if the key serves any number.
+        backends: The key's backends, by op and phase; several for one op are separated by commas.
+        because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
-        reason: Why nothing is captured and such steps run eagerly; None if a graph exists or will be captured
-            when needed.
+        reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
+            captured when needed.
     """
 
     kind: StepKind
@@ -44,19 +44,19 @@ class GraphState:
 
     @property
     def name(self) -> str:
-        """A description of these steps."""
+        """A description of the key's steps."""
         return Key(self.kind, self.rows, self.tokens).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePlan:
-    """The steps to capture and their backends.
+    """The steps to capture, and their backends.
 
     Attributes:
         keys: All keys.
         plan: The routes of captured decodes.
-        own: The routes of everything else.
-        eager: The ops whose decodes can't be captured, with the reasons.
+        own: The routes of all other steps.
+        eager: The ops whose decodes can't be captured, each with the reason.
     """
 
     keys: Keys
@@ -111,14 +111,14 @@ def plan_capture(
     max_length: int,
     preferences: Mapping[str, str] | None,
 ) -> CapturePlan | str:
-    """Plan captured decodes, with capturable backends if there are any.
+    """Plans captured decodes, with capturable backends if there are any.
 
     Args:
-        plan: `plan_routes` of the model.
-        own: Its result for the engine.
+        plan: The function `plan_routes`, bound to the model.
+        own: Its result for the engine's eager steps.
         platform: The platform of the engine.
         options: The engine's options.
-        max_length: Tokens of the longest sequence.
+        max_length: Maximum tokens per sequence.
         preferences: Chosen backends, as in `plan_routes`.
 
     Returns:

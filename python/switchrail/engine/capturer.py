@@ -1,4 +1,4 @@
-"""Capturing forward passes that share working memory and a buffer for logits."""
+"""Captures forward passes that share working memory and one buffer for logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from switchrail.platforms.graph import Graph
 Elsewhere = Callable[[Any], None]
 
 Forward = Callable[[Step, Prepared, Elsewhere], torch.Tensor]
-"""Runs a step and returns [R, vocabulary]. Calls without a plan are passed to the third argument."""
+"""Runs a step and returns [R, vocabulary]. Calls of ops without a plan are passed to the third argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Captured:
     """A captured step.
 
     Attributes:
-        key: Its key.
-        pieces: Its graphs.
-        step: Its inputs.
+        key: The key that it was captured for.
+        pieces: The graphs of its pieces.
+        step: The inputs that its graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
     """
 
@@ -38,10 +38,10 @@ class Captured:
 
 
 class Capturer:
-    """Captures forward passes that never run concurrently.
+    """Captures forward passes that are never replayed concurrently.
 
     Attributes:
-        logits: [sequences, vocabulary], the shared buffer for logits; None before the first capture.
+        logits: [sequences, vocabulary], the shared buffer of logits; None before the first capture.
     """
 
     def __init__(self, forward: Forward, graph_class: type[Graph], *, sequences: int) -> None:
@@ -50,7 +50,7 @@ class Capturer:
         Args:
             forward: Runs a step.
             graph_class: The class of the graphs.
-            sequences: Maximum rows of logits.
+            sequences: Maximum number of rows of logits.
         """
         self._forward = forward
         self._graph_class = graph_class
@@ -59,12 +59,12 @@ class Capturer:
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
-        """Capture a step. Calls without a plan are left outside.
+        """Capture a step. Calls of ops without a plan are left out, to be made eagerly at each replay.
 
         Args:
-            step: Its inputs, which hold only padding, so that no state is touched.
+            step: The step's inputs, which must be padding only, so that the capture changes no state.
             prepared: The plans of the captured backends.
-            before: Captured as well, before the step.
+            before: Work to capture in front of the step.
         """
         self._run(step, prepared, _ignored, before)  # compiles the kernels of the step
         pieces = Pieces(self._graph_class, self._shares)
@@ -76,7 +76,7 @@ class Capturer:
         return pieces
 
     def logits_of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits that the last step computed, and the slots of their sequences."""
+        """The logits that the last replayed step computed, and the slots of their sequences."""
         assert self.logits is not None
         return self.logits[: len(slots)], slots
 
@@ -90,7 +90,7 @@ class Capturer:
 
 
 def _ignored(call: object) -> None:
-    """Skip the call; its output keeps its initial contents."""
+    """Ignore the call; its output tensor stays as it is."""
 
 
 __all__ = ["Captured", "Capturer", "Elsewhere", "Forward"]

@@ -1,4 +1,4 @@
-"""Loading a checkpoint folder in transformers' format with transformers and safetensors."""
+"""Loads a checkpoint folder in transformers' format, with transformers and safetensors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from switchrail.nearest import nearest
 _loading = lock_across_forks()
 
 _POSITIONS: Final = 2**31 - 1
-"""The limit of positions and lengths, which are int32 on the device."""
+"""The limit of positions and lengths: they are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Config keys that make transformers read files which `read_weights` doesn't check -> the alternative."""
+"""Config keys that make transformers read files which `read_weights` doesn't check -> what to use instead."""
 
 _UNLIMITED: Final = 2**20
-"""Tokens of the longest sequence for models without positions."""
+"""Default maximum of tokens per sequence, for models without positions."""
 
 _MULTIMODAL_SINCE: Final = "5.23"
 """The oldest transformers version that is known to run the language model of a multimodal checkpoint."""
@@ -48,11 +48,11 @@ class Checkpoint:
     Attributes:
         path: The folder.
         family: The model's family.
-        model: The model with its head, in eval mode on its device.
-        tokenizer: Its tokenizer.
+        model: The model with its head, in eval mode, on its device.
+        tokenizer: The model's tokenizer.
         end_tokens: The ids that end an output.
-        max_length: The longest sequence that the model supports.
-        vocab_size: Rows of its embedding.
+        max_length: Maximum tokens per sequence that the model supports.
+        vocab_size: Rows of the model's embedding.
     """
 
     path: Path
@@ -67,18 +67,18 @@ class Checkpoint:
 def read_config(
     path: Path, registered: Callable[[object], Any] = lambda model_type: None
 ) -> tuple[dict[str, Any], Family]:
-    """Read a checkpoint's `config.json`, and check the other files of its folder.
+    """Read a checkpoint's `config.json`, and check the other files in the folder.
 
     Args:
         path: The folder.
-        registered: Returns the family registered for a model type; None for the engine's own.
+        registered: Returns the registered family for a model type; None if there is none.
 
     Returns:
         The configuration (of the language model, if the model is multimodal), and its family.
 
     Raises:
-        CheckpointError: The folder or file is missing, a file is not a regular file, the config is not a JSON
-            object, or the engine does not run its model type.
+        CheckpointError: The folder or the config is missing, a file is not a regular file, the config is not
+            a JSON object, or the engine does not run the model type.
     """
     check_files(path)
     file = path / CONFIG
@@ -111,7 +111,7 @@ def _find_family(config: dict[str, Any], registered: Callable[[object], Any]) ->
 
 
 def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -> Family:
-    """Return the family; refuse models that the engine does not run, with the reason.
+    """Return the family; refuse a model that the engine does not run, with the reason.
 
     Raises:
         CheckpointError: The config belongs to no supported family, a layer needs something that no op
@@ -143,7 +143,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """The reason why the engine does not run a model that `explain` knows; None if it does."""
+    """Why the engine does not run a model whose layers the core can read; None if it does."""
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")
@@ -181,22 +181,22 @@ def load(
     dtype: torch.dtype,
     max_length: int | None,
 ) -> Checkpoint:
-    """Load model and tokenizer.
+    """Load the model and its tokenizer.
 
     Args:
         path: The checkpoint folder.
         config: The config from `read_config`.
         family: The family from `read_config`.
-        layout: The kinds of its layers.
+        layout: The kind of each of its layers.
         device: The device for the model.
         dtype: The dtype of weights and activations.
-        max_length: Tokens of the longest sequence; None for the model's own limit.
+        max_length: Maximum tokens per sequence; None for the model's own limit.
 
     Raises:
         CheckpointError: A file is missing or broken, the weights don't fit the model, or a layer uses
             something that the engine does not support.
-        ConfigError: The model's sequences are longer than positions can count.
-        LayoutError: The layout is not the model's.
+        ConfigError: `max_length`, or the model's own limit, is larger than positions can count.
+        LayoutError: The layout does not match the model.
     """
     weights = read_weights(path)
     generation = path / GENERATION
@@ -204,7 +204,7 @@ def load(
         read_object(generation)  # transformers ignores a broken file
     if (path / ADAPTER).exists():
         raise CheckpointError(
-            f"{path} has {ADAPTER}, and adapters aren't served; valid: weights with the adapters merged in",
+            f"{path} has {ADAPTER}, and the engine applies no adapters; valid: weights with adapters merged",
             path=str(path),
         )
     with _loading:
@@ -244,7 +244,7 @@ def load_tokenizer(path: Path) -> Any:
     """Load the tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: It is missing or broken.
+        CheckpointError: The tokenizer is missing or broken.
     """
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         raise CheckpointError(
@@ -254,7 +254,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -> Any:
-    """Call one of transformers' loaders. Code in the folder is never run.
+    """Call one of transformers' loaders, which must not run code from the folder.
 
     Raises:
         CheckpointError: The loader fails.
@@ -273,7 +273,7 @@ def _model_config(path: Path, family: Family, max_length: int | None) -> Any:
 
 
 def _length_of(model_config: Any) -> Any:
-    """The longest sequence. Models without positions get a limit for which pools can be allocated."""
+    """Maximum tokens per sequence. Models without positions get a limit for which pools can be allocated."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", _UNLIMITED)
 
 
@@ -296,11 +296,11 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
     """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
     Raises:
-        CheckpointError: They do: sequences of one step would change each other's factors.
+        CheckpointError: The factors do, so sequences in one step would change each other's factors.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}
-    for rotary in (own, *own.values()):  # parameters of the model, or of each kind of layer
+    for rotary in (own, *own.values()):  # one set of parameters for the model, or one per kind of layer
         if not isinstance(rotary, dict) or rotary.get("rope_type") != "longrope":
             continue
         original = rotary.get("original_max_position_embeddings")
@@ -315,11 +315,11 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
 
 
 def load_skeleton(path: Path, family: Family, dtype: torch.dtype, max_length: int | None) -> tuple[Any, int]:
-    """Create the model of a config without its weights; return also its longest sequence.
+    """Create a config's model without weights. Return it with the maximum tokens per sequence.
 
     Raises:
         CheckpointError: transformers can't create it, or the engine does not run its rotary embedding.
-        ConfigError: The model's sequences are longer than positions can count.
+        ConfigError: `max_length`, or the model's own limit, is larger than positions can count.
     """
     with _loading:
         model_config = _model_config(path, family, max_length)
@@ -327,7 +327,7 @@ def load_skeleton(path: Path, family: Family, dtype: torch.dtype, max_length: in
 
 
 def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
-    """Create the model of a config without its weights.
+    """Create a config's model without weights.
 
     Raises:
         CheckpointError: transformers can't create it.
@@ -344,7 +344,7 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
 def _skeleton(
     path: Path, config: dict[str, Any], model_config: Any, family: Family, weights: Mapping[str, int]
 ) -> Any:
-    """Create the model without its weights; refuse a model that is larger than the weight files.
+    """Create a model without weights. Refuse it if it is larger than the weight files.
 
     Raises:
         CheckpointError: The model is too large, the files have more layers, or the config is invalid.
@@ -374,7 +374,7 @@ def _skeleton(
 
 
 def _check_drafts(path: Path, model: Any, family: Family, layers: int, weights: Mapping[str, int]) -> None:
-    """Refuse weights of layers after the model's own, such as drafts', unless the definition ignores them.
+    """Refuse weights of layers after the last one, such as draft layers, unless the definition ignores them.
 
     Raises:
         CheckpointError: The definition would not ignore them.
@@ -391,7 +391,7 @@ def _check_drafts(path: Path, model: Any, family: Family, layers: int, weights: 
     if more:
         raise CheckpointError(
             f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: {_listed(more)}; "
-            "valid: without them, such as layers for drafts",
+            "remove them; draft layers, for example, are not supported",
             path=str(path),
             unexpected=tuple(more),
         )
@@ -402,10 +402,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
-    """The ids that end an output, from one, several or none.
+    """The ids that end an output, from a config that gives one id, several, or none.
 
     Raises:
-        CheckpointError: They are not tokens of the model.
+        CheckpointError: An id is not a token of the model.
     """
     several = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
     if not all(is_count(token, 0) and token < vocab_size for token in several):

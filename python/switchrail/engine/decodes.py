@@ -1,4 +1,4 @@
-"""Captured steps without prompt tokens."""
+"""Captured steps without prompt tokens (decodes)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from switchrail.ops.batch import Bounds
 
 
 class Decodes:
-    """Captured decodes. Backends plan each key once with bounds and refresh the plan for every step.
+    """Captured decodes. Backends plan each key once, with bounds, and refresh the plan for each step.
 
-    The calls of backends without graphs run eagerly between the pieces.
+    Calls of backends that can't be captured run eagerly between the captured pieces.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Decodes:
         inputs: DecodeInputs,
         eager: Collection[str],
     ) -> None:
-        """Store the arguments; nothing is captured yet.
+        """Store the arguments without capturing anything.
 
         Args:
             capturer: Captures steps.
@@ -45,7 +45,7 @@ class Decodes:
         self._eager = frozenset(eager)
 
     def capture(self, key: Key) -> Captured:
-        """Capture a key."""
+        """Capture the decodes of a key."""
         assert key.tokens is not None
         self._inputs.fill(())
         step = self._inputs.step(key.rows, key.tokens)
@@ -56,10 +56,10 @@ class Decodes:
         return Captured(key, pieces, step, prepared)
 
     def run(self, captured: Captured, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the last token of each task.
+        """Run the last token of each task in a captured decode.
 
         Returns:
-            [R, vocabulary] and the R slots, overwritten by the next step.
+            [R, vocabulary], and the slots of the R tasks. The next step overwrites both.
         """
         dispatcher, inputs, step = self._dispatcher, self._inputs, captured.step
         inputs.fill(tasks)

@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
-"""The dtypes that an engine supports, if its hardware does."""
+"""The dtypes that an engine supports if its hardware does."""
 
 
 def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardware: Hardware) -> str:
     """The name of the requested or default dtype. Doesn't import torch.
 
     Args:
-        dtype: A name or a dtype; None for the checkpoint's own, or float32 on a CPU, where it is fastest.
+        dtype: A name or a dtype; None for the checkpoint's dtype, or float32 on a CPU, where it is the
+            fastest.
         config: The checkpoint's configuration.
         hardware: The hardware of the model.
 
     Raises:
         PlatformError: The hardware reports an invalid dtype.
         UnknownDtypeError: The engine does not support the dtype on this hardware, or the configuration's
-            dtype is invalid for weights.
+            dtype is not one for weights.
     """
     if dtype is None:
         key = "dtype" if config.get("dtype") is not None else "torch_dtype"

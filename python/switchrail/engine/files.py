@@ -1,4 +1,4 @@
-"""Reading the files of an untrusted checkpoint folder: regular files of bounded size, inside the folder."""
+"""Reads files of an untrusted checkpoint folder: regular files of limited size, inside the folder."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ADAPTER: Final = "adapter_config.json"
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
 _TEXT_LIMIT: Final = 512 << 20
-"""Maximum bytes of a file for the tokenizer."""
+"""Maximum size in bytes of a tokenizer file."""
 _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
 def check_files(path: Path) -> None:
-    """Check that every file that may be read is a regular file of reasonable size.
+    """Check that every file that may be read is a regular file of acceptable size.
 
-    Symbolic links are followed: in a hub's cache every file is one.
+    Symbolic links are followed, because every file in a hub's cache is one.
 
     Raises:
-        CheckpointError: The folder is missing, or a file is something else.
+        CheckpointError: The folder is missing, or a file is not a regular file or too large.
     """
     if not os.path.isdir(path):  # `Path.is_dir` raises if a name is too long
         raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
@@ -48,7 +48,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: The file is too large, can't be read, or holds no object.
+        CheckpointError: The file is too large, can't be read, or does not contain a JSON object.
     """
     try:
         check_file(file)
@@ -56,7 +56,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds a {type(found).__name__}, not an object", path=str(file))
+        raise CheckpointError(f"{file} has a {type(found).__name__}, expected an object", path=str(file))
     return found
 
 
@@ -67,8 +67,8 @@ def read_weights(path: Path) -> dict[str, int]:
         The name of each tensor -> its number of values.
 
     Raises:
-        CheckpointError: A file is missing or broken, the index has paths outside the folder or tensors that
-            its files don't contain, or a tensor is duplicate or not floating-point.
+        CheckpointError: A file is missing or broken; the index has paths outside the folder, or tensors that
+            its files don't contain; or a tensor is duplicate or not floating-point.
     """
     index = path / INDEX
     listed = _read_index(index) if index.is_file() else {}
@@ -116,7 +116,7 @@ def _read_index(index: Path) -> Mapping[str, str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a relative path stays in the folder and names a weight file."""
+    """Whether a path from the index stays in the folder and names a weight file."""
     parts = (*PurePosixPath(name).parts, *PureWindowsPath(name).parts)
     is_relative = not PurePosixPath(name).is_absolute() and not PureWindowsPath(name).anchor
     return is_relative and ".." not in parts and "\0" not in name and name.endswith(".safetensors")

@@ -11,10 +11,10 @@ from switchrail.engine.task import Task
 
 
 class Sent:
-    """Token ids on their way to the host."""
+    """Token ids that are being copied to the host."""
 
     def __init__(self, tokens: torch.Tensor, pin_memory: bool) -> None:
-        """Start the copy, without waiting.
+        """Start the copy without waiting for it.
 
         Args:
             tokens: [R] int64.
@@ -29,7 +29,7 @@ class Sent:
             self._event.record()
 
     def read(self) -> list[int]:
-        """Wait for the tokens, and so for the step, even if it has none."""
+        """Wait for the step to finish, even if it has no tokens; return the tokens."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()
@@ -40,10 +40,10 @@ class Flight:
     """A launched step.
 
     Attributes:
-        tasks: Its tasks.
-        ready: The tasks that get a token, each with its number of earlier tokens; with accepted drafts
-            several times.
-        tokens: The tokens in the order of `ready`; -1 for none.
+        tasks: The step's tasks.
+        ready: Pairs of a task that gets a token and its number of earlier tokens. With accepted drafts a task
+            occurs several times.
+        tokens: The tokens in the order of `ready`; -1 where the logits were not finite.
         has_prompts: Whether it runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.
     """

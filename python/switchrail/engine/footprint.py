@@ -1,4 +1,4 @@
-"""The memory that a checkpoint needs, and what fits on a device, computed without weights."""
+"""The memory that a checkpoint needs, and how many tokens fit on a device, without loading weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class KindFootprint:
 
     Attributes:
         kind: The kind, as in the layout.
-        layers: Their number.
+        layers: The number of these layers.
         weights: Bytes of their weights.
-        token: Bytes per token in them.
-        sequence: Bytes per sequence in them.
+        token: Bytes that each token takes in them.
+        sequence: Bytes that each sequence takes in them.
     """
 
     kind: str
@@ -45,15 +45,15 @@ class Footprint:
         weights: Bytes of all weights.
         kinds: The layers, by kind.
         page_size: Page size in tokens.
-        max_length: Tokens of the longest sequence.
-        max_sequences: Maximum concurrent sequences, which have a state each.
+        max_length: Maximum tokens per sequence.
+        max_sequences: Maximum number of concurrent sequences, each with a state.
         states: Bytes of their states.
         table: Bytes of the page table.
-        memory: Bytes of the device; None if no size was given.
-        tokens: Tokens that fit beside weights, states and table; None if no size was given or tokens take no
-            memory.
-        sequences: Sequences of `max_length` tokens that fit, at most `max_sequences`; None if no size was
-            given.
+        memory: Bytes of the device's memory; None if no size was given.
+        tokens: Number of tokens that fit beside weights, states and table; None if no size was given or
+            tokens take no memory.
+        sequences: Number of sequences of `max_length` tokens that fit, at most `max_sequences`; None if no
+            size was given.
     """
 
     weights: int
@@ -81,17 +81,17 @@ def footprint(
     """Compute the memory of a checkpoint from its config.
 
     Args:
-        runtime: The runtime with registered families.
-        checkpoint: The folder.
-        layout: Its layout.
+        runtime: The runtime with the registered families.
+        checkpoint: The checkpoint folder.
+        layout: The checkpoint's layout.
         options: The engine's options.
         platform: The platform, which provides the pools.
         dtype: The dtype of weights, keys, values and convolution windows.
-        memory: Bytes of the device; the engine uses `memory_fraction` of what the weights leave.
+        memory: Bytes of the device's memory; the engine uses `memory_fraction` of what the weights leave.
 
     Raises:
-        CheckpointError: The engine doesn't run the checkpoint.
-        LayoutError: The layout is not the model's.
+        CheckpointError: The engine can't run the checkpoint.
+        LayoutError: The layout does not match the model.
         PlatformError: The platform returns an invalid pool class.
     """
     state_dtype: torch.dtype = getattr(torch, options.state_dtype)
@@ -144,7 +144,7 @@ def footprint(
 
 
 def _weights(modules: Any) -> int:
-    """Bytes of the parameters and buffers of modules, each counted once."""
+    """Bytes of the modules' parameters and buffers. Shared ones are counted once."""
     found = {id(one): one for part in modules for one in (*part.parameters(), *part.buffers())}
     return sum(one.nbytes for one in found.values())
 

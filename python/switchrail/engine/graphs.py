@@ -22,7 +22,7 @@ _log = logging.getLogger("switchrail")
 
 
 Progress = Callable[[int, int], None]
-"""Receives the numbers of finished and of all captures."""
+"""Receives the number of finished captures and the number of all captures."""
 
 
 class Graphs:
@@ -30,8 +30,8 @@ class Graphs:
 
     Attributes:
         keys: All keys.
-        captured: The captured steps by key.
-        refused: By key, why others could not be captured.
+        captured: The captured steps, by key.
+        refused: By key, why its steps could not be captured.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Graphs:
         mixed: MixedSteps,
         watch: HookWatch,
     ) -> None:
-        """Store the arguments; nothing is captured yet.
+        """Store the arguments without capturing anything.
 
         Args:
             plan: The steps to capture.
@@ -66,9 +66,10 @@ class Graphs:
     def capture(self, keys: Sequence[Key], progress: Progress = lambda done, total: None) -> None:
         """Capture keys.
 
-        Args:
-            keys: The keys, in this order.
-            progress: Called before each and after the last, with the numbers of finished and of all keys.
+        keys: The keys to capture, in this order.
+            keys: The keys, in this order. progress: Called before each capture and after the last, with the
+            numbers of finished and of all
+                captures.
         """
         for done, key in enumerate(keys):
             progress(done, len(keys))
@@ -85,7 +86,8 @@ class Graphs:
         If hooks have changed since a key was captured, it is captured again first.
 
         Returns:
-            [R, vocabulary] and the R slots, overwritten by the next step; None if there is no graph for it.
+            [R, vocabulary], and the slots of the R tasks; the next step overwrites both. None if the schedule
+            has no graph.
         """
         key = self._key(schedule)
         if key is None:

@@ -1,4 +1,4 @@
-"""Finding checkpoints by their names on the Hugging Face hub."""
+"""Finds checkpoints by their names on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
         checkpoint: A path; or, if nothing exists there, the name of a model on the hub, such as
             `Qwen/Qwen3-Next-80B-A3B-Instruct`, to find in the local cache.
         download: Whether huggingface_hub may download missing files; `HF_HUB_OFFLINE` forbids it.
-        files: Patterns of the needed files.
+        files: Patterns of the files that are needed.
 
     Raises:
         CheckpointError: The cache has no snapshot of that name, the name has no owner, the download failed,
-            or the argument is neither text nor path. Not raised for missing paths with several parts.
+            or the argument is neither a string nor a path. Not raised for a missing path of several parts.
     """
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)

@@ -16,10 +16,10 @@ _POSITIONS, _SLOTS = range(2)
 
 
 class DecodeInputs:
-    """One row per sequence. Rows after the last sequence are padding, without a slot and without tokens.
+    """The inputs of decodes, one row per sequence. Rows after the last sequence are padding, without a slot.
 
-    The device derives everything else from these numbers and the page table (`derive`), so that a step needs
-    only one small transfer.
+    The host sends only each row's position and slot. The device derives everything else from these and the
+    page table (`derive`), so that a step needs only one small transfer.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class DecodeInputs:
 
         Args:
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
-            last_tokens: [slots] int64, the newest token of each.
-            sequences: Maximum rows.
+            last_tokens: [slots] int64, the newest token of the sequence in each slot.
+            sequences: Maximum number of rows.
             page_size: Page size in tokens.
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
-            derived: The function of `DecodeRows`.
+            derived: The function for the operation `DecodeRows`.
         """
         self._derived = derived
         self._page_table = page_table
@@ -61,7 +61,7 @@ class DecodeInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task]) -> None:
-        """Send the rows of tasks that run their last token to the device, without waiting."""
+        """Send the rows of decoding tasks to the device, without waiting for the transfer."""
         host = torch.zeros(self._rows.shape, dtype=torch.int64, pin_memory=self._pin_memory)
         rows = host.numpy()
         rows[_SLOTS] = -1
@@ -72,7 +72,7 @@ class DecodeInputs:
         self._rows.copy_(host, non_blocking=True)
 
     def step(self, sequences: int, tokens: int) -> Step:
-        """The step of the first `sequences` rows, with caches of up to `tokens` tokens; initially padding."""
+        """A step of the first `sequences` rows and caches of up to `tokens` tokens; initially padding."""
         table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
         rows = slice(0, sequences)
         return Step(
@@ -87,7 +87,7 @@ class DecodeInputs:
         )
 
     def part(self, step: Step, tasks: Sequence[Task], *, padded: bool) -> Part:
-        """The part of a step from `step`, with the lengths known to the host.
+        """The part of a step made by `step`, with the lengths that the host knows.
 
         Args:
             step: The step.
@@ -138,13 +138,13 @@ def decode_rows(
     page_size: int,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Compute the inputs of a captured decode; nothing waits for the device.
+    """Compute the inputs of a captured decode, without waiting for the device.
 
     Args:
         rows: [2, N] int64, each row's position and slot; slot -1 is padding.
-        last_tokens: [slots] int64, the newest token of each.
-        page_table: [slots, pages] int32, the pages of the sequence in each slot. Slot 0, which is never
-            assigned, has pages 0.
+        last_tokens: [slots] int64, the newest token of the sequence in each slot.
+        page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
+            is never assigned, are page 0.
         page_size: Page size in tokens.
         out: Receives six results, each contiguous: the tokens [N] int64; the first pages of each row's
             sequence [N, P] int32, slot 0's for padding; the position's row in the caches [N] int64; the

@@ -1,4 +1,4 @@
-"""The steps that are captured: the table of keys, for the engine and for `explain`."""
+"""The table of keys, which determines the steps that are captured; for the engine and for `explain`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from switchrail.engine.options import EngineOptions
 StepKind = Literal["decode", "mixed"]
 
 _SHORTEST: Final = 1024
-"""Tokens of the first class of caches; each further class is four times as long."""
+"""Maximum tokens of the shortest class of caches; each further class is four times as long."""
 
 _FEW: Final = (1, 2, 4)
 _STEP: Final = 8
 
 _MIXED: Final = 16
 _MOST_MIXED: Final = 2048
-"""Rows of the smallest and of the largest mixed step. With more rows the device is slower than the host."""
+"""Rows of the smallest and the largest captured mixed step. For more rows, the host is fast enough."""
 
 
 class Key(NamedTuple):
-    """The steps that one graph serves.
+    """Identifies the steps that one graph can run.
 
     Attributes:
         kind: `decode` for steps without prompt tokens, `mixed` for steps with some.
-        rows: Rows, padding included; in a decode one per sequence.
-        tokens: Tokens of the longest cache; None for any number.
+        rows: Rows of the step, including padding; in a decode one per sequence.
+        tokens: Maximum tokens in a cache; None for any number.
     """
 
     kind: StepKind
@@ -37,14 +37,14 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A description of these steps."""
+        """A description of the key's steps."""
         if self.kind == "decode":
             return f"decodes of {self.rows} sequences and {self.tokens} tokens"
         return f"steps of {self.rows} rows with prompt tokens"
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """The captured numbers of sequences: small ones, then steps of a quarter of the power of two below."""
+    """The numbers of sequences to capture: a few small ones, then at most four per power of two."""
     found = [size for size in _FEW if size < most]
     size = _STEP
     while size < most:
@@ -54,7 +54,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 
 def lengths(most: int) -> tuple[int, ...]:
-    """The captured lengths of caches."""
+    """The lengths of caches to capture."""
     found = []
     length = _SHORTEST
     while length < most:
@@ -64,7 +64,7 @@ def lengths(most: int) -> tuple[int, ...]:
 
 
 def mixed_rows(most: int) -> tuple[int, ...]:
-    """The captured rows of mixed steps: powers of two and the numbers halfway between them."""
+    """The numbers of rows to capture for mixed steps: powers of two and the numbers halfway between them."""
     most = min(most, _MOST_MIXED)
     found = []
     size = _MIXED
@@ -80,9 +80,9 @@ class Keys:
     """All keys of an engine.
 
     Attributes:
-        sequences: Rows of decodes.
-        tokens: Lengths of their caches.
-        rows: Rows of mixed steps; empty if these are not captured.
+        sequences: The numbers of rows of decodes.
+        tokens: The lengths of caches of decodes.
+        rows: The numbers of rows of mixed steps; empty if mixed steps are not captured.
     """
 
     sequences: tuple[int, ...]
@@ -95,7 +95,7 @@ class Keys:
 
         Args:
             options: The engine's options.
-            max_length: Tokens of the longest sequence.
+            max_length: Maximum tokens per sequence.
             mixed: Whether steps with prompt tokens are captured, in pieces.
             caches: Whether any layer has a paged cache; otherwise all lengths share one key.
         """
@@ -112,11 +112,11 @@ class Keys:
             yield Key("mixed", rows)
 
     def decode(self, sequences: int, longest: int) -> Key:
-        """The key of a decode.
+        """The key that serves a decode.
 
         Args:
             sequences: The number of sequences.
-            longest: Tokens of the longest cache.
+            longest: Tokens in the longest cache.
         """
         return Key(
             "decode",
@@ -125,7 +125,7 @@ class Keys:
         )
 
     def mixed(self, rows: int) -> Key | None:
-        """The key of a step with prompt tokens; None if it has too many rows."""
+        """The key that serves a step with prompt tokens; None if the step has too many rows."""
         index = bisect_left(self.rows, rows)
         return Key("mixed", self.rows[index]) if index < len(self.rows) else None
 

@@ -1,4 +1,4 @@
-"""Loading a model and planning its routes, for an engine's model and for its draft model."""
+"""Loads a model and plans its routes, for the engine's model and for its draft model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class LoadedModel:
 
     Attributes:
         checkpoint: The model.
-        plan: Plans its routes, with the arguments of `plan_routes` that it doesn't have yet.
-        routes: Its routes.
+        plan: Plans the model's routes; a `plan_routes` with the known arguments filled in.
+        routes: The model's routes.
         bound: The backends of the routes.
-        make: Makes a runner, with the arguments of `Runner` that it doesn't have yet.
+        make: Makes a runner for the model; a `Runner` with the known arguments filled in.
     """
 
     checkpoint: Checkpoint
@@ -66,7 +66,7 @@ def load_model(
         platform: The platform for the model.
         dtype: The dtype of weights and activations.
         options: The engine's options.
-        max_length: Tokens of the longest sequence; None for the model's own limit.
+        max_length: Maximum tokens per sequence; None for the model's own limit.
         backends: Chosen backends, as for `Engine`.
         phases: The phases to plan.
 

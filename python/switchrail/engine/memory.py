@@ -1,4 +1,4 @@
-"""The memory of an engine: its platform's pools, with sizes from its options."""
+"""The memory of an engine: the pools of its platform, with sizes from its options."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from switchrail.pools.state import StatePool
 
 FRACTION: Final = 0.85
 _TRIED_FRACTION: Final = 0.95
-"""The usable fraction of memory if the memory of steps is known."""
+"""The fraction of free memory to use if the memory that steps need is known."""
 
 _TABLE_ENTRY = 4
-"""Bytes per entry of the page table."""
+"""Bytes of an entry in the page table."""
 
 KINDS: Final[Mapping[str, KVKind]] = {"attention": "mha", "mla": "mla"}
-"""The kind of cache of each paged op."""
+"""The kind of cache that each paged op has."""
 
 _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
@@ -36,17 +36,17 @@ T = TypeVar("T", bound=type)
 
 
 class PoolClasses:
-    """A platform's classes for the pools of a model or of some of its layers.
+    """A platform's classes for the pools of a model, or of some of its layers.
 
     Attributes:
         kv: The classes of the key-value pools, by kind.
-        tokens: By kind, the shape of a token's memory in each layer.
+        tokens: By kind, the shape of one token's memory in each layer.
         state: The class of the state pool.
-        states: The shape of a sequence's memory for each (layer id, op).
+        states: The shape of one sequence's memory, by (layer id, op).
     """
 
     def __init__(self, shapes: Mapping[tuple[int, str], Shape], platform: Platform) -> None:
-        """Ask the platform for the classes.
+        """Get the classes from the platform.
 
         Args:
             shapes: The shape of the memory of each (layer id, op).
@@ -86,7 +86,7 @@ class Pools:
     Attributes:
         pages: Free pages of the key-value pools.
         slots: Free slots of the state pool.
-        kv: The key-value pools of the model's kinds, by kind.
+        kv: The key-value pools, by kind of cache.
         state: The state pool.
     """
 
@@ -108,12 +108,12 @@ class Pools:
             options: The engine's options.
             working: Bytes that steps need in addition; None if unknown.
             platform: The platform, which provides the pools.
-            max_length: Tokens of the longest sequence.
+            max_length: Maximum tokens per sequence.
             dtype: The dtype of keys, values and convolution windows.
             state_dtype: The dtype of recurrent states.
 
         Raises:
-            ConfigError: The state pool, the page table and one assignable page don't fit.
+            ConfigError: The state pool, the page table and one assignable page together don't fit.
             PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
         classes = PoolClasses(shapes, platform)
@@ -149,7 +149,7 @@ class Pools:
         )
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
-        """Copy pages and slots from the first to the second of each pair. No second is also a first."""
+        """Copy the first page or slot of each pair to the second. No target is also a source."""
         for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
             if pairs:
                 sources, targets = sent(pairs, torch.int64, self._device, pin_memory=self._pinned).unbind(1)
@@ -157,7 +157,7 @@ class Pools:
                     pool.copy(sources, targets)
 
     def of(self, layer: int, op: str) -> tuple[torch.Tensor, ...]:
-        """The memory of an op in a layer: the caches of a paged op, otherwise the pool of its states.
+        """The memory of an op in a layer: the caches of a paged op; for other ops the pool of their states.
 
         Raises:
             UnknownLayerError: The pools have no memory for that layer.
@@ -171,7 +171,7 @@ class Pools:
         return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
 
     def nbytes_of(self, pages: int) -> float:
-        """The size of the pools in bytes with another number of pages."""
+        """The size in bytes that the pools would have with another number of pages."""
         tokens = sum(tensor.nbytes for pool in self.kv.values() for tensor in pool.tensors())
         return self.nbytes - tokens + tokens / (self.pages.capacity + 1) * pages
 
@@ -190,7 +190,10 @@ def _count_pages(
     page: int,
     slots: int,
 ) -> int:
-    """The number of pages, including the reserved page 0: as requested, the useful maximum, or what fits."""
+    """The number of pages, including the reserved page 0.
+
+    It is the requested number, or the largest number that is useful, or that fits.
+    """
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)
     asked = options.num_pages
@@ -230,14 +233,14 @@ def table_bytes(options: EngineOptions, max_length: int) -> int:
 
 
 def memory_in_use(platform: Platform, *, cached: bool = False) -> float:
-    """Bytes of device memory in use after all launched work is done.
+    """Bytes of device memory in use, after waiting for all launched work.
 
     Args:
         platform: The platform.
         cached: Whether to include freed memory that is kept for reuse.
 
     Raises:
-        ConfigError: The platform doesn't report it.
+        ConfigError: The platform does not report its memory.
         PlatformError: The reported value is invalid.
     """
     platform.hardware.synchronize()
@@ -258,12 +261,12 @@ def _unknown(platform: Platform) -> ConfigError:
 
 
 def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
-    """A number of bytes from a method of the platform's `Hardware`; None if the platform doesn't know."""
+    """The result in bytes of a method of the platform's `Hardware`; None if the platform doesn't know it."""
     found = getattr(platform.hardware, method)()
     if found is not None and not (is_number(found) and found >= least):
         raise PlatformError(
             f"platform {platform.kind!r} gives {found!r:.80} for {method}(); valid: bytes, at least {least}, "
-            "or None where it doesn't know",
+            "or None if unknown",
             found=found,
         )
     return found  # type: ignore[no-any-return]

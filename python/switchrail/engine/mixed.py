@@ -1,4 +1,4 @@
-"""Steps with prompt tokens, captured except for the calls of backends."""
+"""Steps with prompt tokens, captured except for the backends' calls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from switchrail.engine.step import Step, StepBuilder
 
 
 class MixedSteps:
-    """Mixed steps with few rows, for which the host takes longer than the device.
+    """Steps with prompt tokens and few rows, for which the host would take longer than the device.
 
-    Everything that depends only on the number of rows is captured. Sequences and their lengths differ between
-    steps, so backends are called eagerly with the actual ones.
+    Work that depends only on the number of rows is captured. Sequences and their lengths differ from step to
+    step, so backends are called eagerly with the actual ones.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class MixedSteps:
         Args:
             capturer: Captures steps.
             dispatcher: Dispatches the layers' calls to backends.
-            builder: Makes a step from a schedule.
-            memory: The memory of sequences.
-            rows: Rows of the largest step.
+            builder: Converts schedules to steps.
+            memory: The sequences, which own slots and pages.
+            rows: Rows of the largest captured step.
             sequences: Maximum concurrent sequences.
             device: The device of the model.
         """
@@ -55,7 +55,7 @@ class MixedSteps:
         self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
 
     def capture(self, key: Key) -> Captured:
-        """Capture a key."""
+        """Capture the mixed steps of a key."""
         step = self._step(key.rows)
         for tensor in (*_varying(step), self._real_rows):
             tensor.zero_()
@@ -65,7 +65,7 @@ class MixedSteps:
         """Run a schedule's tokens.
 
         Returns:
-            [R, vocabulary] and the R slots; the next step overwrites the first.
+            [R, vocabulary], and the slots of the R tasks; the next step overwrites the logits.
         """
         dispatcher, rows = self._dispatcher, captured.key.rows
         made = self._builder.build(
@@ -83,7 +83,7 @@ class MixedSteps:
         return min(rows, self._sequences)
 
     def _step(self, rows: int) -> Step:
-        """The step of the first `rows` rows."""
+        """A step of the first `rows` rows."""
         return Step(
             input_ids=self._ids[:rows].unsqueeze(0),
             position_ids=self._positions[:rows].unsqueeze(0),

@@ -13,12 +13,12 @@ Numbered = Mapping[int, Any]
 
 
 def hooks_of(part: nn.Module) -> tuple[Numbered, ...]:
-    """The hooks that a call of a module runs. The mappings are the module's own and change with it."""
+    """The torch hooks that a call of this module runs, in the module's own mappings."""
     return part._forward_pre_hooks, part._forward_hooks
 
 
 def hooks_of_all() -> tuple[Numbered, ...]:
-    """The hooks that a call of any module runs in addition."""
+    """The torch hooks that a call of any module runs."""
     return of_modules._global_forward_pre_hooks, of_modules._global_forward_hooks
 
 

@@ -1,4 +1,4 @@
-"""A step captured in one or several pieces, with eager calls between them."""
+"""A step that is captured in one or more pieces, with eager calls between them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from switchrail.platforms.graph import Graph
 
 
 class Pieces:
-    """Consecutive graphs in one working memory, with an eager call between any two of them.
+    """Consecutive graphs that share working memory, with an eager call between each two.
 
-    The inputs and outputs of a call are in that memory, at the same addresses in each step.
+    A call's inputs and outputs are in that memory, at the same addresses in each step.
 
     Attributes:
-        last: The last graph; None if a capture could not be begun or ended, so that nothing may share its
+        last: The last graph. None if a capture failed to begin or to end, in which case nothing may share its
             memory.
     """
 
     def __init__(self, graph_class: type[Graph], shares: Graph | None) -> None:
-        """Create it, with nothing captured.
+        """Create an object without graphs.
 
         Args:
             graph_class: The class of the graphs.
-            shares: See `Graph`.
+            shares: The graph whose memory to reuse; see `Graph`.
         """
         self._graph_class = graph_class
         self._graphs: list[Graph] = []
@@ -50,7 +50,7 @@ class Pieces:
         self._end()
 
     def cut(self, call: Any) -> None:
-        """End a piece and begin another one after `call`, which isn't made now."""
+        """End a piece before `call`, and begin another one after it. The call isn't made now."""
         self._end()
         layer, *tensors = call
         kept = [self._graphs[-1].kept(one) if isinstance(one, torch.Tensor) else one for one in tensors]
@@ -61,7 +61,7 @@ class Pieces:
         """Launch the pieces again.
 
         Args:
-            run: Makes a call.
+            run: Makes an eager call between two pieces.
         """
         self._graphs[0].replay()
         for call, graph in zip(self._calls, self._graphs[1:], strict=True):
@@ -69,7 +69,7 @@ class Pieces:
             graph.replay()
 
     def _begin(self) -> None:
-        shares, self.last = self.last, None  # the previous graph lives until its memory is shared
+        shares, self.last = self.last, None  # keeps the previous graph until its memory is shared
         graph = self._graph_class(shares)
         self._stack.enter_context(graph.capture())
         self.last = graph

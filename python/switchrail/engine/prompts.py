@@ -1,4 +1,4 @@
-"""Tokens of prompts, and checks whether a model can serve them."""
+"""Converts prompts to tokens, and checks that a model can serve them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def listed(found: Any, expected: str) -> list[Any]:
     """The items of a sequence.
 
     Args:
-        found: A list, a tuple or an array; not text, bytes, a mapping, a set or an iterator.
-        expected: The expected kind, for the message.
+        found: A list, a tuple or an array. Refused: strings, bytes, mappings, sets and iterators.
+        expected: What was expected, for the message.
 
     Raises:
-        RequestError: It is not a sequence.
+        RequestError: `found` is not one of these.
     """
     others = (str, bytes, bytearray, memoryview, Mapping, Set)
     try:
@@ -31,10 +31,10 @@ def listed(found: Any, expected: str) -> list[Any]:
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:
-    """Check token ids that were passed instead of a text.
+    """Check token ids that were passed as a prompt.
 
     Raises:
-        RequestError: They are not token ids.
+        RequestError: The prompt is not a sequence of token ids.
     """
     tokens = listed(prompt, "a prompt must be a string or token ids")
     if not tokens:
@@ -48,10 +48,10 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
 
 
 def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
-    """The token ids of a text.
+    """The token ids of a string.
 
     Raises:
-        RequestError: There are none, or the tokenizer fails.
+        RequestError: The string has no tokens, or the tokenizer fails.
     """
     try:
         tokens = tuple(tokenizer(prompt)["input_ids"])
@@ -63,10 +63,10 @@ def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
 
 
 def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) -> None:
-    """Check that a prompt with its possible output fits in a sequence.
+    """Check that a prompt and its longest possible output fit in a sequence.
 
     Raises:
-        RequestError: It doesn't fit.
+        RequestError: They don't fit.
     """
     length = prompt_tokens + params.max_new_tokens
     if length > max_length:

@@ -14,10 +14,10 @@ class Output:
     """The result of a finished request.
 
     Attributes:
-        prompt: The prompt as given; None if it was given as tokens.
-        prompt_tokens: Its token ids.
+        prompt: The prompt as given; None if it was given as token ids.
+        prompt_tokens: The prompt's token ids.
         tokens: The generated token ids, including the one that ended the output.
-        text: Their text, without special tokens, ending before a stop string.
+        text: The text of the tokens, without special tokens, up to the stop string if there was one.
         finish_reason: `stop` (an end token or stop string), `length`, `cancelled` or `error`.
         error: The error, if the reason is `error`.
     """
@@ -37,7 +37,8 @@ class Event:
     Attributes:
         request: The request.
         token: The new token's id; None if a request ends without one.
-        text: Text that became final with the token; the texts of all events form the request's text.
+        text: The text that became final with the token. The texts of all events together are the request's
+            text.
         finish_reason: Why the request ended; None while it is active.
     """
 
@@ -53,9 +54,9 @@ class Request(Task):
 
     Attributes:
         id: Number of the request in its engine, from 0.
-        prompt: The prompt as given; None if it was given as tokens.
-        prompt_tokens: Its token ids.
-        params: Its sampling parameters and end conditions.
+        prompt: The prompt as given; None if it was given as token ids.
+        prompt_tokens: The prompt's token ids.
+        params: The request's sampling parameters and end conditions.
         tokens: The token ids generated so far.
         finish_reason: Why it ended; None while it waits or runs.
         error: The error, if the reason is `error`.
@@ -64,7 +65,7 @@ class Request(Task):
     id: int
     prompt: str | None
     prompt_tokens: tuple[int, ...]
-    # used by the engine only
+    # The attributes below are only for the engine.
     owner: object
     stream: TextStream
     events: deque[Event]
@@ -72,7 +73,7 @@ class Request(Task):
 
     @property
     def samples(self) -> tuple[Request, ...]:
-        """This request and those of the other samples of its prompt."""
+        """The requests of all samples of the prompt, including this one."""
         return self.siblings or (self,)
 
     @property
@@ -98,7 +99,7 @@ class Request(Task):
     ) -> None:
         """Record a new token, or the end, or both, as an event with the text that became final.
 
-        An error in the last text becomes the request's error.
+        An error while computing the last text becomes the request's error.
         """
         text = ""
         if token is not None and reason != "stop":

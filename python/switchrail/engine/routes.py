@@ -1,4 +1,4 @@
-"""The routes that an engine needs, for the engine itself and for `explain`."""
+"""Plans the routes that an engine needs, for the engine itself and for `explain`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapp
     """The layout of a checkpoint, from the core or from a registered family of its model type.
 
     Args:
-        runtime: The runtime with registered families.
+        runtime: The runtime with the registered families.
         checkpoint: The folder, or its `config.json`.
-        read_config: Reads the contents of that file.
+        read_config: Returns the contents of `config.json`.
 
     Raises:
         BackendImportError: The path of the family's function does not exist.
@@ -61,14 +61,14 @@ def plan_routes(
     phases: Iterable[str] = ("prefill", "decode"),
     features: Mapping[str, Iterable[str]] | None = None,
 ) -> RoutePlan:
-    """Plan a model on the contents of an engine's pools; see `Runtime.plan`.
+    """Plan a model whose memory is an engine's pools; see `Runtime.plan`.
 
-    The platform's default backends apply if the user has chosen none and does not deny them. If a default
-    backend can't serve, the error says that the platform chose it. `features` are additional features that
-    the backends of an op must have.
+    The platform's default backends apply where the user has neither chosen a backend nor denied the default.
+    If a default backend can't serve, the error says that the platform chose it. `features` are additional
+    features that the backends must have, by op.
 
     Raises:
-        PreferenceError: A choice has no effect: the model runs none of its ops, or not in its phase.
+        PreferenceError: A choice has no effect, since the model doesn't run such an op, or not in that phase.
         SwitchrailError: As in `Runtime.plan`.
     """
     phases = tuple(phases)

@@ -36,11 +36,11 @@ from switchrail.pools import pages_of
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """The captures of an engine.
+    """The captures that an engine plans.
 
     Attributes:
         plan: The steps to capture, and their routes.
-        bound: The routes of decodes, with their backends.
+        bound: The routes of captured decodes, with their backends.
         graph_class: The class of the graphs.
     """
 
@@ -57,12 +57,12 @@ class Runner:
         pools: The memory for keys, values and states.
         dispatcher: Dispatches the layers' calls to backends.
         running: The current step.
-        builder: Makes a step from a schedule.
-        graphs: The captured steps; None for none.
-        blocks: The compiled layers; None for none.
-        sequences: The assignment of the memory to sequences.
+        builder: Converts schedules to steps.
+        graphs: The captured steps; None without capturing.
+        blocks: The compiled layers; None without compiling.
+        sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
-        disconnect: Disconnects the model; for use by another runner, or when it is no longer used.
+        disconnect: Disconnects the model, before another runner uses it or when it is no longer used.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Runner:
             checkpoint: The loaded model.
             bound: Its routes, with their backends.
             options: The engine's options.
-            working: Bytes that steps need; None if unknown.
-            sequences: The sequences of another runner, for which this one's pools have pages and slots too;
-                None for own ones.
+            working: Bytes that steps need in addition to the pools; None if unknown.
+            sequences: The sequences of another runner with the same numbers of pages and slots, to be shared;
+                None creates new ones.
             platform: The platform of the model.
-            forward_of: Finds the platform's function of an operation.
+            forward_of: Finds the platform's function for an operation.
             dtype: The dtype of activations, keys, values and convolution windows.
             state_dtype: The dtype of recurrent states.
-            max_length: Tokens of the longest sequence.
+            max_length: Maximum tokens per sequence.
 
         Raises:
-            LayoutError: The plan's layout is not the model's.
+            LayoutError: The plan's layout does not match the model.
             CheckpointError: A layer uses something that the engine does not support.
             ConfigError: There is not enough memory.
             PlatformError: The platform returns an invalid pool.
@@ -161,10 +161,11 @@ class Runner:
 
     @torch.inference_mode()
     def prepare_graphs(self, capture: Capture) -> Graphs:
-        """Create `graphs`, with nothing captured yet."""
+        """Create `graphs`, without capturing anything yet."""
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         capturer = Capturer(
-            # no reference to the runner, since a cycle would keep a closed engine's memory until garbage
+            # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
+            # garbage
             # collection
             partial(_forward, self.model, self.dispatcher, self.running),
             capture.graph_class,
@@ -200,8 +201,9 @@ class Runner:
         """Run a schedule's tokens, from a graph if there is one.
 
         Returns:
-            [R, vocabulary], one row per decoding task and one per drafted token after it, then one per task
-            whose prompt ends in this step; and the slots of these tasks. The next step may overwrite both.
+            [R, vocabulary], and the slots of the tasks. There is one row per decoding task and one for each
+            of its drafted tokens, then one per task whose prompt ends in this step. The next step may
+            overwrite both.
         """
         if self.blocks is not None:
             self.blocks.look()

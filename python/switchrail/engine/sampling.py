@@ -1,4 +1,4 @@
-"""Choosing one token from each row of logits, without sorting."""
+"""Chooses one token from each row of logits, without sorting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams, numbers_of
 
 UNIT: Final = 1 << 40
-"""The weight of the likeliest token. Weights are integers, so their sums are exact in any order and batch."""
+"""The weight of the most likely token. Sums of integer weights don't depend on order or batch."""
 
 _SEEDS: Final = 1 << 53
 
 _BITS: Final = 11
-"""Bits per digit of a key."""
+"""Bits per digit of a sort key."""
 
 
 def choose(
@@ -48,8 +48,8 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample from the tokens that the filters keep, by inverting their distribution function.
 
-    All filters keep a prefix of the same order: by decreasing probability, then by index. So they keep all
-    tokens above some logit, and the first few with that logit.
+    Every filter keeps a prefix of the tokens in the same order: by decreasing probability, then by index. So
+    together they keep all tokens above some logit, and the first few with that logit.
 
     Args:
         logits: [R, vocabulary].
@@ -57,8 +57,8 @@ def draw(
         draws: R sources of random numbers.
 
     Returns:
-        [R] int64 token ids, without meaning for rows whose largest logit is not finite; and [R, vocabulary]
-        int64, weights in proportion to the probabilities that they were drawn with.
+        [R] int64 token ids, undefined for rows whose largest logit is not finite; and [R, vocabulary]
+        int64, weights in proportion to the probabilities of the draw.
     """
     logits = logits.float()
     best = logits.amax(dim=-1, keepdim=True)
@@ -67,8 +67,8 @@ def draw(
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
-    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # tokens of the other rows are not used
-    # a subnormal temperature would divide 0 by 0, an infinite one infinity by infinity
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # the tokens of other rows are ignored
+    # otherwise a subnormal temperature would give 0 / 0, and an infinite one infinity / infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * UNIT).long()
     kept = weights >= (min_p * UNIT).long()
@@ -93,11 +93,11 @@ def draw(
 
 
 def pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Invert the distribution function of each row.
+    """Invert each row's distribution function.
 
     Args:
         weights: [R, vocabulary] int64, not all 0.
-        numbers: [R, 1] float64, from 0 to below 1.
+        numbers: [R, 1] float64, at least 0 and below 1.
 
     Returns:
         [R] int64 token ids.
@@ -109,13 +109,13 @@ def pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _keys(logits: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of float32 logits; equal for equal logits."""
+    """Integers that sort like float32 logits; equal for equal logits."""
     bits = (logits + 0.0).view(torch.int32)  # maps -0.0 to 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """The least key of each row above which the row has less than the given mass, found digit by digit.
+    """For each row, the least key such that larger keys have less than the given mass; found digit by digit.
 
     Args:
         keys: [R, vocabulary] int32.
@@ -141,7 +141,7 @@ def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.
 
 
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The first `count` set flags of each row."""
+    """Keeps only the first `count` set flags of each row."""
     return flags & (flags.cumsum(-1) <= count)
 
 

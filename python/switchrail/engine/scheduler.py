@@ -1,4 +1,4 @@
-"""Choosing the tokens of the next step."""
+"""Chooses the tokens of the next step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Schedule:
     """The tasks of one step.
 
     Attributes:
-        decode: Tasks that run their last token, ordered by slot, so that a backend can use a slice of its
+        decode: Tasks that run their last token, sorted by slot, so that a backend can use a slice of its
             pool.
-        prefill: Tasks that run prompt tokens, each with the number of tokens.
-        forks: Pairs of tasks with the same prompt. The first one's prompt ends in this step, and the second
-            one continues from there.
-        drafted: For each task of `decode`, drafted tokens that run after its last token; empty if no task has
-            any.
+        prefill: Tasks that run prompt tokens, each with its number of tokens in this step.
+        forks: Pairs of tasks with the same prompt. The prompt of the first task ends in this step, and the
+            second task continues from there.
+        drafted: For each task of `decode`, the drafted tokens that run after its last token; empty if no task
+            has any.
         probabilities: See `Drafted`.
     """
 
@@ -41,29 +41,28 @@ class Schedule:
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks in the order of their rows; those without rows last."""
+        """All tasks in the order of their rows, then the tasks without rows."""
         return [*self.decode, *(task for task, _ in self.prefill), *(task for _, task in self.forks)]
 
 
 class Scheduler:
     """First come, first served, with continuous batching and chunked prefill.
 
-    A task is admitted when a slot and all pages that it can ever need are free: those of its prompt and of
-    every new token. It then runs to its end without preemption, so nothing is computed twice and tasks can't
-    wait for each other's pages. The price is that pages for tokens that a task doesn't generate stay unused.
-    Tasks never overtake each other: if the first in the queue does not fit, the others wait too, so no task
-    waits forever.
+    A task is admitted when a slot and all pages that it can ever need are free: the pages of its prompt and
+    of all new tokens. It then runs to its end without preemption, so nothing is computed twice, and tasks
+    never wait for each other's pages. The price is that pages for tokens that a task doesn't generate stay
+    unused. Tasks never overtake each other: if the first task in the queue does not fit, the others wait too.
+    So no task waits forever.
 
-    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`): a few steps with
-    many prompts take less time than many steps with few.
+    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because few steps
+    with many prompts take less time than many steps with few.
 
-    If several samples of one prompt are admitted before its prefill ends, the first one runs the prompt. The
-    others share its full pages, wait, and are forked from it. A sample that is admitted later runs the prompt
-    itself.
+    If several samples of one prompt are admitted before its prefill ends, the first sample runs the prompt.
+    The others share its full pages, wait, and then continue from its state. A sample that is admitted later
+    runs the prompt itself.
 
     Attributes:
-        waiting: The queue of tasks. Removing a task takes no search. Which of the live sequences are in
-            prefill follows from their lengths.
+        waiting: The queue of tasks, in which any task can be removed without a search.
     """
 
     def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
@@ -76,13 +75,13 @@ class Scheduler:
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, unread: Collection[Task] = (), hold: bool = False) -> Schedule:
-        """Choose the next step's tokens: those of decoding tasks, then prompt tokens in order of admission.
+        """Choose the next step's tokens: those of decoding tasks, then prompt tokens by admission.
 
         Args:
-            unread: The tasks with a token that has not been delivered. Tasks for which it is the last
-                possible token are left out.
-            hold: Whether prompts stay in the queue while others decode, unless they fill the step or a full
-                step left them there.
+            unread: Tasks with a token that the host has not read yet. If that token is the last that a task
+                can have, the task is left out.
+            hold: Whether prompts stay in the queue while others decode. They don't if they fill the step, or
+                if they are waiting only because the last step was full.
         """
         live = self._sequences.live
         through = [task for task in live if task.length >= len(task.ids)]
@@ -124,25 +123,25 @@ class Scheduler:
         return Schedule(decode=decode, prefill=prefill, forks=forks)
 
     def drop(self) -> None:
-        """Remove an admitted task that an exception has left at the front of the queue."""
+        """Remove the first task of the queue if an exception left it there after its admission."""
         task = next(iter(self.waiting), None)
         if task is not None and task.slot:
             del self.waiting[task]
 
     def _fills(self, rows: int) -> bool:
-        """Whether the queue's prompts have at least this many tokens."""
-        for task in list(self.waiting):  # meanwhile a signal handler may submit other tasks
+        """Whether the prompts in the queue have at least `rows` tokens."""
+        for task in list(self.waiting):  # a copy, since a signal handler may submit tasks meanwhile
             rows -= len(task.ids)
             if rows <= 0:
                 return True
         return False
 
     def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
-        """The task that runs the prompt of this task, usually the task itself."""
+        """The task that runs the prompt for this task; usually the task itself."""
         return task if task.group is None else leaders.setdefault(task.group, task)
 
     def _place(self, task: Task, rows: int, prefill: list[tuple[Task, int]]) -> int:
-        """Assign rows to a task within its limits; return their number."""
+        """Give rows of the step to a task, within its limits; return their number."""
         count = min(len(task.ids) - task.length, self._chunk, rows)
         prefill.append((task, count))
         return count

@@ -1,11 +1,12 @@
-"""The memory and the progress of each sequence; the only owner of both.
+"""The memory and the progress of each sequence. No other module changes them.
 
 Independent of models and prompts. Runners of several models (for example a target and a draft model) can
-share one, if their pools have equal numbers of pages and slots.
+share one `Sequences`, if their pools have equal numbers of pages and slots.
 
-The live sequences and their attributes are the source of truth, from which the free lists and holder counts
-are derived. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark. The next call
-then derives free lists and counts again. So no page or slot is ever lost, and nothing has to be undone.
+The live sequences and their attributes are the source of truth; the free lists and the counts of holders are
+derived from them. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark. The
+next call then derives free lists and counts again. So no page or slot is ever lost, and nothing has to be
+undone.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Sequences(Generic[S]):
         """Take ownership of all pages and slots.
 
         Args:
-            pages: The free pages, initially all.
-            slots: The free slots, initially all.
+            pages: The free list of pages, on which all are free.
+            slots: The free list of slots, on which all are free.
             page_size: Page size in tokens.
-            max_pages: Pages of the longest sequence.
+            max_pages: Maximum pages per sequence.
             device: The device of the models.
             pin_memory: Whether the device copies from pinned memory.
         """
@@ -63,7 +64,7 @@ class Sequences(Generic[S]):
         self._slots = slots
         self._page_size = page_size
         self._holders = [0] * (pages.capacity + 1)  # for each page, the number of sequences that hold it
-        self._whole = True  # whether free lists and holders agree with the live sequences
+        self._whole = True  # False while free lists and holders may disagree with the live sequences
 
     def fits(self, pages: int) -> bool:
         """Whether a sequence with this number of new pages can be admitted."""
@@ -75,8 +76,8 @@ class Sequences(Generic[S]):
         Args:
             sequence: A sequence without memory. Its length becomes 0.
             pages: The number of new pages.
-            shared: Pages of a live sequence, which become the first pages of this one. Both may write only
-                the same tokens to them.
+            shared: Pages of a live sequence, which become the first pages of this one. The two sequences may
+                write only the same tokens to them.
         """
         self.repair()
         self._whole = False
@@ -86,8 +87,9 @@ class Sequences(Generic[S]):
             self._holders[page] += 1
         table = self.page_table
         table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
-        # CPython 3.10 to 3.14 handles signals only at calls, function entries and jumps, so no handler can
-        # raise between these statements. Other threads in free-threaded builds wait for the engine's lock.
+        # CPython 3.10 to 3.14 runs signal handlers only at calls, function entries and jumps, so no handler
+        # can
+        # raise between these statements. Other threads, in free-threaded builds, wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length, sequence.drafted = slot, numbers, 0, 0
         self.live[sequence] = None
         self._whole = True
@@ -105,14 +107,14 @@ class Sequences(Generic[S]):
     def rollback(self, sequence: S, count: int) -> None:
         """Discard the newest tokens in memory; later tokens overwrite them.
 
-        The states in a sequence's slot are not rolled back; the op's `commit` does that.
+        The states in the sequence's slot are not rolled back; the op's `commit` writes the right ones.
 
         Args:
             sequence: A live sequence.
             count: The number of tokens.
 
         Raises:
-            RequestError: It has fewer tokens, or another sequence shares the page that would be written next.
+            RequestError: The sequence has fewer tokens, or it shares the page that would be written next.
         """
         length = sequence.length - count
         if not 0 <= length <= sequence.length:
@@ -128,12 +130,12 @@ class Sequences(Generic[S]):
         sequence.length = length
 
     def fork(self, source: S, target: S) -> list[tuple[int, int]]:
-        """Let a sequence continue from the position of another one.
+        """Let a sequence continue from the current position of another one.
 
         Args:
             source: A live sequence.
-            target: A live sequence of length 0 with pages for as many tokens; it may share the full pages of
-                `source` (`admit`).
+            target: A live sequence of length 0 with enough pages for these tokens; it may share the full
+                pages of `source` (see `admit`).
 
         Returns:
             Pairs of pages whose contents must be copied from the first to the second. The caller must also
@@ -147,7 +149,7 @@ class Sequences(Generic[S]):
         return copies
 
     def release(self, sequence: S) -> None:
-        """Free a sequence's slot and pages, if it has any; pages shared with other sequences stay in use."""
+        """Free a sequence's slot and pages, if it has any. Pages that other sequences share stay in use."""
         self.repair()
         if not sequence.slot:
             return
@@ -163,7 +165,7 @@ class Sequences(Generic[S]):
         self._whole = True
 
     def repair(self) -> None:
-        """Derive free lists and holders again, if an exception interrupted a change."""
+        """Derive free lists and holders from the live sequences if an exception interrupted a change."""
         if self._whole:
             return
         self._holders[:] = [0] * len(self._holders)

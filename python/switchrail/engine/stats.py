@@ -10,13 +10,13 @@ from dataclasses import dataclass
 class Stats:
     """Counts since the engine was made.
 
-    The seconds of a step with prefill and decode rows are divided in proportion to the rows.
+    The time of a step with prefill and decode rows is divided in proportion to the numbers of rows.
 
     Attributes:
         steps: Forward passes.
-        failed_steps: Forward passes that raised; not included in `steps`.
-        prefill_tokens: Prompt tokens run.
-        decode_tokens: Tokens generated in decoding: one per sequence and step, and accepted drafts.
+        failed_steps: Forward passes that raised an exception; not included in `steps`.
+        prefill_tokens: Prompt tokens that were run.
+        decode_tokens: Tokens generated in decoding: one per sequence and step, plus accepted drafts.
         prefill_seconds: Time spent on prefill, sampling included.
         decode_seconds: Time spent on decoding, sampling included.
         verifications: Verifications of drafted tokens, one per sequence and step.

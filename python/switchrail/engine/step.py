@@ -23,12 +23,12 @@ class Step:
         input_ids: [1, T] int64.
         position_ids: [1, T] int64, counted from each sequence's start.
         sequence_ids: [1, T] int32, equal for rows of one sequence.
-        kv_rows: [T] int64, where each row's key and value are written, in the pool viewed as [pages * page,
-            HKV, D].
-        logit_rows: [R] int64, the rows whose logits are needed, padding included.
-        logit_slots: The slots of their sequences, int64, one per sequence.
-        parts: The decode rows, or with drafts the rows to verify; then the prefill rows; only one of them if
-            the step has no others.
+        kv_rows: [T] int64, the row at which each token's key and value are written, in the pool viewed as
+            [pages * page, HKV, D].
+        logit_rows: [R] int64, the rows whose logits are needed, including padding.
+        logit_slots: The slots of the sequences of these rows, int64, without padding.
+        parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A step with
+            only one sort of rows has one part.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
     """
 
@@ -43,7 +43,7 @@ class Step:
 
 
 class Running:
-    """The current step, for the functions that a model's layers call."""
+    """Holds the current step, for the functions that a model's layers call."""
 
     def __init__(self) -> None:
         self.now: Step | None = None
@@ -53,7 +53,7 @@ class Running:
         """The current step.
 
         Raises:
-            DispatchError: No step runs: the engine's model was called from elsewhere.
+            DispatchError: No step is running, because the engine's model was not called by the engine.
         """
         if self.now is None:
             raise DispatchError(
@@ -76,7 +76,7 @@ def part_of(
     parents: torch.Tensor | None = None,
     parent_rows: tuple[int, ...] = (),
 ) -> Part:
-    """The part for sequences with pages and one slot of states each; in verify the rows have parents."""
+    """The part for sequences with pages and one state slot each. In `verify`, each row has a parent row."""
     states: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
         "seqlens": seqlens,
@@ -101,13 +101,13 @@ def part_of(
 
 
 class StepBuilder:
-    """Converts a schedule to tensors, without a loop over sequences, in one transfer to the device."""
+    """Converts a schedule to tensors without a loop over sequences, in one transfer to the device."""
 
     def __init__(self, *, num_slots: int, page_size: int, device: torch.device, pin_memory: bool) -> None:
         """Allocate the tensors that all steps share.
 
         Args:
-            num_slots: Slots, the reserved one included.
+            num_slots: The number of slots, including the reserved one.
             page_size: Page size in tokens.
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
@@ -127,15 +127,15 @@ class StepBuilder:
         rows: int = 0,
         logits: int = 0,
     ) -> Step:
-        """Make the step of a schedule.
+        """Convert a schedule to a step.
 
         Args:
             schedule: The tasks to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
-            last_tokens: [slots] int64, the newest token of each.
-            rows: T, if the schedule has fewer rows. The others are padding; their keys and values go to page
-                0, and they belong to no part.
-            logits: Likewise for `logit_rows`; `logit_slots` has no padding.
+            last_tokens: [slots] int64, the newest token of the sequence in each slot.
+            rows: The number of rows to pad to, at least that of the schedule. Keys and values of padding rows
+                go to page 0, and padding rows belong to no part.
+            logits: The number of rows to pad `logit_rows` to; `logit_slots` is not padded.
         """
         decode, prefill, drafted = schedule.decode, schedule.prefill, schedule.drafted
         n_decode = len(decode)

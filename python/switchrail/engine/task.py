@@ -1,4 +1,4 @@
-"""A task of the engine's core: prompt tokens, and the tokens generated after them."""
+"""A task of the engine's core: the tokens of a prompt, and the tokens generated after them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task(Sequence):
-    """A prompt as tokens, and the tokens that follow it.
+    """A prompt as token ids, and the tokens generated after it.
 
     Attributes:
         ids: [T] the prompt's token ids.
-        params: Its sampling parameters and end conditions.
-        end_tokens: Token ids that end it.
-        draws: Its source of random numbers.
-        needed_pages: Maximum pages that it can need.
-        group: Equal for samples of one prompt, one of which is prefilled and the others forked from it; None
-            for the only sample of a prompt.
+        params: The task's sampling parameters and end conditions.
+        end_tokens: Token ids that end the task.
+        draws: The task's source of random numbers.
+        needed_pages: Maximum number of pages that the task can need.
+        group: Equal for the samples of one prompt: one sample runs the prompt, and the others continue from
+            its state. None for the only sample of a prompt.
         tokens: The token ids generated so far.
-        finish_reason: Why it ended; None while it waits or runs.
+        finish_reason: Why the task ended; None while it waits or runs.
         error: The error, if the reason is `error`.
-        step_failed: Whether it ended because the whole step failed.
+        step_failed: Whether the task ended because the whole step failed.
     """
 
     ids: npt.NDArray[np.int64]

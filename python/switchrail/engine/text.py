@@ -1,4 +1,4 @@
-"""Incremental decoding of tokens to text."""
+"""Decodes tokens to text incrementally."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that do
 class TextStream:
     """The text of one request, which grows by whole characters and ends before a stop string.
 
-    A token may end inside a character, and its text may depend on the token before it, for example by a
-    leading space. So new tokens are decoded together with the previous ones, and text with an unfinished
-    character waits for the next token. Text that may be the beginning of a stop string waits, too.
+    A token may end inside a character, and its text may depend on the token before it (for example by a
+    leading space). So new tokens are decoded together with the previous ones, and text that ends in an
+    unfinished character is held back until the next token. Text that may be the beginning of a stop string is
+    held back, too.
 
     Attributes:
         stopped: Whether a stop string was found; nothing is added after it.
@@ -25,8 +26,8 @@ class TextStream:
         """Start after a prompt.
 
         Args:
-            decode: Converts token ids to text; keeps a leading space that belongs to the text.
-            prompt_tokens: The prompt; its end is the context of the first token.
+            decode: Converts token ids to text; must keep a leading space that belongs to the text.
+            prompt_tokens: The prompt, whose end is the context of the first token.
             stop: Strings that end the text.
         """
         self.stopped = False
@@ -45,7 +46,7 @@ class TextStream:
         return "".join(self._parts) + (self._tail or "")
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that becomes final with it, often none."""
+        """Add a token. Return the text that becomes final with it, which is often empty."""
         window = [*self._window, token]
         text = self._decode(window)
         if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
@@ -61,7 +62,7 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """Return the waiting text, when no more tokens follow. Further calls return the same."""
+        """Return the text that was held back, after the last token. Further calls return the same."""
         if self._tail is not None:
             return self._tail
         if self.stopped:
@@ -72,7 +73,7 @@ class TextStream:
         return self._tail
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
-        """The final part of the text, the part that waits, and whether a stop string was found."""
+        """The final part of the text, the part to hold back, and whether a stop string was found."""
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:
             return text[: min(found)], "", True

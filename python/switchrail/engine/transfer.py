@@ -1,4 +1,4 @@
-"""Transfers of small values from the host to the device."""
+"""Transfers small values from the host to the device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def transfer(
 ) -> list[torch.Tensor]:
     """Copy one-dimensional arrays to the device in one transfer, without waiting for it."""
     starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
-    # torch's cache of pinned memory reuses a block only after its copy is done
+    # torch's cache of pinned memory reuses a block only after the copy from it has finished
     host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
     raw = host.numpy()
     for start, array in zip(starts, arrays, strict=False):

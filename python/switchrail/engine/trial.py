@@ -1,4 +1,4 @@
-"""A trial on small pools that measures the working memory of an engine's steps and graphs."""
+"""A trial run on small pools, which measures the working memory of an engine's steps and graphs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SAMPLED: Final = SamplingParams(
     max_new_tokens=2, ignore_eos=True, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01
 )
 _PLENTY: Final = 0.5
-"""Pools that take less than this fraction of the free memory need no trial."""
+"""If pools take less than this fraction of the free memory, no trial is needed."""
 
 _MEASURED: Final = 2
-"""Graphs tried per kind: the largest for the working memory, the others for the increase per graph."""
+"""Graphs to capture per kind: the largest shows the working memory, the others the increase per graph."""
 
 
 def try_out(
@@ -47,16 +47,16 @@ def try_out(
     """Run the largest steps and capture the largest graphs, on pools with few pages.
 
     Args:
-        make: Makes a runner with pools of the given sizes.
+        make: Makes a runner whose pools have the given sizes.
         options: The engine's options.
         platform: The platform, which keeps freed memory.
-        max_length: Tokens of the longest sequence.
+        max_length: Maximum tokens per sequence.
         capture: The steps to capture; None for none.
         choose_tokens: See `EngineCore`.
 
     Returns:
-        Bytes that all of this needs in addition to the pools; 0, without a trial, if the largest useful pools
-        leave half of the memory; None, with a warning, if the trial failed.
+        Bytes that steps and graphs need in addition to the pools. 0, without a trial, if the largest useful
+        pools leave half of the memory free. None, with a warning, if the trial failed.
     """
     rounds = _rounds(options, max_length)
     pages = max(sum(_pages(length, options) for length in lengths) for lengths in rounds)
@@ -95,19 +95,19 @@ def try_out(
 
 
 class _Zeros(Drafts):
-    """Proposes as many tokens as allowed."""
+    """Proposes as many tokens as allowed, all 0."""
 
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
         return Drafted([[0] * limit for limit in limits])
 
 
 def _params(options: EngineOptions) -> SamplingParams:
-    """Parameters for one token after the prompt, as many drafts as a step takes, and one more token."""
+    """Parameters for a request whose step verifies as many drafts as possible."""
     return _SAMPLED if options.draft is None else replace(_SAMPLED, max_new_tokens=2 + options.draft_tokens)
 
 
 def _rounds(options: EngineOptions, max_length: int) -> list[list[int]]:
-    """Lengths of prompts that run together: as long as possible, then as many as possible."""
+    """Lengths of the prompts that run together: first the longest possible, then as many as possible."""
     rows = options.max_tokens_per_step
     longest = max(1, min(rows, max_length - _params(options).max_new_tokens))
     few = min(options.max_sequences, -(-rows // longest))
@@ -135,7 +135,7 @@ def _run(core: EngineCore, lengths: Sequence[int], options: EngineOptions) -> No
 
 
 def _capture(graphs: Graphs, in_use: Callable[[], float]) -> float:
-    """Capture the largest keys of each kind; return the estimated bytes of the others."""
+    """Capture the largest keys of each kind. Return the estimated bytes of all other keys' graphs."""
     more = 0.0
     for kind in ("decode", "mixed"):
         keys: list[Key] = [key for key in graphs.in_order if key.kind == kind]

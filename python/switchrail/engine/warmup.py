@@ -1,4 +1,4 @@
-"""Prompts that make an engine compile everything that its requests will need."""
+"""Runs prompts that make an engine compile everything that its requests will need."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NEW_TOKENS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Prompts that were run twice.
+    """The times of prompts that were run twice.
 
     Attributes:
-        prompts: Their number.
-        longest: Tokens of the longest.
+        prompts: The number of prompts.
+        longest: Tokens of the longest prompt.
         first: Seconds of the first run, in which kernels are compiled or loaded from disk.
         second: Seconds of the second run.
     """
@@ -51,7 +51,7 @@ def warm_up(
 
 
 def rounds(engine: Engine) -> list[list[int]]:
-    """The lengths of prompts that run together."""
+    """The rounds: lists of the lengths of prompts that run together."""
     options = engine.options
     most = engine.max_length - _NEW_TOKENS
     capacity = engine.pools.pages.capacity * options.page_size
@@ -62,7 +62,7 @@ def rounds(engine: Engine) -> list[list[int]]:
 
 
 def _crowds(sequences: int, rows: int, most: int, capacity: int) -> Iterator[list[int]]:
-    """Prompts of one length that together fill a step: two of them, then four times as many, and so on."""
+    """Rounds of prompts of one length that together fill a step: two prompts, then eight, and so on."""
     count = min(2, sequences)
     while True:
         length = min(rows // count, most, capacity // count - _NEW_TOKENS)

@@ -1,4 +1,4 @@
-"""Detecting whether a captured step still runs what an eager one would."""
+"""Detects whether a captured step still runs the hooks that an eager step would run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from switchrail.hooks.site import Site
 from switchrail.hooks.table import Table
 
 ENGINE: Final = "switchrail"
-"""The `source` of the engines' own hooks."""
+"""The `source` of hooks that engines add."""
 
 
 class HookWatch:
-    """Detects added and removed hooks: Switchrail's on any function, and torch's on modules.
+    """Detects added and removed hooks: Switchrail's hooks on any function, and torch's hooks on modules.
 
-    A replayed graph calls no hooks; it contains what a hook launched during the capture. So any change
-    invalidates earlier captures. Methods replaced by assignment are not detected.
+    A replayed graph calls no hooks; it contains the launches that hooks made during the capture. So any
+    change of hooks invalidates earlier captures. Methods that were replaced by assignment are not detected.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,7 +29,7 @@ class HookWatch:
         self.look()
 
     def look(self) -> None:
-        """Record the current hooks as those of the capture."""
+        """Record the current hooks as those at the capture."""
         version, count = chain.version(), RemovableHandle.next_id
         chains = _chains(version)
         hooked = self._find()
@@ -41,7 +41,7 @@ class HookWatch:
     def has_changed(self) -> bool:
         """Whether hooks have changed since they were recorded."""
         count = RemovableHandle.next_id
-        if count != self._count:  # torch has a new hook, perhaps on another model
+        if count != self._count:  # torch has a new hook, but perhaps on another model
             found = self._find()
             if len(found) != len(self._hooked):
                 return True
@@ -54,13 +54,13 @@ class HookWatch:
         return [tuple(hooks) for hooks in self._hooked] != self._keys
 
     def _find(self) -> list[Numbered]:
-        """The hooks of all modules, by their numbers, which torch never reuses."""
+        """The torch hooks of all modules, by their numbers."""
         own = [hooks for part in self._model.modules() for hooks in hooks_of(part) if hooks]
         return [*hooks_of_all(), *own]
 
 
 def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:
-    """The hooks at each place, without those of engines, which don't affect other models."""
+    """The hooks on each site, except the engines' own, which don't affect other models."""
     return {
         site: others
         for site, one in table.chains.items()

@@ -1,9 +1,9 @@
 """Hooks: functions put before, after, around or in place of a callable.
 
 A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
-everything that refers to the function calls its hooks, from their addition until their removal. Other
+every reference to the function leads to its hooks, from their addition until their removal. Other
 callables, such as C functions, are replaced by a stand-in in all objects that refer to them. A class is
-replaced by giving it another class's namespace. `docs/hooks.md` explains each kind of target.
+replaced by installing another class's namespace in it. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
 this order, a call runs:
@@ -20,10 +20,10 @@ with the target's arguments, including its defaults:
 | replace | `fn(*args, **kwargs)` | the result |
 | after | `fn(result, *args, **kwargs)` | None for unchanged, another result, or `RETURN_NONE` |
 
-Known limits. The trampoline has a frame above the original's: `stacklevel` and `sys._getframe` count one
-more, and the arguments live until the call returns. A copy of a hooked function's code keeps its present
-chain. `original` has the defaults that the target had when its chain last changed. `Hooks.explain` shows
-which hooks run on a target, which don't, and which calls bypass them.
+Known limits. The trampoline adds a frame above the original's, so `stacklevel` and `sys._getframe` count one
+more, and the arguments live until the call returns. A copy of a hooked function's code keeps the chain that
+it was copied with. `original` has the defaults that the target had when its chain last changed.
+`Hooks.explain` shows which hooks run on a target, which don't, and which calls bypass them.
 """
 
 from __future__ import annotations

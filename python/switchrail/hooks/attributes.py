@@ -1,4 +1,4 @@
-"""Finds attributes of classes, and sets those that carry hooks."""
+"""Finds attributes of classes, and sets attributes on classes for hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from switchrail.errors import HookError
 from switchrail.hooks.hook import name_of
 
 ABSENT: Final = object()
-"""Stands for a missing attribute."""
+"""Marks a missing attribute."""
 
 
 def inside(found: Any) -> Any:
-    """The function in a static or class method or a (cached) property; other objects unchanged."""
+    """The function inside a static or class method or a (cached) property; other objects unchanged."""
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__
     if isinstance(found, property):
@@ -25,10 +25,10 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """The attribute, unbound, of the first class after `owner` in the resolution order of `cls` that has it.
+    """The unbound attribute of the first class after `owner`, in the resolution order of `cls`, that has it.
 
     Raises:
-        AttributeError: No later class has it.
+        AttributeError: No class after `owner` has the attribute.
     """
     order = cls.__mro__
     for base in order[order.index(owner) + 1 :]:
@@ -62,7 +62,7 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have set on a class, even if its own attributes now hide them."""
+    """The attributes that hooks have set on a class, even if the class's own attributes now hide them."""
     # A copy, since another thread or a finalizer may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
@@ -76,10 +76,10 @@ class Attribute:
     value: Any
 
     def put(self) -> None:
-        """Sets the attribute, unless the class now has another of that name.
+        """Sets the attribute, unless the class now has another attribute of that name.
 
         Raises:
-            HookError: The class refuses.
+            HookError: The class refuses to set it.
         """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):

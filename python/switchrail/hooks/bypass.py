@@ -15,12 +15,12 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# The package of a compiler that reads source, and the attribute in which its objects keep the function.
+# The package of a compiler that reads source, and the attribute of its objects that refers to the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
 def nearby(site: Site) -> tuple[str, ...]:
-    """Describes calls that bypass a site's hooks, as far as the site's module and class show them."""
+    """Describes calls that bypass a site's hooks, as far as the site's module and class reveal them."""
     if not isinstance(site, Function):
         return ()
     function = site.function
@@ -34,13 +34,13 @@ def nearby(site: Site) -> tuple[str, ...]:
 
 
 def everywhere(site: Site) -> tuple[str, ...]:
-    """Describes the same calls, found in all objects that the garbage collector knows."""
+    """Like `nearby`, but examines all objects that the garbage collector knows."""
     if not isinstance(site, Function):
         return ()
     holders = garbage.referrers(site.function)
     holders += garbage.referrers(*(holder for holder in holders if type(holder) is dict))
     notes = _notes(site, holders)
-    holders.clear()  # the list holds frames, which refer to it in turn
+    holders.clear()  # breaks a reference cycle: the list has frames, which refer to the list
     return notes
 
 

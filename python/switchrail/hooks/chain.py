@@ -1,8 +1,8 @@
 """The table of this process's hooks, and its changes.
 
-A function's code belongs to the process, and so does the table, for any number of runtimes. A change has
-three steps. `_wanted` determines the hooks of each site. `_difference` compares them with the table, and
-compiles trampolines for the sites whose chain changes. `_apply` installs these trampolines.
+Code belongs to its process, not to a runtime, so one table serves all runtimes. A change has three steps.
+`_wanted` determines the hooks of each site. `_difference` compares them with the table, and compiles
+trampolines for the sites whose chain changes. `_apply` installs these trampolines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from switchrail.hooks.table import Chain, Table, Wanted
 
 _log: Final = logging.getLogger(__name__)
 
-# A finalizer can run inside a change, in the same thread, and may remove its own hooks.
+# A finalizer can run during a change, in the same thread, and may remove its own hooks.
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
-# Replaced, never changed in place, so that readers take no lock.
+# Replaced as a whole, never modified, so that readers need no lock.
 _table = Table({}, frozenset(), {}, {}, {}, {})
 
 
@@ -57,7 +57,7 @@ def added() -> Mapping[Hook, tuple[Site, ...]]:
 
 
 def version() -> Table:
-    """The current table, the same object until the next change; does not wait."""
+    """The current table, without waiting for a change in progress; the same object until the next change."""
     return _table
 
 
@@ -82,10 +82,10 @@ def change(
     Args:
         add: New hooks, with their sites.
         remove: Hooks to remove; unknown ones are ignored.
-        attach: Hooks with a further site for each; hooks that were removed meanwhile are ignored.
-        disable: Hooks that stay, but don't run.
-        enable: Hooks that run again.
-        strict: Whether to refuse a second `replace` on one site; otherwise it is reported.
+        attach: Hooks, each with a further site; hooks that were removed meanwhile are ignored.
+        disable: Hooks to disable; they keep their places.
+        enable: Hooks to enable again.
+        strict: Whether a second `replace` on one site is an error; otherwise it is logged.
 
     Raises:
         HookError: A target already has the hook or doesn't fit it, or other code has changed a hooked
@@ -120,15 +120,15 @@ def change(
     report(before, after)
 
 
-# Not part of `change`: from CPython 3.13 on, an interrupt at the end of a loop may skip a `finally` of the
-# same function.
+# A function of its own, since from CPython 3.13 on, an interrupt at the end of a loop may skip a `finally`
+# of the same function.
 def _requested(
     before: Mapping[Hook, tuple[Site, ...]],
     add: Mapping[Hook, Sequence[Site]],
     remove: Sequence[Hook],
     attach: Mapping[Hook, Site],
 ) -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks after the change, with their sites."""
+    """All hooks as they are after the change, with their sites."""
     sites = dict(before)
     for hook, places in add.items():
         if hook in sites:
@@ -143,7 +143,7 @@ def _requested(
 
 
 def _remove_meanwhile() -> None:
-    """Removes the hooks that finalizers have asked to remove during the change."""
+    """Removes the hooks whose removal finalizers have requested during the change."""
     while _removed_meanwhile:
         gone = _removed_meanwhile.pop()
         _change_to({hook: sites for hook, sites in _table.sites.items() if hook is not gone}, _table.disabled)
@@ -188,7 +188,7 @@ def _by_site(
 
 @dataclass(frozen=True)
 class Swap:
-    """A site whose state changes."""
+    """The change of one site's state."""
 
     site: Site
     old: Chain
@@ -196,7 +196,7 @@ class Swap:
 
     @property
     def turn(self) -> int:
-        """Sites that gain hooks come first, then classes, which move hooks there, then all others."""
+        """The order: first sites that gain hooks, then classes, which move hooks there, then others."""
         return 1 if self.site.leads else 0 if self.new.running else 2
 
     def do(self) -> None:
@@ -204,7 +204,7 @@ class Swap:
         self.site.install(self.new.installed, hooked=bool(self.new.running))
 
     def undo(self) -> None:
-        """Installs the old chain again, unless other code has replaced the new one."""
+        """Installs the old chain again, unless other code has meanwhile replaced the new one."""
         if self.site.found() is self.new.installed:
             self.site.install(self.old.installed, hooked=bool(self.old.running))
 
@@ -216,7 +216,7 @@ def _difference(
     _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
-    # Classes come first, since replacing a class changes the own code of methods.
+    # Classes come first, since replacing a class changes the code that its methods have without hooks.
     for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
         old = before.chains.get(site) or Chain(found, found, ())
@@ -244,7 +244,7 @@ def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: boo
             if is_swapped:
                 raise hook.refusal("other code has changed the target's code since it was hooked")
             if any(map(hook.repeats, hooks[:i])):
-                raise hook.refusal("the target already has it")
+                raise hook.refusal("the target already has this hook")
             site.check(hook, wanted.hooks)
     running = ordered(enabled)
     if strict:
@@ -268,7 +268,7 @@ def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[
 
 
 def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
-    """Refuses waiting hooks whose constraints form a cycle, before their target exists."""
+    """Refuses waiting hooks whose constraints form a cycle, even though their target doesn't exist yet."""
     waiting: dict[str, list[Hook]] = {}
     for hook, places in wanted.sites.items():
         if not places and hook not in wanted.disabled:
@@ -287,7 +287,7 @@ def _apply(table: Table, swaps: Sequence[Swap]) -> None:
         for swap in swaps:
             done.append(swap)
             swap.do()
-    except BaseException:  # an audit hook may refuse a swap, and a signal may come between two swaps
+    except BaseException:  # from an audit hook that refuses a swap, or a signal between two swaps
         for swap in reversed(done):
             swap.undo()
         _table = before

@@ -1,4 +1,4 @@
-"""Explanations, for people, of the hooks on each target."""
+"""Readable explanations of the hooks on each target."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Step:
 
     Attributes:
         hook: The hook.
-        state: `runs`, `disabled`, `ignored` (such as a `replace` hook after another), or `waiting` for its
+        state: `runs`, `disabled`, `ignored` (such as a second `replace` hook), or `waiting` for its
             target.
-        reason: Why it is ignored or waits; else None.
+        reason: Why it is ignored or waits; None in other states.
     """
 
     hook: Hook
@@ -59,7 +59,7 @@ class Explanation:
     Attributes:
         target: Its module and qualified name, or the dotted path that was given.
         steps: The hooks that run, in the order of a call; then those that don't.
-        site: The target's place; None if the hooks wait for it.
+        site: The target's site; None if the hooks wait for the target.
     """
 
     target: str
@@ -93,7 +93,7 @@ def of(target: object) -> Explanation:
     except HookError as error:
         problem = error
     path = target if isinstance(target, str) else ""
-    with change_lock:  # in the table the chains match the states of their sites
+    with change_lock:  # so that the chains in the table match the code of their sites
         table = chain.table()
         site = _put_by(table, path) if found is None or isinstance(found, Awaited) else found
         explained = Explanation(path, (), None) if site is None else _explained(table, site)
@@ -114,13 +114,13 @@ def everything() -> tuple[Explanation, ...]:
         if not sites:
             absent.setdefault(hook.target_name, []).append(hook)
     found += [Explanation(target, _waiting(table, hooks, reasons), None) for target, hooks in absent.items()]
-    # Importing a module again leaves old functions of the same names, with the same hooks.
+    # Importing a module again leaves old functions with the same names and the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
 
 
 def _put_by(table: Table, path: str) -> Site | None:
-    """The latest site of a hook with this path, perhaps put there by another thread just now."""
+    """The latest site of a hook with this path, which another thread may have found just now."""
     return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
@@ -144,10 +144,10 @@ def _explained(table: Table, site: Site) -> Explanation:
     found = table.chains.get(site)
     if found is None:
         return Explanation(site.name, (), site)
-    # Objects of one class have the same name, but different paths.
+    # Objects of one class have the same name but different paths.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
-    else:  # a method of a replacing class has the name of the method that it replaces
+    else:  # the name shown for a method of a replacing class is that of the method that it replaces
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
 

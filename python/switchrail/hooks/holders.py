@@ -1,4 +1,4 @@
-"""Finds the objects that refer to an object, and makes them refer to another one."""
+"""Finds the objects that refer to a given object, and makes them refer to another one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from switchrail import garbage
 
 
 class Hidden:
-    """Base of holders that belong to hooks, which are not updated."""
+    """Base of objects of the hook machinery that refer to targets and must keep doing so."""
 
     __slots__ = ()
 
 
 class Namespace(dict[str, Any]):
-    """A copy of a class's namespace. It is updated as a dict, because no class sees the change."""
+    """A copy of a class's namespace. It is changed like any dict, because no class reads it."""
 
 
 def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
-    """Replaces `old` by `new` in each holder that the garbage collector knows and that can be changed.
+    """Replaces `old` by `new` in each object that refers to it, if the garbage collector knows that holder.
 
-    These are modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions and
-    `functools.partial`; not local variables of running functions.
+    Holders can be modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions
+    and `functools.partial` objects, but not local variables of running functions.
 
     Returns:
         The number of changed holders, and a description of each one that can't be changed.
@@ -44,8 +44,8 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
     cls = type(holder)
     if issubclass(cls, dict):
         return _changed_dict(holder, old, new)
-    # Other threads may change a holder meanwhile, so a copy is searched, and the item checked before its
-    # change.
+    # Other threads may change a holder meanwhile. So a copy is searched, and each item is checked again just
+    # before its change.
     if cls is list or cls is deque:
         for i, item in enumerate(list(holder)):
             if item is old and i < len(holder) and holder[i] is old:
@@ -94,7 +94,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
 
 
 def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Replaces a tuple that functions have as their defaults and partials as their arguments."""
+    """Replaces `old` in a tuple of defaults or of partial arguments, wherever the tuple is used so."""
     put = tuple(new if item is old else item for item in holder)
     done = False
     for owner in garbage.referrers(holder):
@@ -109,7 +109,7 @@ def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
 
 def _set_partial(holder: partial[Any], **parts: Any) -> None:
     state = {"func": holder.func, "args": holder.args, "keywords": holder.keywords, **parts}
-    # The only way to change a partial, made for unpickling.
+    # The only way to change a partial; it exists for unpickling.
     holder.__setstate__((state["func"], state["args"], state["keywords"], vars(holder)))  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class HookOrder(TypedDict, total=False):
-    """The options that decide a hook's place in the running order; `Hooks.add` explains them."""
+    """The options that determine a hook's place in the running order; `Hooks.add` explains them."""
 
     priority: int
     before: Sequence[str]
@@ -27,7 +27,7 @@ class HookOrder(TypedDict, total=False):
 
 
 class HookSource(TypedDict, total=False):
-    """The options that say which distribution or plugin a hook comes from; `Hooks.add` explains them."""
+    """The options that state which distribution or plugin a hook comes from; `Hooks.add` explains them."""
 
     source: str
     plugin: str | None
@@ -59,17 +59,17 @@ class _Sentinel(enum.Enum):
 
 
 RETURN_NONE: Final = _Sentinel.RETURN_NONE
-"""An `after` hook's return value that makes the result None; plain None leaves the result unchanged."""
+"""Returned by an `after` hook to make the result None; a plain None leaves the result unchanged."""
 
 
 def name_of(callable_: Callable[..., Any]) -> str:
-    """The module and qualified name of a callable; for an object without a name, of its class."""
+    """The module and qualified name of a callable; of its class, if the callable has no name."""
     named: Any = callable_ if hasattr(callable_, "__qualname__") else type(callable_)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 
 
 def nature_of(fn: Callable[..., Any]) -> str:
-    """The sort of a function: `coroutine`, `generator` or `async generator`; for any other `plain`."""
+    """The sort of a function: `coroutine`, `generator` or `async generator`; `plain` for all others."""
     for each in (fn, type(fn).__call__):
         if inspect.iscoroutinefunction(each):
             return "coroutine"
@@ -83,7 +83,7 @@ def nature_of(fn: Callable[..., Any]) -> str:
 SUSPENDING: Final = (
     inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 )
-"""The flags of code whose call returns an object that runs later, such as a coroutine."""
+"""The flags of code whose call returns a suspended object, such as a coroutine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,22 +94,22 @@ class Hook:
         target_name: The dotted path that was given, or the target's module and qualified name.
         fn: The callable.
         kind: `before`, `after`, `around` or `replace`.
-        source: The distribution that it comes from, or another name for its author.
+        source: The distribution that provides it, or another name for its author.
         priority: Hooks of higher priority are nearer to the caller.
         before: Sources, or names of hooks, that run after this one.
         after: Sources, or names of hooks, that run before this one.
         owner: The `Hooks` that it belongs to.
-        site: Its site; None if the target did not exist when the hook was made.
+        site: Its site; None if the target did not exist when the hook was created.
         path: The dotted path to its target, for modules that are imported later or again; None if there is no
             path.
         plugin: The distribution's plugin that added it, or None.
         version: The distribution's version, or None.
         strict: Whether a missing or unfit target is an error.
         name: The callable's module and qualified name.
-        nature: The callable's sort; see `nature_of`.
+        nature: The sort of function that the callable is; see `nature_of`.
         signature: The callable's parameters; None if they are unknown. Name, nature and signature are read
-            once, when the hook is made: reading them may run the callable's own code, and a change holds a
-            lock.
+            only once, when the hook is created: reading them may run the callable's own code, which must not
+            happen while a change holds the lock.
     """
 
     target_name: str
@@ -133,8 +133,8 @@ class Hook:
         """Refuses hooks that can't work.
 
         Raises:
-            HookError: The kind is unknown, the priority out of range, a name no string, the hook not
-                callable, or a class used with another kind than `replace`.
+            HookError: The kind is unknown, the priority out of range, a name not a string, the hook not
+                callable, or a class is used with a kind other than `replace`.
         """
         object.__setattr__(self, "name", name_of(self.fn))
         if self.kind not in KINDS:
@@ -156,7 +156,7 @@ class Hook:
                 raise self.refusal(f"{name!r} is not a name of a hook or source; valid: a string")
         if isinstance(self.fn, type) and self.kind != "replace":
             raise self.refusal(
-                "the hook is a class, whose calls make instances; valid: replace, or a function"
+                "the hook is a class, whose calls create instances; valid: replace, or a function"
             )
         object.__setattr__(self, "nature", nature_of(self.fn))
         object.__setattr__(self, "signature", self._read_signature())
@@ -164,14 +164,14 @@ class Hook:
     def repeats(self, other: Hook) -> bool:
         """Whether two hooks have the same owner, kind and callable."""
         a, b = self.fn, other.fn
-        if isinstance(a, MethodType) and isinstance(b, MethodType):  # each access makes a new bound method
+        if isinstance(a, MethodType) and isinstance(b, MethodType):  # each access creates a new bound method
             is_same = a.__self__ is b.__self__ and a.__func__ is b.__func__
         else:
             is_same = a is b
         return is_same and self.owner is other.owner and self.kind == other.kind
 
     def refusal(self, why: str) -> HookError:
-        """An error that names this hook and says why it is refused."""
+        """The error that names this hook and says why it is refused."""
         return HookError(f"{self._described}: {why}", target=self.target_name)
 
     def _read_signature(self) -> inspect.Signature | None:
@@ -180,7 +180,7 @@ class Hook:
         except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
         except Exception as error:  # the object's own `__signature__` raised it
-            raise self.refusal(f"reading its signature raised {error!r}") from error
+            raise self.refusal(f"reading the hook's signature raised {error!r}") from error
 
     @property
     def _described(self) -> str:
@@ -193,7 +193,7 @@ class Hook:
 
 
 def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Hooks of one target in their running order.
+    """Sorts the hooks of one target into their running order.
 
     Raises:
         OrderError: Their constraints form a cycle.

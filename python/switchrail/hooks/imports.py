@@ -1,7 +1,7 @@
-"""Puts hooks on modules when they are imported, or imported again.
+"""Attaches hooks to modules when these are imported, or imported again.
 
-A finder in front of the others lets them find each watched module, and wraps its loader. So the module gets
-its hooks once it has been executed, before any import of it returns.
+A finder in front of the other finders lets them find each watched module, and wraps its loader. So a module
+gets its hooks right after its execution, before any import of it returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switchrail.hooks.target import modules_of
 
 
 def watch(path: str | None) -> None:
-    """Registers a dotted path, so that hooks are put on its modules whenever one is imported."""
+    """Registers a dotted path, so that its hooks are attached whenever one of its modules is imported."""
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:
@@ -83,7 +83,7 @@ _finder: Final = _Finder()
 
 
 class _Asking(threading.local):
-    """The modules for which this thread is asking the other finders."""
+    """The modules for which this thread is currently querying the other finders."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

@@ -1,4 +1,4 @@
-"""Hooks on inherited attributes: the subclass gets its own function, which calls the inherited one."""
+"""Hooks on inherited attributes: the subclass gets a function of its own, which calls the inherited one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchrail.hooks.trampoline import forwarder
 
 _STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
-# The key in a forwarding function's globals for the class and name that it was made for.
+# The key in a forwarding function's globals that stores the class and the name it was made for.
 _MADE_FOR: Final = "__switchrail_made_for"
 
 
@@ -29,10 +29,10 @@ def made_for(function: FunctionType) -> tuple[type, str] | None:
 
 
 def site_of(owner: type, name: str, target: str) -> Site | None:
-    """The site of an attribute that a class inherits, on this class alone; None if it inherits none.
+    """The site of an inherited attribute, for one class only; None if the class inherits no such attribute.
 
     Raises:
-        HookError: It can't be hooked.
+        HookError: The attribute can't be hooked.
     """
     try:
         raw = original_of(raw_after(owner, owner, name))
@@ -62,7 +62,7 @@ def site_of(owner: type, name: str, target: str) -> Site | None:
 
 
 def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
-    """A function that calls the inherited one, looked up at each call like `super()`, in its descriptor."""
+    """A function that calls the inherited one, looked up at each call as by `super()`; and its descriptor."""
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType
@@ -115,8 +115,8 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
 
 
 def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """The parameters for a method whose own are unknown."""
+    """The parameters of a method whose own parameters are unknown."""
 
 
 def _any_static(*args: Any, **kwargs: Any) -> None:
-    """The parameters for a static method whose own are unknown."""
+    """The parameters of a static method whose own parameters are unknown."""

@@ -11,5 +11,5 @@ change_lock: Final = lock_across_forks()
 warnings: Final[list[str]] = []
 """Warnings of the change in progress.
 
-They are logged after releasing the lock, since a log handler may wait.
+They are logged after the lock is released, since a log handler may wait.
 """

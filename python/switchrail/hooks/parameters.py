@@ -1,4 +1,4 @@
-"""The parameters of a function's code: as source text, and compared with a hook's."""
+"""The parameters of a function's code: as source text, and compared with a hook's parameters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from types import CodeType
 from typing import Any, Final
 
 CALLEE: Final = "__switchrail_callee"
-"""The first parameter of a stand-in's function: the object to call."""
+"""The name of the first parameter of a stand-in's function: the object to call."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a code object, without defaults, which belong to the function object.
+    """The parameters of a code object. Defaults are left out, because they belong to the function object.
 
     Attributes:
         positional_only: Names before the `/`.
         positional: Names that can be given by position or by keyword.
         var_positional: The name after `*`, or None.
-        keyword_only: Names that follow it.
+        keyword_only: Names of keyword-only parameters.
         var_keyword: The name after `**`, or None.
-        callee: Whether `CALLEE` comes first; hooks don't get it.
+        callee: Whether `CALLEE` is the first parameter, which hooks don't receive.
     """
 
     positional_only: tuple[str, ...]
@@ -35,7 +35,7 @@ class Parameters:
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
-        """Reads them from the code itself, since `__signature__` and `__wrapped__` may differ from it.
+        """Reads the parameters from the code, since `__signature__` and `__wrapped__` may differ from it.
 
         Raises:
             ValueError: A parameter's name can't be written in source text.
@@ -60,7 +60,7 @@ class Parameters:
 
     @classmethod
     def told_by(cls, callable_: Callable[..., Any]) -> Parameters | None:
-        """Reads them from the signature of an object without code; None if the object has no signature."""
+        """Reads the parameters from the signature of an object without code; None if it has no signature."""
         try:
             signature = inspect.signature(callable_)
         except Exception:  # the object has no signature, or its `__signature__` raises
@@ -78,7 +78,7 @@ class Parameters:
         )
 
     def without_first(self) -> Parameters:
-        """The parameters without the first positional one, which must exist."""
+        """The parameters without the first positional one. There must be one."""
         if self.positional_only:
             return replace(self, positional_only=self.positional_only[1:])
         return replace(self, positional=self.positional[1:])
@@ -92,7 +92,7 @@ class Parameters:
 
     @property
     def definition(self) -> str:
-        """The text between the parentheses of a `def`."""
+        """The source text between the parentheses of a `def`."""
         positional_only = [CALLEE, *self.positional_only] if self.callee else list(self.positional_only)
         parts = [*positional_only, "/"] if positional_only else []
         parts += self.positional
@@ -104,7 +104,7 @@ class Parameters:
         return ", ".join(parts)
 
     def call(self, function: str, *first: str) -> str:
-        """The text of a call of `function`: the expressions `first`, then the parameters' values."""
+        """The source of a call of `function` with the expressions `first`, then the parameters' values."""
         parts = [*first, *self.positional_only, *self.positional]
         if self.var_positional:
             parts.append(f"*{self.var_positional}")

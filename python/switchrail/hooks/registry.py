@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from switchrail.arguments import check_names, lists_options, several
+from switchrail.arguments import as_list, check_names, lists_options
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Hooks:
     """The hooks that one runtime has put on targets in this process.
 
-    All methods can be called at any time and from any thread. A lock is held during changes only; calls of
-    hooked functions take none. Hooks stay when this object is dropped; `clear` removes them.
+    All methods can be called at any time and from any thread. Only changes hold a lock; calls of hooked
+    functions don't. Hooks remain when this object is dropped; `clear` removes them.
 
     Attributes:
         strict: Whether a missing target, and a second `replace` on one target, are errors; otherwise they are
@@ -40,12 +40,12 @@ class Hooks:
     def prepare(
         self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
-        """Makes and checks a hook that `commit` can put in force; see `add`."""
+        """Creates and checks a hook for `commit`; see `add`."""
         check_names("prepare", options, HOOK_OPTIONS)
         given: HookOptions = {**HOOK_OPTIONS, **options}
         strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
-            imports.watch(target)  # first of all, since another thread may begin the import now
+            imports.watch(target)  # first of all, since another thread may start the import
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
@@ -63,8 +63,8 @@ class Hooks:
             kind=kind,
             source=given["source"],
             priority=given["priority"],
-            before=(*several("before", given["before"]),),
-            after=(*several("after", given["after"]),),
+            before=(*as_list("before", given["before"]),),
+            after=(*as_list("after", given["after"]),),
             owner=self,
             site=place,
             path=path,
@@ -79,11 +79,12 @@ class Hooks:
         return hook
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
-        """Puts prepared hooks in force: all of them, or none.
+        """Activates prepared hooks: all of them, or none.
 
         Args:
             hooks: Results of `prepare`.
-            strict: Whether a second `replace` on one target is an error; None: the value of `Hooks.strict`.
+            strict: Whether a second `replace` on one target is an error; None means the value of
+                `Hooks.strict`.
 
         Raises:
             HookError: A target already has the hook, other code has changed a hooked function's code, or a
@@ -123,14 +124,15 @@ class Hooks:
         kind: Kind = "before",
         **options: Unpack[HookOptions],
     ) -> Hook | Callable[[F], F]:
-        """Puts a hook in force, for every call that starts after this returns.
+        """Adds a hook. Every call of the target that starts after this returns runs it.
 
-        Without `fn` it is a decorator, which leaves the function as it is.
+        Without `fn` this is a decorator, which leaves the function unchanged.
 
         Args:
             target: A function, method, class, property or other callable, or the dotted path of one. If its
                 module is not imported yet, the hook waits for the import.
-            fn: The callable to run. The docstring of `switchrail.hooks` has its arguments for each kind.
+            fn: The callable to run. The docstring of `switchrail.hooks` describes its arguments for each
+                kind.
             kind: `before`, `after`, `around` or `replace`.
             source: The distribution that the hook comes from.
             plugin: The plugin of that distribution; explanations show it.
@@ -145,7 +147,7 @@ class Hooks:
 
         Raises:
             HookError: The target can't be hooked, already has the hook, doesn't fit it, or in strict mode
-                doesn't exist; or other code has changed the hooked target's code.
+                doesn't exist; or other code has changed the code of the hooked target.
             OrderError: The constraints of the hooks on the target form a cycle.
             ArgumentError: `before` or `after` is a string, not a list.
         """
@@ -157,28 +159,28 @@ class Hooks:
         return hook
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force. When a function loses its last hook, it gets its own code back.
+        """Removes hooks. When a function loses its last hook, its own code is restored.
 
-        If other code has changed the function's code since, the changed code stays, and a warning is logged.
-        Hooks that are not in force are ignored.
+        If other code has meanwhile changed the function's code, the changed code stays, and a warning is
+        logged. Hooks that were not added are ignored.
         """
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
     def disable(self, *hooks: Hook) -> None:
-        """Stops hooks from running; they keep their places in the order."""
+        """Disables hooks: they don't run, but keep their places in the order."""
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again. Hooks that wait are put on targets that exist by now."""
+        """Enables disabled hooks. Waiting hooks are put on their targets if these exist now."""
         chain.change(enable=[hook for hook in hooks if hook.owner is self])
         waiting.retry()
 
     def clear(self) -> None:
-        """Takes all hooks of this object out of force, disabled and waiting ones too."""
+        """Removes all hooks of this object, including disabled and waiting ones."""
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """This object's hooks that run, on one target or on all, in their running order.
+        """This object's running hooks, on one target or on all, in their running order.
 
         First tries to put waiting hooks on their targets.
         """
@@ -189,7 +191,9 @@ class Hooks:
         return tuple(hook for hook in chain.running(site) if hook.owner is self)
 
     def explain(self, target: object) -> Explanation:
-        """All hooks of a target in this process, also those of other `Hooks`, in the order of a call.
+        """Explains all hooks of a target in this process, in the order of a call.
+
+        Includes the hooks of other `Hooks` objects.
 
         Raises:
             HookError: The target doesn't exist and no hook waits for it, or the target can't be hooked.
@@ -201,9 +205,10 @@ class Hooks:
         return explain.everything()
 
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
-        """Pairs (name of the target, texts for its enabled hooks in their order), for fingerprints.
+        """Pairs of a target's name and the descriptions of its enabled hooks in order, for fingerprints.
 
-        Waiting hooks are included, so that the result does not depend on the modules imported so far.
+        Waiting hooks are included, so that the result does not depend on the modules that were imported so
+        far.
         """
         enabled: dict[str, list[Hook]] = {}
         for hook in chain.added():
@@ -219,11 +224,11 @@ class Hooks:
         return tuple(hook for hook in chain.added() if hook.owner is self and not chain.is_enabled(hook))
 
     def retry(self) -> tuple[Hook, ...]:
-        """Puts waiting hooks on targets that exist by now; returns this object's hooks that still wait.
+        """Puts waiting hooks on targets that exist now. Returns this object's hooks that still wait.
 
         An imported module gets its hooks before the import returns. A retry is needed for modules that are
-        loaded by their file's location (as transformers loads a model's own code), put into `sys.modules` by
-        hand or found by a finder before Switchrail's, and for attributes that a module gets after its import.
+        loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by hand or
+        found by a finder in front of Switchrail's, and for attributes that a module gets after its import.
         `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
@@ -237,9 +242,11 @@ class Hooks:
 def decorator(
     add: Callable[..., object], target: object, kind: Kind, options: Mapping[str, Any]
 ) -> Callable[[F], F]:
-    """A decorator that passes functions to `add`, and returns them unchanged."""
+    """A decorator that passes a function to `add`, and returns it unchanged."""
 
-    # Not a closure in `add`: its cell would keep the target, and the search for holders would find that cell.
+    # Not a closure in `add`: a closure's cell would refer to the target, and the search for holders would
+    # find
+    # that cell.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn
@@ -250,12 +257,12 @@ def decorator(
 def _leads_to(path: str, site: Site | None) -> bool:
     try:
         return resolve(path) == site
-    except HookError:  # the path of, for example, a function defined in another function
+    except HookError:  # for example the path of a function that is local to another function
         return False
 
 
 def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
     try:
         return ordered(hooks)
-    except OrderError:  # a cycle of hooks is no error while they wait
+    except OrderError:  # a cycle is not an error while the hooks wait
         return sorted(hooks, key=lambda hook: (hook.name, hook.source))

@@ -1,6 +1,6 @@
 """Sites: the places that can have a chain of hooks.
 
-The common site is a Python function, whose code is swapped for the chain.
+Most sites are Python functions, whose code is swapped for the chain.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {"after": ("result",), "around": ("o
 
 
 class Placement(Protocol):
-    """Makes calls of another object or attribute reach a function, while the function has hooks."""
+    """Makes calls of another object or attribute lead to a hooked function, as long as it has hooks."""
 
     def put(self) -> None:
-        """Makes calls reach the function. Can be repeated."""
+        """Makes calls lead to the function. May be called again."""
 
     def take(self) -> None:
-        """Undoes `put`, except where other code has changed the result."""
+        """Undoes `put`, unless other code has changed the result."""
 
 
 class Site(ABC):
     """A place that can have a chain of hooks. Equal sites are the same place.
 
-    The state of a site is an object: a function's code, or the class that replaces a class.
+    The state of a site is an object: for a function its code, for a class the class that replaces it.
     """
 
     leads: ClassVar[bool] = False
-    """Whether hooks here move hooks of other sites, as on a replaced class; see `moves`."""
+    """Whether hooks on this site move hooks of other sites, as on a replaced class; see `moves`."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name in messages."""
+        """The site's name for messages."""
 
     @abstractmethod
     def found(self) -> object:
-        """The present state."""
+        """The current state."""
 
     def own(self, first: Any) -> Any:
-        """The state without hooks, given the state before the first hook."""
+        """The state without hooks, given the state before the first hook was added."""
         return first
 
     @abstractmethod
     def made(self, own: Any, hooks: Sequence[Hook]) -> object:
-        """The state with hooks, one or more in their running order, given the state without."""
+        """The state with these hooks (at least one, in running order), given the state without hooks."""
 
     @abstractmethod
     def install(self, state: Any, *, hooked: bool) -> None:
@@ -63,19 +63,19 @@ class Site(ABC):
 
     @abstractmethod
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Why a hook can't be put here; None if it can. `wanted` has the hooks of all sites."""
+        """Why a hook can't be put on this site; None if it can. `wanted` has the hooks of all sites."""
 
     def check(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> None:
-        """Raises a HookError if a hook can't be put here; see `problem_of`."""
+        """Raises a HookError if a hook can't be put on this site; see `problem_of`."""
         problem = self.problem_of(hook, wanted)
         if problem is not None:
             raise hook.refusal(problem)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
-        """Pairs of sites: hooks on the first run on the second, or nowhere if the second is None.
+        """Pairs of sites. Hooks on the first site of a pair run on the second, or nowhere if that is None.
 
         Args:
-            hook: The first hook that runs here, and causes the moves.
+            hook: The first hook of this site, which causes the moves.
             sites: All sites with hooks.
         """
         return ()
@@ -83,12 +83,12 @@ class Site(ABC):
 
 @dataclass(frozen=True)
 class Function(Site):
-    """A Python function as a site. Its state is its code."""
+    """A Python function as a site. Its state is the function's code."""
 
     function: FunctionType
     placement: Placement | None = field(default=None, compare=False)
     takes: Parameters | None = field(default=None, compare=False)
-    """The parameters that hooks have to accept; None means the function's own."""
+    """The parameters that hooks must accept; None means the function's own parameters."""
 
     @property
     def name(self) -> str:
@@ -100,23 +100,23 @@ class Function(Site):
         return self.function.__code__
 
     def own(self, first: CodeType) -> CodeType:
-        """The function's code; in a method of a replacing class `super` is renamed."""
+        """The function's code; in a method of a replacing class, with `super` renamed."""
         return redirected(self.function, first)
 
     def made(self, own: CodeType, hooks: Sequence[Hook]) -> CodeType:
-        """A trampoline."""
+        """The trampoline for these hooks."""
         return build(self.function, own, hooks)
 
     def install(self, state: CodeType, *, hooked: bool) -> None:
-        """Swaps the code by one assignment, then lets its placements direct calls to it, or no longer."""
+        """Swaps the code in one assignment, then puts or takes the function's placements."""
         self.function.__code__ = state
         if self.placement is not None:
             (self.placement.put if hooked else self.placement.take)()
 
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Compares the hook's parameters and sort of function with the target's."""
+        """Compares the hook's parameters and sort of function with those of the target."""
         valid = {"plain"}
-        if hook.kind != "before":  # `replace` runs within the call and decides on its arguments
+        if hook.kind != "before":  # a `replace` hook runs within the call, with its arguments
             valid.add(nature_of(self.function))
         if hook.nature not in valid:
             return (
@@ -135,20 +135,21 @@ class Function(Site):
 
 
 # Sites by (id of a class, name of an inherited attribute) or (id of an object, ""), so that equal targets
-# share one. A site keeps its class or object alive. Written under the lock.
+# have
+# the same site. A site keeps its class or object alive. Written under the lock.
 _shared: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
 
 def known(key: tuple[int, str]) -> Function | None:
-    """The existing site of a key, if any."""
+    """The existing site for a key, if any."""
     return _shared.get(key)
 
 
 def shared(key: tuple[int, str], made: Function) -> Function:
-    """The only site of a key: `made`, unless another thread was first.
+    """The only site for a key: `made`, unless another thread was first.
 
-    The caller makes the site without the lock, because this reads an object's signature. A closure could not
-    make it, because its cells would look like holders of the object.
+    The caller creates the site before taking the lock, because this reads an object's signature. A closure
+    could not create it, because the search for holders would find the closure's cells.
     """
     with change_lock:
         return _shared.setdefault(key, made)

@@ -1,7 +1,7 @@
-"""Hooks on callables without Python code, such as C functions: a stand-in replaces the object.
+"""Hooks on callables without Python code, such as C functions: a stand-in takes the object's place.
 
-Such an object has no code to swap. A stand-in looks like the object and calls it through a function that can
-be hooked. It replaces the object in all objects that refer to it.
+Such an object has no code to swap. A stand-in has the object's attributes, and calls it through a function
+that can be hooked. It replaces the object in all objects that refer to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from switchrail.hooks.trampoline import forwarder
 class StandIn(Hidden):
     """Has the attributes of an object, and calls it through hooks.
 
-    Hooks also see calls of a subscript's result, as in `kernel[grid](...)`.
+    Hooks also run for calls of a subscript's result, as in `kernel[grid](...)`.
     """
 
     __slots__ = ("__weakref__", "_switchrail_function", "_switchrail_original")
@@ -77,7 +77,7 @@ class StandIn(Hidden):
 
 
 # Special methods are looked up on classes, so a stand-in's class has those of the object's class, except
-# these.
+# for these.
 _KEPT: Final = frozenset(vars(StandIn)) | {
     "__class_getitem__",
     "__del__",
@@ -107,7 +107,7 @@ def _bound(self: StandIn, instance: Any, owner: Any = None) -> Any:
 
 
 def _class_for(cls: type) -> type[StandIn]:
-    # A class statement, or `type`, would set these two attributes.
+    # These two attributes, if passed, would be set by a class statement or by `type`.
     namespace: dict[str, Any] = {name: vars(StandIn)[name] for name in ("__module__", "__doc__")}
     namespace["__slots__"] = ()
     for name in dir(cls):
@@ -121,7 +121,7 @@ def _class_for(cls: type) -> type[StandIn]:
 
 
 class Replaced(Hidden):
-    """A placement: puts a stand-in wherever an object is held; later puts the object back.
+    """A placement that puts a stand-in wherever an object is referred to, and later puts it back.
 
     Attributes:
         original: The object.
@@ -142,14 +142,14 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates each holder that can be found, and lists those that refuse in `unreached`.
+        """Updates each holder that can be found; lists those that refuse in `unreached`.
 
         Raises:
-            HookError: No holder was updated, or not the one that the dotted path names.
+            HookError: No holder was updated, or not the holder that the dotted path names.
         """
         if self._placed:
             return
-        self._placed = True  # before `put` is complete, so that `take` also undoes a part of it
+        self._placed = True  # set before `put` is complete, so that `take` also undoes a partial `put`
         count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
@@ -169,7 +169,7 @@ class Replaced(Hidden):
         self.unreached = tuple(unreached)
 
     def take(self) -> None:
-        """Puts the object back, also into holders that have got the stand-in since."""
+        """Puts the object back, also into holders that have copied the reference to the stand-in since."""
         if not self._placed:
             return
         self._placed = False
@@ -179,7 +179,7 @@ class Replaced(Hidden):
 
 
 def original_of(found: Any) -> Any:
-    """The object that a stand-in replaces; other objects unchanged."""
+    """The object that a stand-in replaces; any other object unchanged."""
     if issubclass(type(found), StandIn):
         return object.__getattribute__(found, "_switchrail_original")
     return found
@@ -190,16 +190,16 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
 
     Args:
         found: The object.
-        owner: The object and attribute that it was found in, if any.
-        target: The target in messages.
+        owner: The object and the attribute in which it was found, if any.
+        target: The target's name for messages.
 
     Raises:
-        HookError: It can't be hooked, or called.
+        HookError: It can't be hooked, or is not callable.
     """
     if not callable(found):
         raise not_callable(found, target)
     found = original_of(found)
-    # Each access to a bound method of an instance makes a new object.
+    # Each access to a bound method of an instance creates a new object.
     if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
         raise of_one_instance(found, target)
     of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
@@ -215,7 +215,7 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
 
 
 def of_one_instance(method: MethodType, target: str) -> HookError:
-    """The error for a bound method."""
+    """The error for a bound method as target."""
     return HookError(
         f"the target {target} is a method of one instance; valid: {name_of(method.__func__)!r}, which every "
         "instance shares",
@@ -224,7 +224,7 @@ def of_one_instance(method: MethodType, target: str) -> HookError:
 
 
 def not_callable(found: Any, target: str) -> HookError:
-    """The error for an object that can't be called."""
+    """The error for a target that can't be called."""
     within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
     valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
     what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
@@ -232,7 +232,7 @@ def not_callable(found: Any, target: str) -> HookError:
 
 
 def stand_in_for(original: Any) -> tuple[FunctionType, StandIn]:
-    """Makes the function that carries an object's hooks, and the stand-in that calls this function."""
+    """Creates the function that carries an object's hooks, and the stand-in that calls this function."""
     function = _function_for(original)
     return function, _class_for(type(original))(function, original)
 

@@ -12,17 +12,17 @@ from switchrail.hooks.site import Site
 
 @dataclass(frozen=True)
 class Wanted:
-    """The hooks of a process and their sites."""
+    """The hooks of a process, and their sites."""
 
     sites: Mapping[Hook, tuple[Site, ...]]
-    """The sites of each hook in the order of addition; none if it waits for its target."""
+    """The sites of each hook, in the order of addition; empty if the hook waits for its target."""
     disabled: frozenset[Hook]
     moved: Mapping[Site, Site]
-    """From methods of replaced classes to the methods that replace them and get their hooks."""
+    """Maps a method of a replaced class to the method that replaces it and gets its hooks."""
     lost: Mapping[Site, Hook]
-    """From methods of replaced classes that no method replaces to the hook that replaces the class."""
+    """Maps a method of a replaced class that no method replaces to the hook that replaces the class."""
     hooks: Mapping[Site, tuple[Hook, ...]]
-    """The hooks that each site has after moves, in the order of addition."""
+    """The hooks of each site after moves, in the order of addition."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Chain:
     """The hooks that run on one site."""
 
     own: Any
-    """The site's state without hooks."""
+    """The site's state without the hooks."""
     installed: Any
-    """The state with the hooks. If the site has another state, other code has changed it."""
+    """The state with the hooks. If the site's state is another one, other code has changed it."""
     running: tuple[Hook, ...]
     """The enabled hooks in their running order."""
 
 
 @dataclass(frozen=True)
 class Table(Wanted):
-    """Hooks and their sites, with the chains that run them."""
+    """The hooks and their sites, with the chains of the sites."""
 
     chains: Mapping[Site, Chain]

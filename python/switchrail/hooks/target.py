@@ -1,9 +1,9 @@
-"""Finds the site of a hook's target, which is a dotted path or an object.
+"""Finds the site of a hook's target, which is given as a dotted path or an object.
 
-A target's site does not depend on the hooks in force, so it can be looked up while other threads change
-hooks. For this, attributes that hooks have set on a class are ignored, a stand-in counts as its object, and a
-site is one object as long as there are references to it. Attributes of modules and objects are read without
-the lock.
+A target's site does not depend on active hooks, so it can be looked up while other threads change hooks. For
+this, attributes that hooks have set on a class are ignored, a stand-in is treated as the object that it
+replaces, and a site remains the same object as long as anything refers to it. Attributes of modules and
+objects are read without the lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from switchrail.nearest import nearest
 
 
 class MissingTargetError(HookError):
-    """A dotted path leads to nothing. Fields: `target`, `nearest`, `module`.
+    """A dotted path does not lead to an object. Fields: `target`, `nearest`, `module`.
 
     Attributes:
         module: The module that has to be imported first; None if it is imported and lacks the name.
@@ -35,7 +35,7 @@ class MissingTargetError(HookError):
 
 @dataclass(frozen=True)
 class Awaited:
-    """The result for a dotted path whose module is not imported yet, or is being imported.
+    """Returned for a dotted path whose module is not imported yet, or is being imported.
 
     Attributes:
         module: The module's name.
@@ -51,7 +51,7 @@ class Awaited:
         return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
-# A part of a module's name. A module that is loaded by its file's location may have any name, such as a hash.
+# A part of a module's name. A module that is loaded from a file path may have any name, such as a hash.
 _MODULE: Final = re.compile(r"[\w-]+")
 
 
@@ -60,11 +60,11 @@ def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
 
     Args:
         target: The path or object.
-        done: A module that counts as imported: it has been executed, although its import has not ended.
+        done: A module to treat as imported: its code has run, although its import has not ended.
 
     Raises:
-        MissingTargetError: The path leads to nothing.
-        HookError: The target can't be hooked, or the text is no path.
+        MissingTargetError: The path does not lead to an object.
+        HookError: The target can't be hooked, or the string is not a dotted path.
     """
     if isinstance(target, str):
         return _at(target, done)
@@ -80,7 +80,7 @@ def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
 
 
 def modules_of(path: str) -> tuple[str, ...]:
-    """Every prefix of a dotted path that can be a module."""
+    """All prefixes of a dotted path that can be modules."""
     parts = path.split(".")
     return tuple(".".join(parts[:i]) for i in range(1, len(parts)))
 
@@ -92,7 +92,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
             f"the target {target!r} is not a dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    # The longest name first, since a module that was loaded by its file's location may have no parent
+    # The longest name first, since a module that was loaded from a file path may have no parent
     # package.
     name = next((name for name in reversed(modules_of(target)) if sys.modules.get(name) is not None), None)
     if name is None:
@@ -102,7 +102,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     found: Any = sys.modules[name]
     for i in range(name.count(".") + 1, len(parts) - 1):
         part, path = parts[i], ".".join(parts[: i + 1])
-        # A package may have a function and a module of the same name. The last part of a path is the
+        # A package may have a function and a module of the same name. Then the last part of a path means the
         # function.
         if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
             return Awaited(path)
@@ -112,7 +112,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
         if isinstance(owner, type) and isinstance(found, property) and part not in own_namespace(owner):
             raise HookError(
                 f"the target {target!r} is a part of a property that {owner.__qualname__} inherits; "
-                f"valid: {part!r} of the class that has it",
+                f"valid: {part!r} of the class that defines it",
                 target=target,
             )
     last = parts[-1]
@@ -124,7 +124,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
 
 
 def _attribute_of(owner: type, name: str, target: str) -> Site:
-    """The site of a class's attribute. For an inherited attribute it is a new function on this class."""
+    """The site of a class's attribute. An inherited attribute gets a new function on this class."""
     own = own_namespace(owner)
     if name in own:
         return _site(own[name], repr(target), (owner, name))
@@ -135,7 +135,7 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
 
 
 def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
-    # Not `inspect.isfunction`, which accepts subclasses and Cython's functions, whose code can't be swapped.
+    # `inspect.isfunction` would accept subclasses, and Cython's functions, whose code can't be swapped.
     if type(found) is FunctionType:
         made_for = inherited.made_for(found)
         return Function(found) if made_for is None else _attribute_of(*made_for, target)

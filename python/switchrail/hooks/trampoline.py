@@ -1,4 +1,4 @@
-"""Makes trampolines: code for a hooked function, with its exact parameters and its whole chain inline."""
+"""Compiles trampolines: code for a hooked function, with its exact parameters and the whole chain inline."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _versions: Final = itertools.count()
 
 
 def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> CodeType:
-    """Makes a trampoline for a function, and puts the hooks' callables into the function's globals.
+    """Compiles a trampoline for a function, and puts the hooks' callables into the function's globals.
 
-    As constants of the code, torch.compile would refuse them. Each trampoline has its own names there, which
-    are deleted with its code. So a call that still runs an older chain finds its callables, and so does a
-    copy of the code.
+    The callables are not constants of the code, since torch.compile would refuse these. Each trampoline has
+    names of its own in the globals, which are deleted with its code. So a call that still runs an older chain
+    finds its callables, and so does a copy of the code.
 
     Args:
         function: The hooked function; its code is not changed here.
         code: The function's own code, at the end of the chain.
-        hooks: The chain in its running order, one or more.
+        hooks: The chain in running order; at least one hook.
 
     Returns:
         Code for `function.__code__`.
@@ -55,10 +55,10 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
-    # Calls the outermost `around` hook, whose argument is the next one, and so on to the original.
+    # Calls the outermost `around` hook. Its `original` is the next one, and so on down to the original.
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
-    if parameters.callee:  # each call has its own original, so each call makes the nested functions
+    if parameters.callee:  # each call has another original, so the nested functions are created in each call
         inner = named("replace", replaces[0]) if replaces else CALLEE
         for i, around in reversed([*enumerate(arounds)][1:]):
             inner = f"{named('partial', partial)}({named(f'around_{i}', around)}, {inner})"
@@ -79,8 +79,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         ending.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), _RESULT)}")
         ending.append(f"if {changed} is not None: {_RESULT} = None if {changed} is {none} else {changed}")
     if afters and flags & inspect.CO_COROUTINE and not _DELEGATES:
-        # `after` hooks get a coroutine's value, so the trampoline returns a coroutine that awaits the
-        # original's.
+        # `after` hooks get a coroutine's result, so the trampoline returns a coroutine that awaits the
+        # original's coroutine.
         waiting = [f"{_RESULT} = await {_RESULT}", *ending, f"return {_RESULT}"]
         seen = replace(parameters, callee=False)
         waits = _compiled(code, seen, waiting, first=_RESULT, coroutine=True)
@@ -95,13 +95,13 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
 
 def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
-    """Code that makes a call, with the given parameters; of the same sort of function as `code`."""
+    """Code that makes a call with the given parameters, and is the same sort of function as `code`."""
     return _suspending(code, parameters, _returning(code.co_flags & SUSPENDING, call, []), free=())
 
 
 _RESULT: Final = "__switchrail_result"
 
-# Before 3.11 the interpreter makes a coroutine or generator for each code with that flag. From 3.11 on, code
+# Before 3.11, calling code with such a flag always creates a coroutine or generator. From 3.11 on, code
 # can have the flag and return the original's coroutine or generator.
 _DELEGATES: Final = sys.version_info < (3, 11)
 
@@ -121,7 +121,7 @@ def _returning(flags: int, call: str, ending: Sequence[str]) -> list[str]:
 def _suspending(
     code: CodeType, parameters: Parameters, body: Sequence[str], *, free: tuple[str, ...] | None = None
 ) -> CodeType:
-    """Compiles a body as the same sort of function as `code`."""
+    """Compiles a body into the same sort of function as `code`."""
     flags = code.co_flags & SUSPENDING
     asynchronous = flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
     made = _compiled(code, parameters, body, free=free, coroutine=_DELEGATES and bool(asynchronous))
@@ -162,10 +162,10 @@ def _compiled(
     free: tuple[str, ...] | None = None,
     coroutine: bool = False,
 ) -> CodeType:
-    """Compiles a body as a function with the parameter `first` before the given ones.
+    """Compiles a body into a function with the parameter `first` before the given ones.
 
-    It has the free variables of `code`, unless `free` names others. All instructions are on the line of the
-    original's `def`: coverage would count other lines as never run.
+    It has the free variables of `code`, unless `free` names others. All instructions get the line number of
+    the original's `def`, since coverage would report other lines as never run.
     """
     free = code.co_freevars if free is None else free
     lines = ["def enclosing():"]
@@ -174,8 +174,9 @@ def _compiled(
     lines.append(f"    {'async ' if coroutine else ''}def trampoline({definition}):")
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
-    # From text, not from a syntax tree. CPython before 3.13 counts the depth of trees for all threads
-    # together. So if two threads build trees at the same time, one may get a SystemError.
+    # Compiled from text, not from a syntax tree: CPython before 3.13 counts the depth of trees for all
+    # threads
+    # together, so if two threads build trees at the same time, one may get a SystemError.
     compiled = compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True)
     for _ in ("enclosing", "trampoline"):
         compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))
@@ -191,8 +192,8 @@ def _compiled(
 
 
 def _one_line(size: int) -> bytes:
-    """A table of line numbers that assigns `size` bytes of code to the first line."""
-    if sys.version_info < (3, 11):  # pairs: bytes of code (even, at most 254), difference of lines
+    """A line-number table that assigns `size` bytes of code to the first line."""
+    if sys.version_info < (3, 11):  # pairs of (bytes of code, even and at most 254; difference of lines)
         return bytes(byte for start in range(0, size, 254) for byte in (min(254, size - start), 0))
     # Entries for one to eight code units of two bytes each: form 13 (no columns), the difference of lines.
     units = size // 2
@@ -213,7 +214,7 @@ def _like(function: FunctionType, code: CodeType) -> FunctionType:
 def _rebind(
     function: FunctionType, code: CodeType, parameters: Parameters
 ) -> Callable[[Any, Callable[..., Any]], tuple[Any, ...]]:
-    """Makes a function that turns a before hook's `(args, kwargs)` into values of the target's parameters."""
+    """Creates a function that binds a before hook's `(args, kwargs)` to the target's parameters."""
     bind = _like(
         function, _compiled(code, parameters, [f"return ({''.join(f'{n}, ' for n in parameters.names)})"])
     )

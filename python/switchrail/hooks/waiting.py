@@ -1,7 +1,7 @@
-"""Hooks whose target doesn't exist yet. They are retried whenever hooks are added, enabled or listed.
+"""Hooks whose target doesn't exist yet. They are tried again whenever hooks are added, enabled or listed.
 
-`imports` notices most modules when they are imported. It misses modules that are loaded by their file's
-location or put into `sys.modules` by hand, and attributes that a module gets later.
+`imports` notices most imports. It misses modules that are loaded from a file path or put into `sys.modules`
+by hand, and attributes that a module gets later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from switchrail.hooks.target import Awaited, MissingTargetError, modules_of, res
 
 _log: Final = logging.getLogger(__name__)
 
-# Why each hook waited when it was last tried.
+# Why each hook had to wait when it was last tried.
 _last: Final[weakref.WeakKeyDictionary[Hook, Awaited | HookError | OrderError]] = weakref.WeakKeyDictionary()
 
 
 def retry() -> dict[Hook, Awaited | HookError | OrderError]:
-    """Puts waiting hooks on targets that exist by now; returns why the others still wait.
+    """Puts waiting hooks on targets that exist now. Returns why the others still wait.
 
-    Does nothing if a finalizer calls it within a change.
+    Does nothing if called within a change, by a finalizer.
     """
     if chain.is_within_change():
         return {}
@@ -38,14 +38,14 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on the target of its dotted path, if it exists by now; otherwise logs the reason, once.
+    """Puts a hook on the target of its dotted path, if it exists now; otherwise logs the reason, once.
 
     Args:
-        hook: A hook that waits, or whose module was imported again.
+        hook: A waiting hook, or one whose module was imported again.
         done: See `resolve`.
 
     Returns:
-        Why the hook still waits; None if it doesn't.
+        Why the hook still waits; None if it does not.
     """
     why: Awaited | HookError | OrderError
     try:
@@ -72,7 +72,7 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
 
 
 def executed(module: str) -> None:
-    """Puts hooks on a module that has been executed.
+    """Puts hooks on a module after its code has run.
 
     Raises:
         HookError: The target of a strict hook is missing or does not fit.
@@ -88,7 +88,7 @@ def executed(module: str) -> None:
 class _Started(ModuleSpec):
     """The spec of a module that was being imported when a hook was tried on it.
 
-    At the import's end the hook is tried again.
+    When the import ends, the hook is tried again.
     """
 
     @property
@@ -115,7 +115,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """The last reason why a hook waits, if no module of its path was imported since; cheaper than trying."""
+    """The last reason why a hook waits, if no module of its path was imported since; a cheap check."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

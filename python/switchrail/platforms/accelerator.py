@@ -1,4 +1,4 @@
-"""Device families that torch drives through their own module, such as `torch.cuda`."""
+"""Device families that have a torch module of their own, such as `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from switchrail.platforms.hardware import Hardware, check_device
 class Accelerator(Hardware):
     """A device with an index, in a family whose torch module has the same functions as `torch.cuda`.
 
-    torch, and the package that adds the family to it, are only imported to look for a device, and only if
+    torch, and the package that adds the family to torch, are imported only to look for a device, and only if
     they are installed.
 
     Attributes:
-        torch_type: torch's name of the family; its module is `torch.<torch_type>`.
-        package: The package that adds the family to torch; None if torch has it.
+        torch_type: The family's name in torch; its module is `torch.<torch_type>`.
+        package: The package that adds the family to torch; None if torch itself has the family.
         process_group: The backend of `torch.distributed` for the family.
     """
 
@@ -85,7 +85,7 @@ class Accelerator(Hardware):
         return None if total is None else total - int(self._module().mem_get_info(self.index)[0])
 
     def get_device(self) -> str:
-        """The current device of torch."""
+        """The device on which torch currently allocates by default."""
         return self._current()
 
     @classmethod
@@ -97,7 +97,7 @@ class Accelerator(Hardware):
         self._module().set_device(device)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """A stream of the family's module in torch."""
+        """A new stream of the family's torch module."""
         module = self._module()
         stream = module.Stream(device=self.device)
         return partial(_launching_on, module, stream, module.Event(), module.Event())
@@ -111,7 +111,7 @@ class Accelerator(Hardware):
         self._module().empty_cache()
 
     def keeps_freed_memory(self) -> bool:
-        """True, as for torch's allocator."""
+        """True, since torch's allocator keeps freed memory."""
         return True
 
     def distributed_backend(self) -> str:
@@ -129,7 +129,7 @@ class Accelerator(Hardware):
         return True
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All three dtypes."""
+        """float32, float16 and bfloat16."""
         return ("bfloat16", "float16", "float32")
 
 

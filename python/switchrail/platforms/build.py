@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def built_for(family: str) -> str | None:
-    """The version of a device family's toolkit with which torch was built.
+    """The version of a device family's toolkit that torch was built with.
 
     Args:
         family: `cuda`, `hip` or `xpu`.
@@ -17,7 +17,7 @@ def built_for(family: str) -> str | None:
     Returns:
         The version, such as `13.2`; None if torch was built without it, or is not installed.
     """
-    if sys.modules.get("torch") is not None:  # `sys.modules` has None to block the import
+    if sys.modules.get("torch") is not None:  # a None in `sys.modules` blocks the import
         import torch
 
         return getattr(torch.version, family, None)

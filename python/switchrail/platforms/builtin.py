@@ -24,20 +24,20 @@ _CLASSES: Final = {
 }
 
 KINDS: Final = tuple(_CLASSES)
-"""The kinds in the order of detection; the CPU is the last resort."""
+"""The kinds in the order of detection; the CPU comes last."""
 
 _TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
 
 
 def platform_class(kind: str) -> type[Platform]:
-    """The class of a kind in `KINDS`."""
+    """The platform class of a kind in `KINDS`."""
     module, _, name = _CLASSES[kind].partition(":")
     found: type[Platform] = getattr(import_module(module), name)
     return found
 
 
 def detect(device: str | torch.device | None = None) -> Platform:
-    """The built-in platform of a device. Does not ask plugins.
+    """The built-in platform for a device. Platform plugins are not considered.
 
     Args:
         device: A kind (`rocm`), torch's name of a device (`cuda:1`), or a `torch.device`. None means the
@@ -89,7 +89,7 @@ def _available() -> tuple[str, ...]:
     for kind in reversed(KINDS):
         try:
             found += platform_class(kind).hardware_class.devices()
-        except PlatformError:  # the package of the family is broken, which another error reports
+        except PlatformError:  # the family's package can't be imported, which another error reports
             continue
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Makes a platform from a platform plugin or from the path of a class."""
+"""Creates a platform from a platform plugin or from a class path."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Limited(Protocol):
     """Runs work with a time limit."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Runs `work` of the owner `name`; `what` describes the work in messages."""
+        """Runs `work`. `name` is the owner of its code; `what` describes it in messages."""
 
 
 class Candidate:
     """A platform plugin that may be chosen.
 
     Attributes:
-        plugin: Its record as discovered.
-        record: Its record after it was asked: `loaded`, `failed`, `hung`, or `blocked` if it declined.
+        plugin: The plugin's record as discovered.
+        record: The plugin's record after `ask`: `loaded`, `failed`, `hung`, or `blocked` if it declined.
     """
 
     def __init__(self, plugin: Plugin, known: Plugin | None, limited: Limited) -> None:
-        """Stores the arguments; asks nothing yet.
+        """Stores the arguments without calling the plugin.
 
         Args:
-            plugin: Its record as discovered.
-            known: Its record after an earlier attempt. A plugin that hung is not asked again.
+            plugin: The plugin's record as discovered.
+            known: The plugin's record after an earlier attempt. A plugin that hung is not called again.
             limited: Runs the plugin's code with a time limit.
         """
         self.plugin, self._limited = plugin, limited
@@ -52,10 +52,10 @@ class Candidate:
         self._handlers = handlers()
 
     def ask(self) -> str | None:
-        """The class path that its function returns, or None if it declines.
+        """Calls the plugin's function. Returns its class path, or None if it declines.
 
         Raises:
-            PlatformPluginError: The plugin fails, or may not be asked.
+            PlatformPluginError: The plugin fails, or hung before.
         """
         if self.record.state != "discovered":
             raise self._failure(f"{self.record.state}: {self.record.reason}")
@@ -65,7 +65,7 @@ class Candidate:
         return path
 
     def make(self, path: str, index: str = "") -> Platform:
-        """Makes its platform.
+        """Creates the plugin's platform.
 
         Args:
             path: The result of `ask`.
@@ -104,7 +104,7 @@ class Candidate:
         return names[name]
 
     def _blamed(self, work: Callable[[], T]) -> T:
-        """Runs the plugin's code; converts its exceptions to an error that names the plugin."""
+        """Runs the plugin's code; converts its exceptions into an error that names the plugin."""
         try:
             return work()
         except HungError as error:
@@ -134,7 +134,8 @@ def import_class(path: str) -> type[Platform]:
     """Imports the class of a platform, given as `module:Class`.
 
     Raises:
-        PlatformError: There is no such class, or it is not a platform's; also the errors of `check_classes`.
+        PlatformError: There is no such class, or it is not a platform class; also the errors of
+            `check_classes`.
     """
     module, _, name = path.partition(":")
     try:
@@ -150,7 +151,7 @@ def import_class(path: str) -> type[Platform]:
 
 
 def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None:
-    """Checks the overrides in a platform's class and in the classes of its parts against their base classes.
+    """Checks that a platform's class, and the classes of its parts, override their base classes correctly.
 
     Raises:
         PlatformError: A part has a wrong class, or a class doesn't match its base; the error lists all
@@ -185,7 +186,7 @@ def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None
 
 
 def instance_of(cls: type[Platform], device: str | None) -> Platform:
-    """Makes a platform of a class on a device; None means the current device.
+    """Creates a platform of a class for a device; None means the current device.
 
     Raises:
         PlatformError: There is no such device, or the platform's kind is invalid.
@@ -196,7 +197,7 @@ def instance_of(cls: type[Platform], device: str | None) -> Platform:
 
 
 def check_platform(platform: Platform) -> None:
-    """Checks a platform's classes, and that backends can be registered for its kind.
+    """Checks a platform's classes, and that its kind is one that backends can be registered for.
 
     Raises:
         PlatformError: The kind is invalid; also the errors of `check_classes`.

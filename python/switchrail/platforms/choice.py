@@ -30,10 +30,10 @@ T = TypeVar("T")
 class PlatformChoice:
     """The platform of one runtime, chosen once, by the first thread that needs it.
 
-    A platform that was set with `use` serves, or else the one named by `SWITCHRAIL_PLATFORM`. Otherwise the
-    installed platform plugins are asked, and the one that accepts serves; several are an error. If all
-    decline, the first built-in kind with a device serves. After a failed choice the next call tries again.
-    Each device has one platform per class, regardless of how it is named.
+    The platform set with `use` comes first, then the one that `SWITCHRAIL_PLATFORM` names. Otherwise all
+    installed platform plugins are called, and the one that accepts serves; if several accept, that is an
+    error. If all decline, the first built-in kind with a device serves. After a failed choice the next call
+    tries again. There is one platform object per class and device, whatever name it was requested by.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class PlatformChoice:
         seconds: Callable[[], float | None],
         choosing: Choosing,
     ) -> None:
-        """Stores the arguments; chooses nothing yet.
+        """Stores the arguments without choosing a platform.
 
         Args:
-            plugins: Returns the records of the installed platform plugins; called without the choice's lock.
+            plugins: Returns the records of the installed platform plugins. Called without holding a lock.
             seconds: Returns the time limit for a plugin's import and function; None means no limit.
-            choosing: Records which threads are choosing; the runtime's loader needs to know.
+            choosing: Records which threads are choosing the platform; the runtime's loader reads it.
         """
         self._plugins, self._seconds, self._choosing = plugins, seconds, choosing
         self._platform: Platform | None = None
@@ -58,7 +58,7 @@ class PlatformChoice:
 
     @property
     def asked(self) -> str | None:
-        """The name that was given to `use`, in a form for other processes; None if there was none."""
+        """The name that was given to `use`, in a form that other processes can use; or None."""
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
@@ -66,21 +66,21 @@ class PlatformChoice:
         return self._records.get(plugin.qualified_name, plugin) if _may_be_asked(plugin) else plugin
 
     def get(self) -> Platform:
-        """The platform.
+        """The chosen platform; chooses it if necessary.
 
         Raises:
             PlatformError: The requested platform does not exist or declines, or several plugins are active.
             PlatformPluginError: A plugin failed.
-            PlatformReentryError: A plugin asked for the platform while it was being asked itself.
+            PlatformReentryError: A plugin asked for the platform while the platform was being chosen.
         """
         if self._platform is not None:
             return self._platform
         found = self._choose(lambda name: detect(name or None))
-        assert found is not None, "`detect` raises where it finds nothing"
+        assert found is not None, "`detect` raises an error if it finds nothing"
         return found
 
     def ask_plugins(self) -> None:
-        """Asks the installed platform plugins, so their records show the result.
+        """Calls the installed platform plugins, so that their records show the result.
 
         Does not look for devices of built-in kinds, which would import torch. Raises the errors of `get`.
         """
@@ -90,7 +90,7 @@ class PlatformChoice:
         """Chooses the platform, once. None if no plugin is active and `look` finds none.
 
         Args:
-            look: Finds a built-in platform, given the name in the environment or an empty string.
+            look: Finds a built-in platform by the name in the environment, or any if the name is empty.
         """
         name = os.environ.get(PLATFORM, "").strip()
         candidates = () if name in KINDS else self._candidates()
@@ -126,14 +126,14 @@ class PlatformChoice:
         """Finds a platform without changing the choice.
 
         Args:
-            platform: A platform; a built-in kind; torch's name of a device; the name of a platform plugin, or
-                `DISTRIBUTION:NAME` if two have the same name, optionally with a device number (`acme:1`); or
-                the path of a class, `module:Class` or `module:Class:device`.
+            platform: A platform; a built-in kind; torch's name of a device; the name of a platform plugin
+                (`DISTRIBUTION:NAME` if two have the same name), optionally with a device number (`acme:1`);
+                or the path of a class, `module:Class` or `module:Class:device`.
 
         Raises:
             PlatformError: There is no such platform or device, or the plugin declines.
             PlatformPluginError: The plugin failed.
-            PlatformReentryError: A plugin asked for a platform while it was being asked itself.
+            PlatformReentryError: A plugin asked for a platform while the platform was being chosen.
         """
         candidates = self._candidates_for(platform)
 
@@ -153,7 +153,7 @@ class PlatformChoice:
         return () if isinstance(platform, Platform) or is_builtin(platform) else self._candidates()
 
     def _kept(self, platform: Platform) -> Platform:
-        """The platform made earlier for the same device, if any, so a device is only initialised once."""
+        """The platform created earlier for the same device, if any, so a device is initialised once."""
         return self._made.setdefault((type(platform), platform.device), platform)
 
     def _keep_records(self, candidates: Sequence[Candidate]) -> None:
@@ -177,7 +177,7 @@ def _may_be_asked(plugin: Plugin) -> bool:
 
 
 def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
-    """The platform of the named or accepting plugin; None if a built-in kind serves."""
+    """The platform of the named plugin, or of the only one that accepts; None if a built-in kind serves."""
     if name in KINDS:
         return None
     if name:

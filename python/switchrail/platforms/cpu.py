@@ -28,7 +28,7 @@ class CpuHardware(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """The one device, which always exists."""
+        """`cpu`, which always exists."""
         return ("cpu",)
 
     def name(self) -> str:
@@ -40,9 +40,9 @@ class CpuHardware(Hardware):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def current_memory_usage(self) -> int:
-        """Bytes that new programs can't get. Files cached in memory don't count.
+        """Memory in bytes that new programs can't get. Cached files are not included.
 
-        If the operating system does not report it, the peak memory of this process.
+        If the operating system does not report it, this is the peak memory of this process.
         """
         available = _available()
         return self.total_memory() - available if available is not None else _largest_so_far()
@@ -76,15 +76,15 @@ class CpuHardware(Hardware):
         torch.manual_seed(seed)
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All three dtypes. float32 is the fastest on most processors."""
+        """float32, float16 and bfloat16. float32 is the fastest on most processors."""
         return ("float32", "float16", "bfloat16")
 
 
 class CpuServing(Serving):
-    """The default parts of engines on a CPU."""
+    """Default parts of engines on a CPU."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """A quarter of the memory, because the host also runs other programs."""
+        """A quarter of the memory for the pools, because the host also runs other programs."""
         return {"memory_fraction": 0.25}
 
 

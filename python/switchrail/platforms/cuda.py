@@ -24,7 +24,7 @@ class _Gpu(Accelerator):
     process_group = "nccl"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All three dtypes; no bfloat16 below capability 8.0."""
+        """float32 and float16, and bfloat16 from capability 8.0 on."""
         capability = self.capability()
         assert capability is not None
         return ("bfloat16", "float16", "float32") if capability >= (8, 0) else ("float16", "float32")
@@ -39,7 +39,7 @@ class _Gpu(Accelerator):
 
 
 class CudaHardware(_Gpu):
-    """An NVIDIA GPU. Name, capability and memory come from the driver, so torch need not be imported."""
+    """An NVIDIA GPU. Name, capability and memory are read from the driver, without importing torch."""
 
     kind = "cuda"
 
@@ -86,7 +86,7 @@ class RocmHardware(_Gpu):
 
 
 class _GpuServing(Serving):
-    """Engines on GPUs that torch drives through `torch.cuda`; they capture steps."""
+    """Parts of engines on GPUs that torch drives through `torch.cuda`; the engines capture steps."""
 
     def graph_class(self) -> type[Graph]:
         """The CUDA graphs of torch."""
@@ -96,26 +96,27 @@ class _GpuServing(Serving):
 
 
 _LARGE: Final = 70 * 2**30
-"""Bytes of memory; a GPU of 80 GB has a little less than 80 GiB."""
+"""The memory in bytes from which a GPU is large: a GPU of 80 GB has a little less than 80 GiB."""
 
 
 class CudaServing(_GpuServing):
     """The parts of engines on NVIDIA GPUs."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """Pages of 64 tokens, steps of 8,192 rows, pauses between steps with prompts; 256 sequences if large.
+        """Pages of 64 tokens, steps of 8,192 rows, pauses between prompt steps; 256 sequences on large GPUs.
 
         Kernels read a page of 64 tokens at once; with pages of 16, prefill takes a quarter longer. Steps of
-        8,192 rows keep the device busy while the host launches the next one. A step with one prompt takes
-        three times as long as a decode of 100 sequences, so prompts that arrive one by one are run together.
-        256 sequences were measured on GPUs of 80 GB and more; their states may not fit on smaller ones.
+        8,192 rows keep the device busy while the host launches the next step. A step with one prompt takes
+        three times as long as a decode of 100 sequences, so prompts that arrive one by one wait to run
+        together. 256 sequences were measured on GPUs of 80 GB and more; their states may not fit on smaller
+        ones.
         """
         sizes = {"page_size": 64, "max_tokens_per_step": 8192, "prompt_pause": 1.0}
         memory = self.hardware.total_memory()
         return sizes if memory is None or memory < _LARGE else {**sizes, "max_sequences": 256}
 
     def compiles(self, kind: str, *, fused: bool) -> bool:
-        """Only layers that no function of the platform serves; the others are faster when only captured."""
+        """Only layers without functions of the platform; the others are faster without compilation."""
         return not fused
 
 

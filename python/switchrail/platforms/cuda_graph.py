@@ -13,21 +13,21 @@ from switchrail.platforms.graph import Graph
 
 _failed: Final[list[Any]] = []
 
-# a piece between two eager calls may have nothing to launch
+# A piece between two eager calls may have no launches.
 warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
 class CudaGraph(Graph):
     """A `torch.cuda.CUDAGraph`.
 
-    During a capture, other threads can launch kernels and allocate memory, but torch refuses them random
-    numbers of its default generator.
+    During a capture, other threads can launch kernels and allocate memory, but torch refuses to draw random
+    numbers from its default generator in any thread.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
         self._graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace per stream, so graphs that share memory must also share the stream
+        # cuBLAS keeps a workspace per stream, so graphs that share memory must also share that stream
         together = shares if isinstance(shares, CudaGraph) else None
         self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()
@@ -59,7 +59,7 @@ class CudaGraph(Graph):
         self._graph.replay()
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that doesn't own its memory, so that the memory stays the graphs' own."""
+        """A tensor that doesn't own its memory, so that the memory stays the property of the graphs."""
         storage = tensor.untyped_storage()
         same = torch._C._construct_storage_from_data_pointer(
             storage.data_ptr(), tensor.device, storage.nbytes()

@@ -1,4 +1,4 @@
-"""Platforms for devices of other machines. They can be planned for, but can't run anything."""
+"""Platforms for devices of other machines, for which plans can be made but nothing can run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _WITH_CAPABILITY = ("cuda", "rocm", "musa")
 
 
 def described(text: str) -> Platform:
-    """A platform of a built-in kind that knows what its kind supports, but can't run anything.
+    """A platform of a built-in kind that supports what its kind supports, but can't run anything.
 
     Args:
         text: A kind and a compute capability, such as `cuda:9.0`, or only the name of a kind without
             capabilities, such as `cpu`.
 
     Raises:
-        PlatformError: The text has neither form.
+        PlatformError: The text describes no device.
     """
     match = _FORM.fullmatch(text)
     kind = text if match is None else match[1]
@@ -44,7 +44,7 @@ def described(text: str) -> Platform:
             Hardware.__init__(self, kind)
 
         def name(self) -> str:
-            return f"{text}, which need not be here"
+            return f"{text}, which need not exist on this machine"
 
         def capability(self) -> DeviceCapability | None:
             return capability

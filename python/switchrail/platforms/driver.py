@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
     """One device.
 
     Attributes:
-        name: The vendor's name of it.
+        name: The vendor's name for the device.
         capability: Its compute capability.
         total_memory: Its memory in bytes.
     """

@@ -1,4 +1,4 @@
-"""The interface for capturing the launches of a step and replaying them."""
+"""The interface to capture the launches of a step and to replay them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """The launches of a block of code, which can be replayed as a whole without the host's part.
+    """The launches of a block of code, which can be replayed as a whole without the host code.
 
     A replay reads and writes the same memory as the capture. So a step's inputs must be in tensors that keep
-    their addresses, and the next replay overwrites its results. A graph may be released while it still runs.
+    their addresses, and the next replay overwrites a step's results. A graph may be released while it still
+    runs.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
-        """Captures nothing yet.
+        """Creates an empty graph.
 
         Args:
-            shares: A graph whose working memory this one reuses. The two must never run at the same time, and
-                no capture with that memory may have failed.
+            shares: A graph whose working memory the new graph reuses. The two must never run at the same
+                time, and no capture with that memory may have failed.
         """
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Captures the launches of this thread in the block. Implementations decide whether they also run.
+        """Captures the launches of this thread in the block. An implementation may also run them.
 
         Raises:
             Exception: Something in the block can't be captured.
@@ -40,10 +41,10 @@ class Graph:
         raise NotImplementedError
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the block, for use between the replays of this graph and of one that shares its memory.
+        """A tensor for use between replays of this graph and of graphs that share its memory.
 
-        An implementation may return a tensor that lets later blocks use the memory, if the memory lives as
-        long as the graph.
+        An implementation may return a tensor that does not keep the memory from being used by later blocks,
+        if the memory lives as long as the graph.
         """
         return tensor
 

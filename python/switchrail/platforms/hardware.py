@@ -1,4 +1,4 @@
-"""The device part of a platform: one device and its operations."""
+"""The device part of a platform: one device and the operations on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 class Hardware:
     """One device of a family. Families derive from it and implement the methods that their devices support.
 
-    A method that is not implemented raises NotProvidedError, a NotImplementedError that names platform and
-    method. `name`, `total_memory` and `current_memory_usage` are mandatory. The engine and `Identity` use all
-    methods except `distributed_backend`, which is for users who create a process group.
+    A method that is not implemented raises a NotProvidedError (a NotImplementedError) that names the platform
+    and the method. `name`, `total_memory` and `current_memory_usage` are mandatory. The engine and `Identity`
+    use all methods except `distributed_backend`, which is for users who create a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.
@@ -38,22 +38,22 @@ class Hardware:
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """The names in torch of this family's devices on this machine, in order.
+        """The torch names of this family's devices on this machine, in order.
 
-        For a plugin's family it is only called if a user selects a device by number, as in `acme:1`.
+        For a plugin's family it is called only if a user selects a device by number, as in `acme:1`.
         """
         return ()
 
     def name(self) -> str:
-        """The vendor's name of the device."""
+        """The vendor's name for the device."""
         raise self._not_provided("name")
 
     def capability(self) -> DeviceCapability | None:
-        """Its compute capability; None if the family has none."""
+        """The device's compute capability; None if the family has none."""
         return None
 
     def total_memory(self) -> int | None:
-        """Its memory in bytes; None if unknown, never 0."""
+        """The device's memory in bytes; None if unknown, never 0."""
         raise self._not_provided("total_memory")
 
     def current_memory_usage(self) -> int | None:
@@ -61,11 +61,11 @@ class Hardware:
         raise self._not_provided("current_memory_usage")
 
     def get_device(self) -> str:
-        """The name in torch of the device on which this thread launches its work."""
+        """The torch name of the device on which the current thread launches its work."""
         raise self._not_provided("get_device")
 
     def set_device(self, device: str) -> None:
-        """Makes `device` the one on which this thread launches its work."""
+        """Makes `device` the one on which the current thread launches its work."""
         raise self._not_provided("set_device")
 
     @contextmanager
@@ -82,12 +82,12 @@ class Hardware:
             self.set_device(before)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Makes a stream for one engine, which keeps its steps in order in any threads.
+        """Creates a stream for one engine, which keeps the engine's steps in order even if threads change.
 
         Returns:
-            A function that returns a context manager. The context manager launches work on that stream, after
-            the work on the thread's current stream, which then waits for the new work. It does nothing on
-            devices without streams.
+            A function that returns a context manager. Within it, work is launched on the new stream, after
+            the earlier work on the thread's current stream; that stream then waits for the new work. On
+            devices without streams it does nothing.
         """
         return nullcontext
 
@@ -102,8 +102,8 @@ class Hardware:
     def keeps_freed_memory(self) -> bool:
         """Whether freed memory still counts as in use until `empty_cache`.
 
-        If so, the maximum memory of steps can be measured afterwards, and a trial determines the engine's
-        pool sizes.
+        If so, the largest memory of steps can be measured after they ran, and a trial run determines the
+        engine's pool sizes.
         """
         return False
 
@@ -120,7 +120,7 @@ class Hardware:
         return False
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """The dtypes of activations that it supports, by name."""
+        """The names of the dtypes of activations that the device supports."""
         raise self._not_provided("supported_dtypes")
 
     def support_cuda_graph(self) -> bool:
@@ -144,7 +144,7 @@ def check_device(device: str, there: Sequence[str]) -> None:
     """Checks that a device exists.
 
     Raises:
-        PlatformError: It does not exist.
+        PlatformError: There is no such device.
     """
     if device not in there:
         raise PlatformError(

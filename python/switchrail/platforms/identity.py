@@ -13,7 +13,7 @@ OUT_OF_TREE: Final = "oot:"
 """Prefix of the kind of a plugin's device family: `oot:NAME`."""
 
 UNSPECIFIED: Final = "unspecified"
-"""The kind of a device part that does not set one."""
+"""The kind of a device part whose class does not set one."""
 
 
 class DeviceCapability(NamedTuple):
@@ -29,7 +29,7 @@ class DeviceCapability(NamedTuple):
     minor: int
 
     def as_version_str(self) -> str:
-        """The version as text, such as `9.0`."""
+        """The version as a string, such as `9.0`."""
         return f"{self.major}.{self.minor}"
 
     def to_int(self) -> int:
@@ -63,7 +63,7 @@ class CpuArchitecture(str, Enum):
 
     @classmethod
     def of(cls, machine: str) -> CpuArchitecture:
-        """The architecture for the operating system's name of a machine, such as `x86_64` or `aarch64`."""
+        """The architecture with this name in the operating system, such as `x86_64` or `aarch64`."""
         name = machine.lower()
         for start, found in _MACHINES:
             if name.startswith(start):
@@ -94,11 +94,11 @@ class Identity:
     """A platform as plain data.
 
     Attributes:
-        kind: Its family: one of `switchrail.platforms.KINDS`, `oot:NAME`, or `unspecified`.
-        name: The vendor's name of the device.
+        kind: The family: one of `switchrail.platforms.KINDS`, `oot:NAME`, or `unspecified`.
+        name: The vendor's name for the device.
         device: torch's name of the device, such as `cuda:0`.
-        capability: Its compute capability, if the family has one.
-        total_memory: Its memory in bytes; None if unknown.
+        capability: The device's compute capability; None if the family has none.
+        total_memory: The device's memory in bytes; None if unknown.
         cpu_architecture: The architecture of the host's processor.
         support_cuda_graph: Whether a whole step can be captured and replayed.
         support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be captured

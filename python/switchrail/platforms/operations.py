@@ -1,11 +1,11 @@
-"""The computations of the engine's models besides attention for which a platform can provide functions.
+"""The operations: computations besides attention for which a platform can provide its own functions.
 
-Each class is an operation. Its `forward` documents the arguments of its functions and computes nothing. The
-first existing function of these serves:
+Each class is an operation. Its `forward` documents the arguments and computes nothing. The engine uses the
+first of these that exists:
 
-1. the one that `Serving.register_oot_forward(name, function)` registered;
-2. the class's method `forward_<dispatch key>`, for platforms with that dispatch key;
-3. the native one: the model definition's own, or the engine's for `ChooseTokens`.
+1. the function that `Serving.register_oot_forward(name, function)` registered;
+2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
+3. the native function: the model definition's own, or the engine's for `ChooseTokens`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Operation:
     """An operation.
 
     Attributes:
-        name: The name that it is registered by.
+        name: The name under which functions are registered for it.
     """
 
     name: ClassVar[str]
@@ -180,7 +180,8 @@ class Products(Operation):
     """A linear layer, or several with the same input, such as those of queries, keys and values.
 
     `forward(x, weight)` returns x weight^T. x is [..., D], weight [N, D] with the rows of all layers
-    concatenated, and the result [..., N]. The engine only concatenates the weights if there is a function.
+    concatenated, and the result [..., N]. The engine only concatenates the weights if a platform has a
+    function for it.
     """
 
     name = "products"
@@ -225,8 +226,8 @@ class Experts(Operation):
     logits.
 
     `rows` is None or the number of real rows, [1] int32 on the device. The rows after them are padding: they
-    read no expert, and their results are zeros. The function must neither wait for the device nor keep a
-    converted copy of the weights.
+    read no expert's weights, and their results are zeros. The function must neither wait for the device nor
+    keep a converted copy of the weights.
     """
 
     name = "experts"

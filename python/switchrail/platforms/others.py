@@ -1,4 +1,4 @@
-"""Families that were never tested on hardware. They follow the documentation of their packages."""
+"""Device families that were never tested on hardware; the code follows their packages' documentation."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class MpsHardware(Accelerator):
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """The operating system's recommended maximum in bytes, or else the host's memory."""
+        """The maximum that the operating system recommends, in bytes, or else the host's memory."""
         return int(self._module().recommended_max_memory()) or CpuHardware().total_memory()
 
     def current_memory_usage(self) -> int:
-        """Bytes allocated by this process. The use of other processes is unknown."""
+        """Memory in bytes that this process has allocated. The usage of other processes is unknown."""
         return int(self._module().driver_allocated_memory())
 
     @classmethod
@@ -117,7 +117,7 @@ class TpuHardware(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """The devices `xla:0`, `xla:1` and so on, if torch_xla runs on TPUs and not on a substitute.
+        """The devices `xla:0`, `xla:1` and so on; none if torch_xla runs on a substitute such as the CPU.
 
         Raises:
             PlatformError: torch_xla is installed but can't be imported.
@@ -154,7 +154,7 @@ class TpuHardware(Hardware):
         return str(self._xla("core.xla_model").xla_device())
 
     def synchronize(self) -> None:
-        """Waits for the device's work."""
+        """Waits until the device has finished its work."""
         self._xla("core.xla_model").wait_device_ops([self.device])
 
     def distributed_backend(self) -> str:

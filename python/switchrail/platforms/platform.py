@@ -22,8 +22,8 @@ class Platform:
     """A device, and the parts of engines on it.
 
     The two parts are attributes, not base classes. So a vendor can combine the device part of one family with
-    the serving part of another by naming both classes, without a conflict of method resolution. The serving
-    part gets the device part; the device part does not know the serving part.
+    the serving part of another by naming both classes, without conflicts in the method resolution order. The
+    serving part has a reference to the device part, but not the other way round.
 
     ```
     class AcmePlatform(Platform):
@@ -31,7 +31,7 @@ class Platform:
         serving_class = AcmeServing
     ```
 
-    Without its own classes it is the platform of kind `unspecified`, which supports nothing.
+    `Platform` itself, without such classes, is the platform of kind `unspecified`, which supports nothing.
 
     Attributes:
         hardware: The device part.
@@ -45,7 +45,7 @@ class Platform:
         """Creates both parts.
 
         Args:
-            device: torch's name of the device; None means the family's current one.
+            device: torch's name of the device; None means the family's current device.
 
         Raises:
             PlatformError: There is no such device.
@@ -56,12 +56,12 @@ class Platform:
 
     @property
     def kind(self) -> str:
-        """Its family: one of `KINDS`, `oot:NAME`, or `unspecified`."""
+        """The device family: one of `KINDS`, `oot:NAME`, or `unspecified`."""
         return self.hardware.kind
 
     @property
     def name(self) -> str:
-        """The vendor's name of the device."""
+        """The vendor's name for the device."""
         return self.hardware.name()
 
     @property
@@ -71,7 +71,7 @@ class Platform:
 
     @property
     def capability(self) -> DeviceCapability | None:
-        """Its compute capability, if the family has one."""
+        """The device's compute capability; None if the family has none."""
         return self.hardware.capability()
 
     @property
@@ -131,11 +131,11 @@ class Platform:
         return self.kind == "mps"
 
     def is_out_of_tree(self) -> bool:
-        """Whether it is of a plugin's family."""
+        """Whether its family comes from a plugin."""
         return self.kind.startswith(OUT_OF_TREE)
 
     def is_unspecified(self) -> bool:
-        """Whether its device part sets no kind."""
+        """Whether the class of its device part sets no kind."""
         return self.kind == UNSPECIFIED
 
     def is_cuda_alike(self) -> bool:
@@ -150,7 +150,7 @@ class Platform:
         return hash((type(self), self.device))
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Pickles class and device. Unpickling makes a new platform on the other machine's device."""
+        """Pickles class and device. Unpickling creates a new platform for the device of that name."""
         return type(self), (self.device,)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The serving part of a platform: the classes and defaults of its engines."""
+"""The serving part of a platform: the classes and defaults of engines on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Forward = Callable[..., Any]
 
 
 class Serving:
-    """The parts of engines on a platform. Families derive from it and override the methods that they need to.
+    """The parts of engines on a platform. Families derive from this class and override methods as needed.
 
     The defaults suit any device on which torch can allocate. The engine calls `initialize` once per platform,
     and the other methods whenever an engine is created.
@@ -37,7 +37,7 @@ class Serving:
         self._forwards: dict[str, Forward] = {}
 
     def initialize(self) -> None:
-        """Prepares the process, before the first engine on this platform plans anything."""
+        """Prepares the process, before the first engine on this platform makes plans."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
         """Default values of `EngineOptions`, by name."""
@@ -46,8 +46,8 @@ class Serving:
     def default_backend(self, op: str, phase: str) -> str | None:
         """The backend for an op in a phase, if the user has not chosen one.
 
-        It is treated like a user's choice: a backend that can't serve is an error, which names the platform.
-        None leaves the choice to capabilities and priorities.
+        It is treated like a user's choice: if the backend can't serve, that is an error, which names the
+        platform. None leaves the choice to capabilities and priorities.
         """
         return None
 
@@ -81,16 +81,16 @@ class Serving:
         return "inductor"
 
     def compiles(self, kind: str, *, fused: bool) -> bool:
-        """Whether decoder layers of a kind, as layouts name it, gain from being compiled.
+        """Whether decoder layers of a kind (named as in layouts) gain from being compiled.
 
-        `fused` says whether the platform's functions serve such layers.
+        `fused` is True if functions of the platform serve such layers.
         """
         return True
 
     def dispatch_key(self) -> str:
-        """Selects the method `forward_<dispatch key>` of operations. By default the family's name.
+        """Selects the method `forward_<dispatch key>` of operations. By default it is the family's name.
 
-        Characters that a method name can't have become `_`: `acme_x1` for the kind `oot:acme-x1`.
+        Characters that a method name can't have become `_`: the kind `oot:acme-x1` gives `acme_x1`.
         """
         return re.sub(r"\W", "_", self.hardware.kind.removeprefix(OUT_OF_TREE))
 
@@ -123,7 +123,7 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The function that serves an operation; None means the native one.
+        """The function for an operation; None means the native one.
 
         Raises:
             PlatformError: The dispatch key can't be part of a method name, or the method's signature does not
@@ -135,7 +135,7 @@ class Serving:
         key = self.dispatch_key()
         if not isinstance(key, str) or not f"forward_{key}".isidentifier():
             raise PlatformError(
-                f"platform {self.hardware.kind!r} gives {key!r} for dispatch_key(); valid: what follows "
+                f"platform {self.hardware.kind!r} gives {key!r} for dispatch_key(); valid: the part after "
                 "'forward_' in the name of a method, such as 'cpu'",
                 found=key,
             )

@@ -27,14 +27,14 @@ class Attempt:
     """The attempt to load one plugin.
 
     Args:
-        plugin: Its record.
-        staging: Its transaction.
-        seconds: Time limit for its import and its function together; None means no limit.
+        plugin: The plugin's record.
+        staging: The plugin's transaction.
+        seconds: Time limit for the plugin's import and function together; None means no limit.
 
     Attributes:
-        plugin: Its record.
-        staging: Its transaction.
-        declaration: Its declared place among the plugins, known after its import.
+        plugin: The plugin's record.
+        staging: The plugin's transaction.
+        declaration: The plugin's declared place in the order, known after its import.
     """
 
     def __init__(self, plugin: Plugin, staging: Staging, seconds: float | None) -> None:
@@ -44,16 +44,16 @@ class Attempt:
         self._function: Callable[[Registry], Any] | None = None
 
     def find(self) -> None:
-        """Imports it."""
+        """Imports the plugin."""
         self._function, self.declaration = self._run("its import", self._find)
 
     def register(self) -> None:
-        """Calls its function, and commits the staged changes."""
+        """Calls the plugin's function, and commits the staged changes."""
         self._run("its function", self._register)
         self.staging.commit()
 
     def failure(self, error: BaseException) -> Plugin:
-        """Its record after an exception."""
+        """The plugin's record after an exception."""
         if isinstance(error, HungError):
             return self.plugin.hung(f"{error}; its registrations are refused", error.stack())
         return self.plugin.failed(*described(error))
@@ -94,7 +94,7 @@ def _codes(signals: Iterable[int]) -> frozenset[object]:
 def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
     """Whether the exception is an interrupt: Ctrl-C, or raised by the program's signal handler.
 
-    An exception from a signal handler that a plugin installed is a failure of the running plugin, unless the
+    An exception that a plugin's own signal handler raised is a failure of the running plugin, unless the
     signal is Ctrl-C.
 
     Args:

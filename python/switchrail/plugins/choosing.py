@@ -1,4 +1,4 @@
-"""Records which threads are choosing the platform, since these can't wait for plugins to load."""
+"""Records which threads are choosing the platform; such a thread must not wait for plugins to load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class Choosing(threading.local):
-    """Whether this thread is choosing the platform of one runtime.
+    """Whether the current thread is choosing the platform of one runtime.
 
-    A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked must not
-    wait for the loader, or both could deadlock.
+    A plugin that is being loaded may need the platform, and then waits for the thread that chooses it. If
+    that thread, in the code of a platform plugin, waited for the loader in turn, both would deadlock.
     """
 
     _here: bool = False
 
     def run(self, work: Callable[[], T]) -> T:
-        """Runs work that chooses the platform, or a part of it."""
+        """Runs `work`, which chooses the platform or a part of it."""
         try:
             self._here = True
             return work()
@@ -29,13 +29,13 @@ class Choosing(threading.local):
             self._here = False
 
     def refuse(self, what: str) -> None:
-        """Refuses a call from a platform plugin that is being asked.
+        """Raises an error if a platform plugin makes this call while the platform is being chosen.
 
         Args:
-            what: The plugin's action, such as `asked for the platform`.
+            what: The call in words, such as `asked for the platform`.
 
         Raises:
             PlatformReentryError: This thread is choosing the platform.
         """
         if self._here:
-            raise PlatformReentryError(f"a platform plugin {what} while it was being asked for its platform")
+            raise PlatformReentryError(f"a platform plugin {what} while the platform was being chosen")

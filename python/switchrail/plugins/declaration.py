@@ -1,4 +1,4 @@
-"""A plugin's declared place among the other plugins."""
+"""A plugin's declared place in the order of plugins."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Declaration:
 
 
 def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str] = ()) -> Callable[[F], F]:
-    """Decorates a plugin's function to set when it runs; the default place applies without it.
+    """Decorates a plugin's function to set its place in the order; undecorated functions have the defaults.
 
     All plugins of one call of `load` are imported first. Then their functions run, ordered by constraints,
     then priority, then the distribution's name. Plugins that were loaded earlier keep their place.
 
     Args:
         priority: Plugins of higher priority run earlier.
-        before: Plugins that it runs before: a name, `DISTRIBUTION:NAME`, or a distribution's name for all of
-            its plugins. Unknown names have no effect.
-        after: Plugins that it runs after.
+        before: Plugins that run after this one: a name, `DISTRIBUTION:NAME`, or a distribution's name for all
+        of its plugins. Unknown names have no effect.
+        after: Plugins that run before this one, likewise.
 
     Raises:
         ArgumentError: An argument has a wrong type.

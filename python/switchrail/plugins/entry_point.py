@@ -20,12 +20,12 @@ def import_target(plugin: Plugin) -> Any:
     """
     module, _, attribute = plugin.target.partition(":")
     if not attribute:
-        raise error_of(plugin, f"it names a module; valid: a function in one, such as '{module}:register'")
+        raise error_of(plugin, f"it names a module; valid: a function, such as '{module}:register'")
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists but imports a missing one
+            raise  # the module exists, but imports a missing module
         problem = f"there is no module {error.name!r}; valid: a module that {plugin.distribution} installs"
         raise error_of(plugin, problem) from error
     for part in attribute.split("."):

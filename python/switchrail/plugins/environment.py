@@ -1,4 +1,4 @@
-"""Reads the settings of loading from arguments and environment variables."""
+"""Reads the settings for loading plugins from arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from switchrail.errors import ConfigError
 from switchrail.variables import ALLOW_LIST, PLATFORM, TIMEOUT
 
 PLATFORMS = "switchrail.platforms"
-"""The group of the platform plugins."""
+"""The entry-point group of platform plugins."""
 
 
 def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
-    """The names of the plugins that may be loaded, from the argument or else the environment; None means all.
+    """Names of the plugins that may be loaded: the argument, else the environment's; None means all.
 
     Raises:
         ArgumentError: The argument is a single string, or contains something other than strings.
@@ -31,7 +31,7 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
-    """The name of the platform in use, for the selection; None if none is chosen yet."""
+    """The name of the chosen platform, for the selection of plugins; None if none is chosen yet."""
     if asked is None:
         return os.environ.get(PLATFORM, "").strip() or None
     return _core.platform_of(asked, list(plugins))
@@ -45,8 +45,8 @@ def seconds_allowed(timeout: float | None, default: float | None = None) -> floa
         default: The time to use if the environment sets none.
 
     Raises:
-        ArgumentError: It is not a number.
-        ConfigError: It is not above 0.
+        ArgumentError: The time is not a number.
+        ConfigError: The time is not above 0.
     """
     name: str = "timeout"
     found: Any = timeout

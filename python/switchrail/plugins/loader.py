@@ -1,4 +1,4 @@
-"""The plugins of one runtime."""
+"""Finds and loads the plugins of one runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
-from switchrail.arguments import several, texts
+from switchrail.arguments import as_list, texts
 from switchrail.errors import (
     LoadReentryError,
     LockError,
@@ -41,7 +41,7 @@ _log: Final = logging.getLogger("switchrail")
 
 
 class Loader:
-    """Finds and loads the plugins of one runtime, and keeps their states.
+    """Finds and loads the plugins of one runtime, and keeps their records.
 
     One thread loads at a time; others wait for its result. In a forked child no thread is loading.
 
@@ -49,7 +49,7 @@ class Loader:
         core: The runtime's registrations.
         hooks: The runtime's hooks.
         functions: The runtime's functions for operations.
-        choosing: The threads that are choosing the runtime's platform, which may not load.
+        choosing: The record of threads that are choosing the runtime's platform; these may not load plugins.
 
     Attributes:
         paths: The folders searched by the last discovery; None means `sys.path`.
@@ -109,7 +109,7 @@ class Loader:
         Raises:
             ArgumentError: `paths` is a single path.
             LoadReentryError: A plugin called this while it was being loaded.
-            PlatformReentryError: A platform plugin called this while it was being asked.
+            PlatformReentryError: A platform plugin called this while the platform was being chosen.
         """
 
         def work() -> tuple[Plugin, ...]:
@@ -128,10 +128,11 @@ class Loader:
     ) -> tuple[Plugin, ...]:
         """Loads the plugins that may be loaded, each in its own transaction.
 
-        Selects plugins (allow list, `SWITCHRAIL_PLATFORM`, `SWITCHRAIL_LOCK`), imports them, and lets each
-        one register, in the order that `switchrail.plugin` describes. A plugin that fails leaves only its
-        record and a warning in the log. Plugins that are loaded, failed or hang are not tried again, so
-        calling this again changes nothing. A thread that calls it in the meantime waits for the result.
+        Selects plugins by allow list, `SWITCHRAIL_PLATFORM` and `SWITCHRAIL_LOCK`, imports them, and calls
+        their functions in the order that `switchrail.plugin` describes. A plugin that fails leaves only its
+        record and a warning in the log. Plugins that were loaded, failed or hung before are not tried again,
+        so a second call changes nothing. If another thread calls this in the meantime, it waits for the
+        result.
 
         Args:
             allow: Names of the plugins that may be loaded; None means those in `SWITCHRAIL_PLUGINS`, or else
@@ -141,11 +142,11 @@ class Loader:
                 already has a `replace` hook.
             timeout: Time limit in seconds for one plugin's import and function together; None means
                 `SWITCHRAIL_LOAD_TIMEOUT`, or else `Runtime.default_timeout`. With a timeout each plugin's
-                code runs in its own thread, and plugins that take longer than 5 s are logged. After the
-                timeout that thread keeps running, because Python can't stop it, but the plugin's transaction
-                is closed.
-            platform: The platform or device that the program has named; None means `SWITCHRAIL_PLATFORM`, or
-                else any. Blocks the general plugins of distributions that only provide other platforms.
+                code runs in a thread of its own, and the log names plugins that take longer than 5 s. After
+                the timeout that thread keeps running, because Python can't stop it, but the plugin's
+                transaction is closed.
+            platform: The platform or device that the program uses; None means `SWITCHRAIL_PLATFORM`, or else
+                any. General plugins are blocked if their distribution provides only other platforms.
 
         Raises:
             ArgumentError: The allow list is a single string, or the timeout is not a number.
@@ -156,7 +157,7 @@ class Loader:
                 then.
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
             LoadReentryError: A plugin called this while it was being loaded.
-            PlatformReentryError: A platform plugin called this while it was being asked.
+            PlatformReentryError: A platform plugin called this while the platform was being chosen.
         """
         names = allowed(allow)
         seconds = self.seconds(timeout)
@@ -185,7 +186,7 @@ class Loader:
     def load_as(
         self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
     ) -> None:
-        """Loads the plugins that another process loaded, in its order; copies its records of the others.
+        """Loads the plugins that another process loaded, in its order, and copies its records of the others.
 
         Args:
             plugins: The result of `in_order` in that process.
@@ -218,7 +219,7 @@ class Loader:
     def _select(
         self, allow: Sequence[str] | None, platform: str | None = None, *, given: object = None
     ) -> set[tuple[str, str]]:
-        """Blocks plugins that may not be loaded; returns those that the lock refuses."""
+        """Blocks plugins that may not be loaded. Returns those that differ from the lock."""
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None
@@ -300,7 +301,7 @@ class Loader:
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
         given = None
         if paths is not None:
-            found: Iterable[Any] = several("paths", paths)
+            found: Iterable[Any] = as_list("paths", paths)
             found = (os.fspath(path) if isinstance(path, os.PathLike) else path for path in found)
             given = tuple(texts("paths", found))
         # Like importlib, ignores entries of sys.path that are not strings.
@@ -310,7 +311,7 @@ class Loader:
         self._discovery, self.paths, self._is_selected = discovery, given, False
 
     def _known(self, discovery: Discovery) -> dict[tuple[str, str], Plugin]:
-        """The discovered plugins with their known states, and all loaded plugins."""
+        """The records of all discovered and all loaded plugins, with the states known so far."""
         known = {}
         for found in discovery.plugins:
             plugin = self._plugins.get(_key(found), found)
@@ -319,12 +320,12 @@ class Loader:
                 found.target,
                 found.path,
             )
-            is_through = plugin.state in ("failed", "hung") and is_same  # another version may be tried
+            is_through = plugin.state in ("failed", "hung") and is_same  # other versions are tried again
             known[_key(found)] = plugin if is_through else found
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     def _alone(self, work: Callable[[], T]) -> T:
-        """Runs work in one thread at a time. If the work fails, the loader's state is unchanged."""
+        """Runs `work` in one thread at a time. If it fails, restores the loader's previous state."""
         self._choosing.refuse("looked for plugins or loaded plugins")
         if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
@@ -356,7 +357,7 @@ class Loader:
 
 
 def _constraining(attempts: Sequence[Attempt], names: Collection[str]) -> list[Attempt]:
-    """The attempts of the named plugins that declare an order."""
+    """The attempts whose declarations constrain the order of the named plugins."""
     return [
         attempt
         for attempt in attempts

@@ -12,7 +12,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def placed_reason(plugin: Plugin) -> str:
-    """Why a plugin is not loaded, with the last line in its traceback outside of Switchrail."""
+    """Why a plugin is not loaded, with the last line of its traceback that is not Switchrail's code."""
     reason = plugin.reason or ""
     frames = _FRAME.findall(plugin.traceback or "")
     places = [f"{file}:{line}" for file, line in frames if not file.startswith((_OURS, "<"))]

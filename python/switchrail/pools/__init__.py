@@ -1,6 +1,6 @@
-"""Memory of attention layers for each sequence: pages of keys and values, and slots of recurrent state.
+"""Memory of the sequences in attention layers: pages of keys and values, and slots of recurrent state.
 
-The pools depend on neither platform nor engine. A platform can replace them by its own classes.
+The pools depend on neither platform nor engine. A platform can provide classes of its own instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which pages and slots are free."""
+"""Keeps track of free pages and slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class FreeList:
     A platform's own class can override `__init__`, `__len__`, `take` and `give`.
 
     Attributes:
-        capacity: How many numbers there are, without the reserved one.
+        capacity: The number of numbers, without the reserved one.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,11 +20,11 @@ class FreeList:
         self._taken = bytearray(count)
 
     def __len__(self) -> int:
-        """How many numbers are free."""
+        """The number of free numbers."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` numbers. The caller has checked that so many are free."""
+        """Takes `count` numbers. The caller must have checked that so many are free."""
         assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
         split = len(self._free) - count
         numbers = self._free[split:]
@@ -34,14 +34,14 @@ class FreeList:
         return numbers
 
     def give(self, numbers: Iterable[int]) -> None:
-        """Gives numbers back."""
+        """Returns numbers to the list."""
         for number in numbers:
             assert self._taken[number], f"{number} is not taken"
             self._taken[number] = False
             self._free.append(number)
 
     def reset(self, taken: Iterable[int]) -> None:
-        """Makes exactly these numbers taken, also after an interrupted `take` or `give`."""
+        """Marks exactly these numbers as taken, even after an interrupted `take` or `give`."""
         kept = set(taken)
         initialize = type(self).__init__
         initialize(self, self.capacity + 1)

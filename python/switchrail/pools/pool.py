@@ -1,4 +1,4 @@
-"""The common base of pools."""
+"""The base class of pools."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Pool:
-    """The memory of a model's layers in numbered places, pages or slots, which are the same in all layers."""
+    """A model's memory in numbered places (pages or slots). A place has the same number in all layers."""
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for one tensor, uncleared and contiguous."""
+        """Allocates a contiguous tensor, which need not be cleared."""
         return torch.empty(shape, dtype=dtype, device=device)
 
     @abstractmethod
@@ -23,7 +23,7 @@ class Pool:
 
         Args:
             sources: [N] int64, the places to copy.
-            targets: [N] int64, where each goes; none of them is a source.
+            targets: [N] int64, the place to copy each one to; no target is also a source.
         """
         for tensor in self.tensors():
             tensor[targets] = tensor[sources]

@@ -1,4 +1,4 @@
-"""Shapes of a layer's memory for one token or one sequence."""
+"""Shapes of the memory that a layer needs for one token or one sequence."""
 
 from __future__ import annotations
 

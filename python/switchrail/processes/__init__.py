@@ -1,4 +1,4 @@
-"""Gives other processes this one's runtime, and compares theirs with it."""
+"""Sends a runtime to other processes, and compares the runtimes of the ranks of a distributed job."""
 
 from __future__ import annotations
 

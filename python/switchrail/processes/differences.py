@@ -14,7 +14,7 @@ _Things = dict[str, Mapping[str, Any]]
 
 
 def differences(found: State, expected: State) -> tuple[str, ...]:
-    """Every difference between two runtimes. The places where plugins are installed are not compared."""
+    """Every difference between two runtimes; folders of installed plugins are not compared."""
     lines = [*_compared(dict(_things(found)), dict(_things(expected)))]
     lines += _compared_orders(dict(_orders(found)), dict(_orders(expected)))
     if not lines and found.fingerprint != expected.fingerprint:
@@ -54,7 +54,7 @@ def _compared_orders(ours: Mapping[str, list[str]], theirs: Mapping[str, list[st
 
 
 def _things(state: State) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Everything that is compared: pairs of a unique name and its properties."""
+    """All compared items: each item's unique name and its properties."""
     yield "switchrail", {"version": state.version}
     yield "platform", {"choice": state.platform}
     yield "hooks", {"strictness": state.strict_hooks}
@@ -96,7 +96,7 @@ def _backend(backend: BackendState) -> Mapping[str, Any]:
     origin, spec = document["origin"], document["spec"]
     owner = {
         key: value for key, value in origin.items() if key != "version"
-    }  # a plugin's own entry has the version
+    }  # the version is in the plugin's own entry
     return {
         "origin": " ".join(owner.values()),
         "path": spec["path"],
@@ -115,7 +115,7 @@ def _hook_name(hook: HookState) -> str:
 def _hook(hook: HookState) -> Mapping[str, Any]:
     return {
         "plugin": hook.plugin,
-        "version": hook.version if hook.plugin is None else None,  # a plugin has its own entry
+        "version": hook.version if hook.plugin is None else None,  # a plugin's version is in its own entry
         "priority": hook.priority,
         "before": hook.before,
         "after": hook.after,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """The report of one rank: its state, or why it has none. Equal digests mean equal reports."""
+    """One rank's report: its runtime's state, or why there is none. Equal digests mean equal reports."""
 
     state: State | None
     digest: str
@@ -54,7 +54,7 @@ def check_ranks(
 
     Raises:
         RankError: Ranks differ (the error names each such rank and its differences), a rank did not call this
-            in time, or the process that serves the job's store has ended.
+            in time, or the process that hosts the job's store has ended.
     """
     reports = _exchanged(_report(runtime, plan), group, timeout)
     alike: dict[str, list[int]] = {}
@@ -94,10 +94,10 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
 
 
 def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report]:
-    """The reports of all ranks, exchanged through the job's store.
+    """The reports of all ranks, exchanged through the job's key-value store.
 
-    A collective would need the device of the group's backend, and can't tell which rank is missing. Some
-    supported versions of torch have no public access to the store.
+    A collective would need a device that the group's backend supports, and could not tell which rank is
+    missing. There is no public access to the store in some supported versions of torch.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
@@ -109,8 +109,7 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
         return _through(_get_default_store(), report, dist.get_rank(), ranks, timeout)
     except dist.DistNetworkError as error:
         raise RankError(
-            "the job's store does not answer; the process that serves it, usually rank 0, has ended: "
-            f"{error}",
+            f"the job's store does not answer; the process that hosts it, usually rank 0, has ended: {error}",
             ranks={},
         ) from error
 
@@ -145,7 +144,7 @@ def _through(
             known[digest] = pickle.loads(bytes.fromhex(store.get(f"{name}/report of {rank}").decode()))
         reports[rank] = known[digest]
     store.set(f"{name}/end of {here}", "")
-    if here == 0:  # rank 0 often serves the store: if it fails, it waits here until the others have read
+    if here == 0:  # rank 0 usually hosts the store, so it waits until the others have read
         end = time.monotonic() + timeout  # other ranks may have begun later
         for rank in ranks:
             if reports[rank].digest:

@@ -1,4 +1,4 @@
-"""Makes a runtime from its state, in another process."""
+"""Restores a runtime from its state in another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# If two threads of a worker restore at once, the second one uses the first one's runtime.
+# If two threads of a worker restore at once, both use the runtime of the first one.
 _restoring = SingleFlight()
 
 
@@ -97,7 +97,7 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
-    """Withdraws registrations that the original runtime had cleared, before later plugins reuse the names."""
+    """Withdraws registrations that the original runtime had cleared, before later plugins use the names."""
     cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
         for registration in cleared:
@@ -134,7 +134,7 @@ def _stack(
             if implementation is None:
                 implementation = _implementation(backend, found)
             if implementation is None:
-                return  # the comparison below reports the missing one
+                return  # `restore` compares the runtimes afterwards, and reports the missing one
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
             for registration in here:
@@ -143,6 +143,9 @@ def _stack(
             _register(runtime, registration, implementation)
     except SwitchrailError as error:
         yield str(error)
+
+
+"""The data of a registration that is equal in all processes. Versions are compared per plugin instead."""
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _document(registration: Registration, *, configured: bool = True) -> dict[st
 
 
 def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implementation | None:
-    """The implementation of a user's registration; None if a plugin provides it, or it was not found."""
+    """The implementation for a user's registration; None if a plugin provides it or it was not found."""
     registration = backend.registration
     if registration.to_dict()["origin"]["kind"] != "user":
         return None
@@ -205,7 +208,7 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
             elif state.fn is not None and state.fn in found:
                 hooks[_prepared(runtime, state, found[state.fn])] = state
             else:
-                return  # the comparison below reports the missing one
+                return  # `restore` compares the runtimes afterwards, and reports the missing one
         if [*hooks] != here:
             runtime.hooks.remove(*here)
             runtime.hooks.commit([*hooks], strict=False)

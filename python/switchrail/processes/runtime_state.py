@@ -1,4 +1,4 @@
-"""A runtime as data, small enough to send to each worker."""
+"""A runtime as data to send to worker processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState(State):
-    """All data that determines how a runtime behaves, as a small value that can be pickled.
+    """All data that determines a runtime's behaviour, as a small picklable value.
 
-    A worker takes it as an argument and calls `restore`, or uses the bound method `state.restore` as its
-    initializer, regardless of how it was started. For its attributes see `switchrail.processes.state.State`.
+    Pass it to a worker as an argument and call `restore` there, or pass the bound method `state.restore` as
+    the worker's initializer. Both work with any start method. The attributes are those of
+    `switchrail.processes.state.State`.
     """
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
@@ -29,7 +30,7 @@ class RuntimeState(State):
 
     @classmethod
     def of(cls, runtime: Runtime, *plans: RoutePlan) -> RuntimeState:
-        """The state of a runtime and of the plans.
+        """The state of a runtime and of plans.
 
         Raises:
             UnpicklableError: Another process can't find an object of the runtime by name; the error names
@@ -61,7 +62,7 @@ class RuntimeState(State):
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that were given to `RuntimeState.of` again, in this process.
+        """Makes the plans that were passed to `RuntimeState.of` again, in this process.
 
         Args:
             runtime: The result of `restore`.

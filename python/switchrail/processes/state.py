@@ -1,4 +1,4 @@
-"""The contents of a runtime as data, and reading them."""
+"""The contents of a runtime as data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendState:
-    """A registration, and where to find its implementation.
+    """A registration, and the paths to import its implementation from.
 
     Attributes:
         registration: The registration.
-        is_imported: Whether it was registered with a class; otherwise with a class path.
+        is_imported: Whether it was registered with a class object; False if with a class path.
         config_type: The path of its configuration's type; None if it has none, or a plugin provides it.
     """
 
@@ -36,14 +36,14 @@ class BackendState:
 
 @dataclass(frozen=True, slots=True)
 class HookState:
-    """A hook, and where to find its callable.
+    """A hook, and the path to import its callable from.
 
     Attributes:
         target: The dotted path of its target.
         kind: `before`, `after`, `around` or `replace`.
         name: The module and qualified name of the callable.
-        fn: The path of the callable; None if a plugin provides it.
-        source: The distribution that it comes from, or another name for its author.
+        fn: The path to import the callable from; None if a plugin provides it.
+        source: The distribution that provides it, or another name for its author.
         plugin: The plugin that added it, or None.
         version: The distribution's version, or None.
         priority: Hooks of higher priority are nearer to the caller.
@@ -97,12 +97,12 @@ class State:
         version: Switchrail's version.
         paths: The paths searched for plugins; None means `sys.path`.
         plugins: All plugins found; first the loaded ones, in the order of loading.
-        packages: Installed versions of the distributions that registered backends need.
-        backends: All registrations, also overridden ones; those of one name in order of addition.
-        hooks: All hooks, waiting and disabled ones too, in the order of their addition.
-        chains: For each target its enabled hooks, in their running order.
+        packages: Installed versions of the distributions that registered backends require.
+        backends: All registrations, including overridden ones; those of one name in order of registration.
+        hooks: All hooks, including waiting and disabled ones, in the order in which they were added.
+        chains: For each target, its enabled hooks in the order in which they run.
         strict_hooks: The value of `Hooks.strict`.
-        platform: The platform that was chosen; None if there was no choice.
+        platform: The chosen platform; None if none is chosen yet.
         plans: The plans given to `RuntimeState.of`.
     """
 
@@ -119,7 +119,7 @@ class State:
     plans: tuple[PlanState, ...]
 
     def values(self) -> tuple[Any, ...]:
-        """The value of each attribute, in their order."""
+        """The attributes' values, in the order of the class."""
         return tuple(getattr(self, one.name) for one in fields(self))
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
@@ -165,10 +165,10 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list
 
 
 def opened(version: str, values: bytes) -> tuple[Any, ...]:
-    """The values of a state that was pickled.
+    """Unpacks the values of a pickled state.
 
     Raises:
-        InstallationError: Another version of Switchrail pickled it; its classes may be different.
+        InstallationError: The state was pickled by another version of Switchrail, whose classes may differ.
     """
     here = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     if version != here:
@@ -246,6 +246,6 @@ def _platform(runtime: Runtime, problems: list[str]) -> str | None:
 def _plan(plan: RoutePlan) -> PlanState:
     request = plan.to_dict()["request"]
     device = request.pop("device")
-    del request["packages"]  # a process that makes the plan again uses its own packages
+    del request["packages"]  # a process that remakes the plan uses its own packages
     request |= {"device": device["kind"], "capability": device["capability"]}
     return PlanState(plan.layout, request, tuple(plan.table), plan.fingerprint)

@@ -19,16 +19,19 @@ Way = Literal["graph", "queued", "eager", "host"]
 
 - `graph`: the replay of a CUDA graph of all calls.
 - `queued`: on the device, with the calls queued in advance so the device never waits for the host.
-- `eager`: the host launches as many calls as a model has layers; a call takes the host's or the device's
-  time, whichever is longer.
-- `host`: each call is awaited.
+- `eager`: the host launches as many calls as a model has layers; the time is the host's or the device's,
+  whichever is longer.
+- `host`: each call is waited for before the next.
 """
 
 LAYERS = 48
-"""The most calls that are timed together: as many as a model has layers."""
+"""Maximum number of calls that are timed together: as many as a model has layers."""
 
 SECONDS = 0.05
-"""Seconds for timing a backend with a batch. A few rounds are always timed, within ten times this limit."""
+"""Time limit in seconds for timing a backend with a batch.
+
+A few rounds are timed in any case, within ten times this limit.
+"""
 
 _LEAST = 5
 _MOST = 0.5

@@ -1,4 +1,4 @@
-"""The grid that is timed: sizes of the ops in common models, and batches."""
+"""The grid of cases that are timed: sizes of the ops in common models, and batches."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def sizes_of(layout: Layout) -> dict[str, tuple[Size, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One point of the grid.
+    """One batch of the grid.
 
     Attributes:
         lengths: The rows of each sequence.
@@ -106,7 +106,7 @@ _PAGED_ROWS = (64, 512, 1024, 2048, 8192, 32768)
 _PAGED_COUNTS = (1, 8, 32, 128)
 _CACHED = (512, 2048, 8192, 32768)
 _MOST_CACHED = 2**20
-"""Tokens of all sequences together."""
+"""The most cached tokens of a batch, summed over its sequences."""
 
 _SMALLER = 16
 """The factor by which batches are smaller on devices other than GPUs."""
@@ -115,10 +115,10 @@ _SMALLER = 16
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase, with sizes that are powers of two.
 
-    For prefill without a cache: total rows, in 1 to 64 sequences of equal length. For prefill with a cache:
-    rows and cached tokens. The numbers of cached tokens include the rows alone, and an eighth more than the
-    rows. Some backends are much faster if nothing was cached before the rows, which does not predict their
-    other times. For decode and verify: numbers of sequences.
+    For prefill without a cache, points are total rows, in 1 to 64 sequences of equal length. For prefill with
+    a cache, they are pairs of rows and cached tokens. The cached tokens are the rows alone, an eighth more
+    than the rows, and larger numbers. Some backends are much faster if nothing was cached before the rows,
+    and that time does not predict their other times. For decode and verify, points are numbers of sequences.
 
     Args:
         op: The op.

@@ -1,4 +1,4 @@
-"""Makes calls of any size on the device from small ones."""
+"""Creates large calls on the device from small ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from switchrail.tune.grid import Batch
 
 
 def enlarged(call: Sample, size: Batch) -> Sample:
-    """A call like the given one, but with another batch.
+    """A call like the given one, with the sizes of another batch.
 
     The rows of the small call are repeated. The gaps between the small call's tensors are removed: models
-    have none, and kernels take up to three times as long on tensors at addresses that are no multiples of 16
+    have none, and kernels take up to three times as long on tensors at addresses that are not multiples of 16
     bytes. Pools are filled with new numbers, and each sequence has a state or cached tokens.
     """
     rows = sum(size.lengths)
@@ -58,12 +58,12 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
     storage = tensor.untyped_storage()
     numbers = storage.nbytes() // tensor.element_size()
     width = tensor.stride(0)
-    if width * tensor.shape[0] != numbers:  # the tensor is not a whole buffer
+    if width * tensor.shape[0] != numbers:  # the tensor is a view of a larger buffer
         count = -(-rows // tensor.shape[0])
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # the gap on each side
+        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # the gap before and after
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).view(-1, width)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
         storages[key] = whole[index, gap : width - gap], gap

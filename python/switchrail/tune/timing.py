@@ -1,4 +1,4 @@
-"""Times the backends that fit over a grid of batches."""
+"""Times the fitting backends over a grid of batches."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 _TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
-"""Rows of each sequence of the small calls from which large ones are made."""
+"""Rows per sequence in the small calls from which large ones are created."""
 
 ATTEMPTS = 3
-"""The most attempts to measure a time without noise."""
+"""Maximum number of attempts to measure a time without noise."""
 
 _MOST_SAID = 300
 """Maximum characters kept of an exception's text."""
@@ -50,8 +50,8 @@ class Timing:
         no_decay: Whether all gates are 0 (no decay); otherwise gates are like a trained model's.
         samples: For each batch, the median nanoseconds of a call by backend.
         spreads: For each batch, the spread of that time by backend; see `Time`.
-        ways: How each backend was timed.
-        left_out: By backend, why it was not timed, or not with some batch.
+        ways: How each backend was timed, by its name.
+        left_out: By backend, why it was not timed, or not with some batches.
     """
 
     op: str
@@ -114,10 +114,10 @@ def tune(
 
     It skips backends of negative priority, which are never chosen automatically, and those that fail the
     conformance suite's first case. On a GPU, a backend that declares the feature `cuda_graph` is timed in a
-    graph. Other backends are timed in prefill with the host ahead of the device. In other phases their calls
-    are launched one by one, so that the slower of host and device decides. Calls that are timed together use
-    separate memory, enough to evict each other's data from the L2 cache. Caches have the page size that is an
-    engine's default on the platform.
+    graph. In prefill, other backends are timed with their calls queued ahead of the device. In other phases
+    their calls are launched one by one, so that the slower of host and device determines the time. Calls that
+    are timed together use separate memory, enough to evict each other's data from the L2 cache. Caches have
+    the platform's default page size for engines.
 
     Args:
         runtime: The runtime with the backends.
@@ -148,7 +148,7 @@ def _timings(
     fitting = _fitting(runtime, platform, timing)
     _time(platform, timing, fitting, large)
     yield timing
-    if op in DELTA and phase == "prefill":  # some backends split the time axis if the gates allow it
+    if op in DELTA and phase == "prefill":  # some backends split the time axis if the gates never decay
         timing = Timing(
             op=op, phase=phase, dtype=dtype, size=size, no_decay=True, left_out={**timing.left_out}
         )
@@ -157,7 +157,7 @@ def _timings(
 
 
 def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> Machine:
-    """The contents of the times file for this machine, with the versions to which the times apply."""
+    """The entry of this machine in the times file, with the versions that the times are valid for."""
     installed = runtime._loader.installed().packages
     needed = {"switchrail", "torch"}
     for timing in timings:
@@ -175,7 +175,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 
 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
-    """The settings of the backends that fit and pass a check; notes why others are skipped."""
+    """The settings of the backends that fit and pass a check; records why others are skipped."""
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
         registration = runtime.backend(timing.op, name, timing.phase)
@@ -219,7 +219,7 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
 
 
 def way_of(platform: Platform, phase: Phase, features: Collection[str]) -> Way:
-    """How a backend with these features is timed in a phase, so that `auto` can compare it with others."""
+    """The way to time a backend with these features in a phase, so that `auto` can compare the times."""
     if torch.device(platform.device).type != "cuda":
         return "host"
     if "cuda_graph" in features:
@@ -238,7 +238,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         spreads = timing.spreads[batch] = {}
         made: dict[tuple[Any, ...], list[Sample]] = {}
         waiting = list(fitting)
-        # A disturbance may last, so the other backends are measured before a noisy one is repeated.
+        # Noise may last a while, so the other backends are measured before a noisy measurement is repeated.
         for _ in range(ATTEMPTS):
             for name in waiting:
                 template = templates[name]
@@ -277,7 +277,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
 
 
 def _calls(platform: Platform, call: Sample) -> list[Sample]:
-    """Enough copies of a call that the L2 cache never holds data of the next one."""
+    """So many copies of a call that running one evicts the next one's data from the L2 cache."""
     device = torch.device(platform.device)
     if device.type != "cuda":
         return [call]

@@ -1,4 +1,4 @@
-"""The platform's operations as torch operations, which torch.compile can fuse. See their classes."""
+"""The platform's operations in plain torch, which torch.compile can fuse. See the operations' classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _qk_norm_rope(
     v: torch.Tensor | None = None,
     cache: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Supports no cache, since only operators access caches."""
+    """Supports no cache, since compiled code accesses caches only through operators."""
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     return tuple(  # type: ignore[return-value]
         _rotate(_rms_norm(x, weight, eps=eps, weight_offset=weight_offset), cos, sin)
@@ -99,6 +99,6 @@ FUNCTIONS: Final[Mapping[type[Operation], Callable[..., Any]]] = {
     Products: linear,
     GatedDeltaInputs: _gated_delta_inputs,
 }
-"""By operation. Modules of missing operations are among the family's `opaque` ones."""
+"""The functions by operation. Modules that run another operation are in the family's `opaque`."""
 
 __all__ = ["FUNCTIONS"]

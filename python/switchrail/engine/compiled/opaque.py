@@ -1,4 +1,4 @@
-"""Modules that a compiled layer runs unchanged, as one operator."""
+"""Modules that compiled layers run unchanged, each as one torch operator."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from switchrail.engine.compiled import operators
 _ATTRIBUTE: Final = "_switchrail_index"
 
 OUTERMOST: Final = 2**31 - 1
-"""The priority of `forward`: the operator calls all other hooks of such a class, so they are never traced."""
+"""The priority of the hook `forward`: the operator calls all other hooks, so they aren't traced."""
 
 
 def make_opaque(part: nn.Module) -> None:
-    """Make `forward` apply to a module."""
+    """Mark a module for `forward`."""
     part.__dict__[_ATTRIBUTE] = operators.number(part)
 
 
 def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: calls the operator if torch.compile is tracing a module, the first argument, made opaque."""
+    """Hook: calls the module's operator if the module is marked and torch.compile is tracing."""
     index = args[0].__dict__.get(_ATTRIBUTE)
     if index is None or not torch.compiler.is_compiling():
         return original(*args, **kwargs)

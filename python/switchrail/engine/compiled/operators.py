@@ -1,9 +1,9 @@
-"""Torch operators for calls in compiled layers that torch.compile must not trace into.
+"""Torch operators for the calls in compiled layers that torch.compile must not trace.
 
 Each op has an operator, `torch.ops.switchrail.<op>`, and `torch.ops.switchrail.module` runs a module of a
-model unchanged. A number in an operator's first tensor identifies the layer or module, so that compiled code
-contains no layer as a constant. Operators declare only their results as mutated: some of torch's compilers
-copy mutated tensors, and pools are too large for that.
+model unchanged. The first tensor of an operator identifies the layer or module by a number, so that compiled
+code has no layer as a constant. Operators declare only their results as mutated, because some of torch's
+compilers copy mutated tensors, and pools are too large to copy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
 
 NAMESPACE: Final = "switchrail"
-"""The namespace of all operators here."""
+"""The namespace of all operators in this module."""
 
 
 class Served(Protocol):
-    """The target of an op's operator: one layer of one engine's model."""
+    """The object that an op's operator calls: one layer of one engine's model."""
 
     def run(self, op: str, tensors: tuple[torch.Tensor | None, ...], written: list[torch.Tensor]) -> None:
-        """Write tokens to the layer's cache, then dispatch the call with these tensors."""
+        """Write the tokens to the layer's cache, then dispatch the call with these tensors."""
 
 
 _served: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -35,7 +35,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-ca
 
 
 def number(served: object) -> torch.Tensor:
-    """A tensor by which operators find a `Served` or a module, for the lifetime of that object."""
+    """A tensor that identifies a `Served` or a module to operators, as long as that object lives."""
     found = next(_numbers)
     _served[found] = served
     return torch.tensor(found)
@@ -45,7 +45,7 @@ def call(index: torch.Tensor, op: str, tensors: tuple[Any, ...], written: tuple[
     """Run the operator of an op.
 
     Args:
-        index: The tensor from `number` for the layer.
+        index: The layer's tensor from `number`.
         op: The op.
         tensors: The tensors of the op's call, in order.
         written: The values to write to the cache first, as for the pool's `write`.

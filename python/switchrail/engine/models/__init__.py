@@ -1,4 +1,4 @@
-"""Adapters to transformers' model definitions: one file per function contract, and a table of families."""
+"""Adapters for transformers' model definitions: one file per function contract, and a table of families."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ MODEL_TYPES: Final = (
     "gemma3_text",
     "gpt_oss",
 )
-"""The model types that the engine runs; `families.FAMILIES`, which imports torch, has their tables."""
+"""The model types that the engine runs. `families.FAMILIES`, which imports torch, has the details."""

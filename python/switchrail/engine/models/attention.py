@@ -1,4 +1,4 @@
-"""Gated softmax layers: one operation normalises and rotates queries and keys, and writes the KV cache."""
+"""Gated softmax layers, in which one operation normalises and rotates q and k and writes the KV cache."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _call(
 
 
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The caches and the rows to write; None if the operation can't write the caches.
+    """The caches, and the rows to write; None if the operation can't write the caches.
 
-    It can't if the pool overrides `write`, if a cache is not contiguous, or while torch.compile traces, since
-    then only operators access pools.
+    It can't if the pool's class overrides `write`, if a cache is not contiguous, or while torch.compile
+    traces, because compiled code accesses pools only through operators.
     """
     if torch.compiler.is_compiling():
         return None
@@ -67,6 +67,6 @@ GATED_ATTENTION: Final = Binding(
     passes=("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj"),
     also={"multiply": Products, "apply_gate": SigmoidGate},
 )
-"""Attention with gated queries, whose norms add 1 to their weights."""
+"""Attention with gated queries, and norms that add 1 to their weights."""
 
 __all__ = ["GATED_ATTENTION"]

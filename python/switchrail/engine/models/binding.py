@@ -1,4 +1,4 @@
-"""Connecting a loaded model to a dispatcher."""
+"""Connects a loaded model to a dispatcher."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Mixer = tuple[int, nn.Module, MixerContract]
 
 
 def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list[Mixer]:
-    """Find the mixers of a layout's layers.
+    """Find the mixers of a model's layers.
 
     Args:
         model: The model with its head.
-        family: Its family.
+        family: The model's family.
         layers: The layout's layers, each with `id`, `kind` and `ops`.
 
     Raises:
-        CheckpointError: The model has no layers at the family's place.
-        LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't
+        CheckpointError: The model has no layers where the family has them.
+        LayoutError: The model has another number of layers, or a layer has a kind that the family doesn't
             have.
     """
     modules = family.layers_of(model)
@@ -67,7 +67,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
 
 
 def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
-    """The shape of the memory of each (layer id, op) of a model."""
+    """The shape of the memory that each (layer id, op) of a model needs."""
     return {
         (layer, op): shape
         for layer, mixer, contract in mixers
@@ -83,7 +83,7 @@ def _shapes(layer: int, mixer: nn.Module, contract: MixerContract) -> dict[str, 
 
 
 def check_shapes(mixers: Iterable[Mixer], layout: Layout) -> None:
-    """Check the sizes of mixers against a layout, as far as it specifies them.
+    """Compare the sizes of mixers with those that a layout specifies.
 
     Raises:
         LayoutError: A size differs.
@@ -118,11 +118,11 @@ def connect(
 
     Args:
         model: The model with its head.
-        mixers: Its mixers.
-        family: Its family.
+        mixers: The model's mixers.
+        family: The model's family.
         connection: The connection for the mixers.
-        forward_of: Finds the functions of its other operations.
-        is_compiled: Whether its layers may be `blocks.Blocks`.
+        forward_of: Finds the functions of operations besides attention.
+        is_compiled: Whether the model's layers may have compiled code in `blocks.Blocks`.
 
     Returns:
         A function that removes the hooks on the mixers and on the modelling module's functions. Call it when
@@ -158,7 +158,7 @@ def connect(
 
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
-    """The targets and priorities of the hooks for compiled layers; also prepares the modules for them."""
+    """The targets and priorities of the hooks that compiled layers need; marks the modules for them."""
     found = {type(layer): (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
     for part in model.modules():
         if type(part).__name__ in family.opaque:

@@ -1,4 +1,4 @@
-"""Compiled decoder layers; layers of one kind share the compiled code."""
+"""Compiled decoder layers. Layers of one kind share their compiled code."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _log = logging.getLogger("switchrail")
 _ATTRIBUTE: Final = "_switchrail_block"
 
 INNER: Final = operations.INNERMOST + 1
-"""The priority of `forward`: around the platform's function, inside all other hooks of a layer."""
+"""The priority of the hook `forward`: around the platform's function, inside all other hooks of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """The state of a group of equal decoder layers.
+    """The state of a group of identical decoder layers.
 
     Attributes:
-        kind: Their kind, as in the layout.
-        layers: Their ids.
-        reason: Why they run eagerly; None if they are compiled, or will be on their first run.
+        kind: The layers' kind, as in the layout.
+        layers: The layers' ids.
+        reason: Why the layers run eagerly; None if they are compiled, or will be at their first run.
     """
 
     kind: str
@@ -44,10 +44,11 @@ class BlockState:
 
 
 class _Block:
-    """Equal layers with one compiled function. If compiling fails, they run eagerly.
+    """Identical layers with one compiled function. If compiling fails, they run eagerly.
 
-    Integers in a layer's arguments, such as its number in Zamba2, can be constants of compiled code. Torch
-    compiles a function only for a few of them; each further one gets a function of its own.
+    Integers in a layer's arguments (such as the layer's number in Zamba2) can become constants of compiled
+    code. Torch recompiles a function only for a few values; layers with further values get a function of
+    their own.
     """
 
     def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:
@@ -58,8 +59,9 @@ class _Block:
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {(): self._compile()}
 
     def _compile(self) -> Callable[..., Any]:
-        # torch stores compiled code with a function's code object; this copy is dropped together with the
-        # block
+        # torch stores compiled code with a function's code object. This copy of the code object is dropped
+        # together
+        # with the block.
         own = FunctionType(_run.__code__.replace(), _run.__globals__)
         return torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
 
@@ -68,7 +70,7 @@ class _Block:
     ) -> Any:
         """Run a decoder layer on x [1, T, H]."""
         if self.reason is not None or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            # in a dispatch mode, such as a recorder of operations, torch compiles nothing
+            # torch compiles nothing in a dispatch mode, such as a recorder of operations
             return original(layer, x, *args, **kwargs)
         _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
         numbers = tuple(one for one in (*args, *kwargs.values()) if type(one) is int)
@@ -92,16 +94,16 @@ def _run(original: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: A
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether an error comes from torch's compiler, which runs before any part of the layer.
+    """Whether an error comes from torch's compiler, which runs before any code of the layer.
 
-    Importing its error classes is slow.
+    The compiler's error classes are not imported for this check, because that is slow.
     """
     return any(cls.__module__ == "torch._dynamo.exc" for cls in type(error).__mro__)
 
 
 def _mark_rows(rows: int, given: Iterable[Any]) -> None:
-    """Let one compilation serve all numbers of rows from 2 on."""
-    if rows == 1:  # torch always compiles 1 separately
+    """Mark the row dimension as dynamic, so that one compilation serves all numbers of rows from 2 on."""
+    if rows == 1:  # torch always compiles size 1 separately
         return
     for one in given:
         if isinstance(one, torch.Tensor):
@@ -112,14 +114,14 @@ def _mark_rows(rows: int, given: Iterable[Any]) -> None:
 
 
 def _hooks_within(layer: nn.Module) -> str:
-    """Describe the hooks that may be why a layer can't be compiled."""
+    """Describe the hooks that may have caused a layer's compilation to fail."""
     found = [f"{hook.fn!r} on {hook.target_name}" for hook in chain.running() if hook.source != ENGINE]
     found += [f"{hook!r} on {name or type(layer).__name__}" for name, _, hook in _hooks_of(layer)]
     return f"; hooks: {', '.join(found)}" if found else ""
 
 
 def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
-    """Torch's hooks on a layer's modules, without the engine's own: module name, hook number, hook."""
+    """Torch's hooks on a layer's modules, except the engine's: (module name, hook number, hook)."""
     return [
         (name, number, hook)
         for name, part in layer.named_modules()
@@ -130,16 +132,17 @@ def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
 
 
 def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: runs the compiled layer if the module, the first argument, has one."""
+    """Hook: calls the module's compiled layer, if the module has one."""
     block: _Block | None = args[0].__dict__.get(_ATTRIBUTE)
     return original(*args, **kwargs) if block is None else block.run(original, *args, **kwargs)
 
 
 class Blocks:
-    """The compiled decoder layers of a model. Each is compiled on its first run.
+    """The compiled decoder layers of a model. Each is compiled at its first run.
 
-    Layers share compiled code if their kinds, the classes of their modules and torch's hooks on these modules
-    are equal. A compiled layer calls the hooks that it was traced with, so all are dropped when hooks change.
+    Layers share compiled code if they have the same kind, the same classes of modules, and the same torch
+    hooks on these modules. Hooks are part of the traced code, so all compiled layers are dropped when hooks
+    change.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class Blocks:
         kinds: Sequence[str],
         serving: Serving,
     ) -> None:
-        """Group the layers; nothing is compiled yet.
+        """Group the layers without compiling them.
 
         Args:
             model: The model with its head.
@@ -171,9 +174,9 @@ class Blocks:
         self._make()
 
     def look(self) -> None:
-        """Drop the compiled layers if hooks have changed, including the engines' own on these layers.
+        """Drop the compiled layers if hooks have changed, including the engine's own on these layers.
 
-        Torch itself would notice the engines' own, but compiles only a few times.
+        Torch itself would notice changes of the engine's hooks, but recompiles only a few times.
         """
         version = chain.version()
         if self._watch.has_changed() or (version is not self._version and self._hooks(version) != self._own):
@@ -188,7 +191,7 @@ class Blocks:
         )
 
     def _hooks(self, table: Table) -> list[tuple[Hook, ...]]:
-        """The hooks on the modelling module's functions and methods."""
+        """The hooks on functions and methods of the modelling module."""
         module = f"{type(self._layers[0][0]).__module__}."
         return [one.running for site, one in table.chains.items() if site.name.startswith(module)]
 

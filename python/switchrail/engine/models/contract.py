@@ -1,4 +1,4 @@
-"""The connection of one kind of mixer to the dispatcher."""
+"""The connection of a kind of mixer to the dispatcher."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Connection:
     """The engine side of a model's layers.
 
     Attributes:
-        dispatcher: Dispatches their ops.
-        pools: Their memory.
+        dispatcher: Dispatches the layers' ops.
+        pools: The layers' memory.
         running: The current step.
     """
 
@@ -40,13 +40,13 @@ class Connection:
 
 @dataclass(frozen=True, eq=False)
 class Connected:
-    """One layer of an engine's model, as seen by the functions that its mixer calls.
+    """One layer of an engine's model, for the functions that the layer's mixer calls.
 
     Attributes:
         id: The layer id.
-        layers: By op, the constant arguments of its calls.
-        connection: The connection of its model.
-        index: The number by which torch operators find it.
+        layers: By op, the constant arguments of the layer's calls.
+        connection: The connection of the layer's model.
+        index: The tensor by which torch operators identify the layer.
     """
 
     id: int
@@ -58,13 +58,13 @@ class Connected:
         object.__setattr__(self, "index", operators.number(self))
 
     def dispatch(self, op: str, *tensors: torch.Tensor, written: Sequence[torch.Tensor] = ()) -> None:
-        """Dispatch the layer's call of an op. While torch.compile traces, this uses the op's operator.
+        """Dispatch the layer's call of an op. While torch.compile traces, call the torch operator instead.
 
         Args:
             op: The op.
             *tensors: The tensors of the call, in order.
-            written: The values to write first to the layer's cache for the step's tokens, as for the pool's
-                `write`. Nothing else may access a pool while torch.compile traces.
+            written: The values to write to the layer's cache before the call, as for the pool's `write`. No
+                other code may access a pool while torch.compile traces.
         """
         if torch.compiler.is_compiling():
             operators.call(self.index, op, tensors, tuple(written))
@@ -83,7 +83,7 @@ class Connected:
         pools.kv[KINDS[op]].write(self.id, rows, *values)
 
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
-        """Return the error for a call that differs from the connected layer."""
+        """The error for a call that differs from the layer as it was connected."""
         return DispatchError(
             f"layer {self.id} ran its {op} with {what} {found!r}, but was connected with {bound!r}",
             layer=self.id,
@@ -94,7 +94,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keyword:
-    """A forward pre-hook for a mixer: adds `KEYWORD`, and `seq_idx` if `packed`."""
+    """A forward pre-hook for a mixer, which adds the argument `KEYWORD`, and `seq_idx` if `packed` is set."""
 
     connected: Connected
     packed: bool
@@ -108,18 +108,18 @@ class Keyword:
 
 
 def in_engines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `around` hook that calls `function` for an engine's layers, and the original for others."""
+    """Returns an `around` hook that calls `function` for an engine's layers, and the original for others."""
 
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return (original if kwargs.get(KEYWORD) is None else function)(*args, **kwargs)
 
     made: Any = update_wrapper(hook, function)
-    del made.__wrapped__  # the function's signature has no `original`
+    del made.__wrapped__  # otherwise `signature` would miss the parameter `original`
     return hook
 
 
 Memory = Callable[[str], tuple[torch.Tensor, ...]]
-"""Returns the memory of a mixer's op."""
+"""A function that returns the memory for a mixer's op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +127,17 @@ class MixerContract:
     """A mixer whose functions the engine replaces.
 
     Attributes:
-        shapes: Returns the shapes of a mixer's memory by op. It raises CheckpointError for something that the
-            engine does not support; the layer's name is put before its message.
+        shapes: Returns the shapes of a mixer's memory, by op. Raises CheckpointError for something that the
+            engine does not support; the caller adds the layer's name to the message.
         layers: Returns the constant arguments of a mixer's calls by op, given its memory by op.
         window: Returns the maximum number of tokens that the mixer's softmax attention attends to; None for
             no limit.
         hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
             **kwargs)`, which calls the original if `KEYWORD` is missing.
         methods: Name of a method -> the function that replaces it on the mixers of this model only.
-        packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) if the hooks are missing.
+        packed: Whether the mixer's own functions must refuse packed sequences (given by `seq_idx`) if the
+            hooks
+        are missing.
     """
 
     shapes: Callable[[Any], dict[str, Shape]]

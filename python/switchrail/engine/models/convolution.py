@@ -1,4 +1,4 @@
-"""The convolution before a recurrence: `causal_conv1d_fn` of the modelling module."""
+"""The convolution before a recurrence: the modelling module's `causal_conv1d_fn`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def causal_conv1d_fn(
     activation: str | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Convolve [1, C, T] hidden states, with the window in the pool.
+    """Convolve hidden states [1, C, T], with the window in the pool.
 
-    The result is a view of [T, C], which the caller transposes back.
+    The result is a transposed view of [T, C]; the caller transposes it back.
     """
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]
@@ -40,10 +40,10 @@ def causal_conv1d_fn(
 
 
 def _shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
-    """The shape of a convolution's window.
+    """The shape of a convolution's window in the pool.
 
     Raises:
-        CheckpointError: No backend has its activation; the layer's name is put before the message.
+        CheckpointError: No backend supports the activation; the caller adds the layer's name to the message.
     """
     if activation not in _ACTIVATIONS:
         valid = tuple(name for name in _ACTIVATIONS if name)

@@ -1,4 +1,4 @@
-"""Decoder layers that fuse each residual sum with the next norm, after the mixer and at the end."""
+"""Decoder layers that fuse each residual sum with the norm after it, within a layer and at its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _call(
 
 
 def _link(function: Forward, model: Any) -> None:
-    """Store in each layer the norm that follows it, and the next layer."""
+    """Store in each layer the norm that comes after it, and the next layer."""
     layers = list(model.layers)
     for layer, after in pairwise(layers):
         layer.__dict__[_FOLLOWING] = after.input_layernorm, after
@@ -59,13 +59,13 @@ def _link(function: Forward, model: Any) -> None:
 _FOLLOWING: Final = "_switchrail_following"
 
 DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layernorm",))
-"""A norm with weights around zero after the mixer."""
+"""A norm after the mixer whose weights are centred at zero."""
 
 DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
-"""Consecutive layers of this kind, and an equal norm at the end.
+"""Consecutive layers of this kind, with an equal norm after the last one.
 
-The last sum of a layer is normalised together with the next layer's norm, unless a module in between is
-hooked: a hook could change the sum.
+A layer's last sum is normalised together with the next layer's norm, unless a module in between is hooked: a
+hook could change the sum.
 """
 
 __all__ = ["DECODER_LAYER", "DECODER_LAYERS"]

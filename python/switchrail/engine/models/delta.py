@@ -1,4 +1,4 @@
-"""The call of the delta rule by gated delta and Kimi delta layers."""
+"""Dispatches the delta rule for gated delta and Kimi delta layers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def dispatch_delta(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Dispatch the rule on [1, T, heads, size] tensors.
+    """Dispatch the delta rule on tensors [1, T, heads, size].
 
-    As the pool has the state, none is passed or returned.
+    The state is in the pool, so it is neither passed nor returned.
     """
     connected: Connected = kwargs[KEYWORD]
     layer: Any = connected.layers[op]
@@ -30,6 +30,6 @@ def dispatch_delta(
         raise connected.refuse(op, "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
     q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    # some models pass the decay in the dtype of the activations
+    # some models pass the decay in the activations' dtype, not in float32
     connected.dispatch(op, q, k, v, g.float(), beta, out)
     return out.unsqueeze(0), None

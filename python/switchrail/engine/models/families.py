@@ -1,4 +1,4 @@
-"""The model types that the engine runs, and the places of their mixers."""
+"""The model types that the engine runs, and where their mixers are."""
 
 from __future__ import annotations
 
@@ -35,20 +35,19 @@ from switchrail.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A modelling module, of transformers or of our own.
+    """A modelling module, of transformers or of this package.
 
     Attributes:
-        module: Its dotted path; the functions of a contract are hooked there.
-        mixers: Kind of a layer in the layout -> the mixers of such a layer, by dotted attribute.
-        layers: The dotted attribute of the decoder layers, from the model with its head.
-        operations: Class of the modelling module -> its operations and how to run them. At most one of them
-            has `prepare`, and at most one `call`.
+        module: The module's dotted path; the functions of contracts are hooked in it.
+        mixers: Kind of layer in the layout -> the mixers of such a layer, by dotted attribute of the layer.
+        layers: The dotted attribute that leads from the model with its head to the decoder layers.
+        operations: Class of the modelling module -> its operations and how to run them. At most one operation
+            of a class has `prepare`, and at most one `call`.
         opaque: Classes of the modelling module that a compiled layer runs unchanged, because torch.compile
-            can't trace them. They map one tensor to one of the same kind.
-        since: The first transformers version with the module, if older versions are supported; None if all
-            have it.
-        config: The dotted path of the class that reads the config, if it is not the one that transformers has
-            for the model type.
+            can't trace them. Their modules take one tensor and return one of the same shape and dtype.
+        since: The first transformers version with the module; None if all supported versions have it.
+        config: The dotted path of the class that reads the config, if transformers' class for the model type
+            can't be used.
     """
 
     module: str
@@ -64,10 +63,10 @@ class Family:
         return AutoConfig if self.config is None else resolve_name(self.config)
 
     def layers_of(self, model: Any) -> Any:
-        """The decoder layers of a model with its head.
+        """The decoder layers of a model, given the model with its head.
 
         Raises:
-            CheckpointError: The model has none there.
+            CheckpointError: The model has no such attribute.
         """
         try:
             return attrgetter(self.layers)(model)
@@ -106,7 +105,7 @@ _RING: Final = Family(
 )
 
 ARCHITECTURES: Final[Mapping[str, Family]] = {"BailingMoeV2_5ForCausalLM": _RING}
-"""The families of architectures that share their model type with another family."""
+"""The families of architectures whose model type is shared with another family."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_next": Family(

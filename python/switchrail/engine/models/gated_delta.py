@@ -1,4 +1,4 @@
-"""Gated delta layers: `causal_conv1d_fn`, then `torch_chunk_gated_delta_rule`, of the modelling module."""
+"""Gated delta layers, with the modelling module's `causal_conv1d_fn` and `torch_chunk_gated_delta_rule`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape
 
 @in_engines
 def torch_chunk_gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
-    """The delta rule with its state in the pool."""
+    """The gated delta rule, with its state in the pool."""
     return dispatch_delta("gated_delta", *args, **kwargs)
 
 

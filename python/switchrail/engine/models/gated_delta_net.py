@@ -1,7 +1,8 @@
-"""Gated delta layers whose inputs are one product, in the order in which the rest of the layer reads them.
+"""Gated delta layers that compute their inputs in one product, in the order in which the layer reads them.
 
-In the model definition, the queries of each head are next to its keys, values and output gate, so each step
-copies all of them twice before the convolution. Here the rows of the weights are reordered once.
+In the model definition, the rows for each head's queries, keys, values and output gate are adjacent, so each
+step copies all of them twice before the convolution. Here the weights' rows are reordered once, after
+loading.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from switchrail.platforms.serving import Forward
 
 @torch.no_grad()
 def _prepare(function: Forward, module: Any) -> torch.Tensor:
-    """Reorder the rows of the two products' weights, and combine the products.
+    """Reorder the weights of the two projections, and combine both in one product.
 
-    The module's own forward still works.
+    The module's own forward still works, through the replaced `_split`.
     """
     groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
     keys, values = module.head_k_dim, ratio * module.head_v_dim
@@ -36,7 +37,7 @@ def _prepare(function: Forward, module: Any) -> torch.Tensor:
 
 
 def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
-    """Reorder rows from group by group to part by part."""
+    """Reorder rows from [group, part] order to [part, group] order."""
     parts = torch.split(weight.view(groups, sum(sizes), -1), sizes, dim=1)
     weight.data = torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
 
@@ -44,9 +45,9 @@ def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
 def _split(
     sizes: list[int], heads: list[int], mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Replaces the module's `fix_query_key_value_ordering`.
+    """Replaces the module's method `fix_query_key_value_ordering`.
 
-    It takes no module, which would create a cycle.
+    Not bound to the module, since that would create a reference cycle.
     """
     parts = torch.split(mixed_qkvz, sizes, dim=-1)
     return (
@@ -98,6 +99,6 @@ GATED_DELTA_NET: Final = Binding(
     passes=("in_proj_qkvz", "in_proj_ba", "out_proj"),
     also={"multiply": Products},
 )
-"""Gated delta layers with the queries of each head next to its keys, values and output gate."""
+"""Gated delta layers in which the rows for each head's queries, keys, values and output gate are adjacent."""
 
 __all__ = ["GATED_DELTA_NET"]

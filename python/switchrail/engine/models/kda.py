@@ -1,4 +1,4 @@
-"""Kimi delta attention: `causal_conv1d_fn`, then `chunk_kimi_delta_attention`, of the modelling module."""
+"""Kimi delta attention, with the modelling module's `causal_conv1d_fn` and `chunk_kimi_delta_attention`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape
 
 @in_engines
 def chunk_kimi_delta_attention(*args: Any, **kwargs: Any) -> Any:
-    """The delta rule with its state in the pool."""
+    """The delta rule, with its state in the pool."""
     return dispatch_delta("kda", *args, **kwargs)
 
 

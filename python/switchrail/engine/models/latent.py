@@ -1,4 +1,4 @@
-"""Layers of multi-head latent attention, whose caches hold latents; keys and values are never expanded."""
+"""Layers of multi-head latent attention. Their caches have latents; keys and values are never expanded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from switchrail.pools import LatentShape, Shape
 def attend(
     connected: Connected, query: torch.Tensor, latents: torch.Tensor, rotary: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Write a step's latents to the cache and attend to them.
+    """Write a step's latents to the cache, and attend to the cache.
 
     Args:
-        connected: The layer.
-        query: [1, H, T, D + E], the rotated part last.
+        connected: The connected layer.
+        query: [1, H, T, D + E], with the rotated part last.
         latents: [1, 1, T, R].
         rotary: [1, 1, T, E], the rotated part of the keys.
-        scaling: The factor of the products of query and key.
+        scaling: The factor for the products of queries and keys.
 
     Returns:
         [1, T, H, V].

@@ -1,4 +1,4 @@
-"""Lightning layers. MiniMax's call no function of their module, so their forward is reimplemented here."""
+"""Lightning layers. MiniMax's forward calls no function that could be hooked, so it is reimplemented here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape, Shape
 
 @in_engines
 def forward(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """The forward with its state in the pool."""
+    """MiniMax's forward, with its state in the pool."""
     connected: Connected = kwargs[KEYWORD]
     qkv = module.act_fn(module.qkv_proj(hidden_states)).squeeze(0)
     q, k, v = qkv.unflatten(-1, (-1, 3 * module.head_dim)).split(module.head_dim, dim=-1)
@@ -42,7 +42,8 @@ def _shapes(mixer: Any) -> dict[str, Shape]:
 
 def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
     (states,) = memory("lightning")
-    # not the buffer, which has the weights' dtype: rounded slopes would change late tokens
+    # Not the module's buffer, which has the weights' dtype: rounded slopes would change the results of late
+    # tokens.
     slopes = mixer.get_slope_rate().to(states.device, torch.float32).flatten()
     return {"lightning": LightningLayer(g=-slopes, state=states, scale=1.0)}
 

@@ -1,6 +1,6 @@
-"""Binding model definitions to the operations for which a platform can have a function.
+"""Makes model definitions call a platform's functions for operations.
 
-A module's forward is replaced only if the platform has a function; otherwise transformers' own runs
+A module's forward is replaced only if the platform has a function; otherwise transformers' forward runs
 unchanged.
 """
 
@@ -24,25 +24,26 @@ from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Ro
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
-"""Finds the function of an operation; None for the native one."""
+"""Finds the platform's function for an operation; None for the native function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How one class of a modelling module runs an operation.
+    """How the modules of one class run an operation.
 
     Attributes:
         operation: The operation.
-        call: Replaces the class's forward: `call(function, module, *args, **kwargs)`, with the operation's
-            function. None leaves the forward, and `prepare` does everything.
-        prepare: `prepare(function, module)` converts a loaded module's weights to the form for `call`. Its
-            result is stored with the module, for `prepared`. It must not keep a second copy of the weights.
-        suits: Whether a module of the class runs the operation; others keep their forward.
-        padded: Whether to pass the function the padding rows as `rows`.
-        passes: Dotted attributes of the module: submodules whose work `call` does without calling them. If
+        call: Replaces the modules' forward: `call(function, module, *args, **kwargs)`, with the operation's
+            function. None keeps the forward; then `prepare` does everything.
+        prepare: `prepare(function, module)` converts a loaded module's weights to the form that `call` needs.
+            Its result is stored with the module, for `prepared`. It must not keep a second copy of the
+            weights.
+        suits: Whether a given module of the class runs the operation; other modules keep their forward.
+        padded: Whether the function receives the padding rows as `rows`.
+        passes: Dotted attributes of the module: the submodules that `call` replaces without calling them. If
             one of them is hooked, the class's own forward runs.
-        also: Other operations whose functions `call` receives by keyword; torch's own if the platform has
-            none.
+        also: Other operations whose functions `call` receives as keyword arguments. If the platform has none,
+            `call` receives torch's.
     """
 
     operation: type[Operation]
@@ -61,9 +62,9 @@ class _Bound:
     Attributes:
         call: See `Binding`.
         function: The platform's function.
-        passed: The submodules whose work `call` does.
-        traced: The operation in torch, for tracing by torch.compile; None keeps the forward there.
-        is_passed_hooked: Whether one of `passed` was hooked at the last call of `look`.
+        passed: The submodules that `call` replaces.
+        traced: The operation in plain torch, for tracing by torch.compile; None traces the original forward.
+        is_passed_hooked: Whether one of `passed` had a hook at the last call of `look`.
     """
 
     call: Callable[..., Any]
@@ -77,7 +78,7 @@ _ATTRIBUTE: Final = "_switchrail_forward"
 _PREPARED: Final = "_switchrail_prepared"
 _NORMAL: Final = "_switchrail_normal"
 INNERMOST: Final = 1 - 2**31
-"""The priority of the hook that calls a platform's function; all other hooks of a module run around it."""
+"""The priority of the hook that calls a platform's function. All other hooks of a module run around it."""
 
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
@@ -87,11 +88,9 @@ def prepare(
 ) -> None:
     """Prepare the weights of the modules for which `bind` will find a function.
 
-    Args:
-        forward_of: Finds the platform's function of an operation.
-        model: The model.
-        module: The dotted path of its modelling module.
-        bindings: Class there -> its operations and how to run them.
+    forward_of: Finds the platform's function for an operation.
+        model: The model. model: The model. module: The dotted path of its modelling module. bindings: Class
+        of that module -> its operations and how to run them.
     """
     for name, binding in _each(bindings):
         function = forward_of(binding.operation)
@@ -101,7 +100,7 @@ def prepare(
 
 
 def prepared(module: nn.Module) -> Any:
-    """The prepared weights of a module; None if there are none."""
+    """The module's prepared weights; None if it has none."""
     return module.__dict__.get(_PREPARED)
 
 
@@ -112,17 +111,17 @@ def bind(
     bindings: Mapping[str, tuple[Binding, ...]],
     running: Running,
 ) -> list[str]:
-    """Set a platform's functions on the modules of a model; other models in the process are not affected.
+    """Give the modules of a model their platform's functions; other models in the process are not affected.
 
     Args:
-        forward_of: Finds the platform's function of an operation.
+        forward_of: Finds the platform's function for an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class there -> its operations and how to run them.
+        bindings: Class of that module -> its operations and how to run them.
         running: The current step.
 
     Returns:
-        The classes whose `forward` must be hooked with `forward` to use the functions.
+        The classes whose `forward` must have the hook `forward` for this to take effect.
     """
     bound = []
     for name, binding in _each(bindings):
@@ -145,7 +144,7 @@ def _each(bindings: Mapping[str, tuple[Binding, ...]]) -> list[tuple[str, Bindin
 
 
 def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[nn.Module]:
-    """The modules of a class that run a binding's operation."""
+    """The modules of a class that run the binding's operation."""
     return [
         part
         for part in model.modules()
@@ -154,11 +153,11 @@ def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[n
 
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
-    """Hook: calls the platform's function if the module, the first argument, has one."""
+    """Hook: calls the module's platform function, if the module has one."""
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # a lookup of hooks here would become a constant of the compiled code
+    if torch.compiler.is_compiling():  # a lookup of hooks would become a constant of the code
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
@@ -185,7 +184,7 @@ def _is_hooked(part: nn.Module) -> bool:
 
 
 _found: tuple[object, frozenset[str]] = (None, frozenset())
-"""The last hooks seen, and the result of `_hooked_names` for them."""
+"""The hooks at the last lookup, and the result of `_hooked_names` for them."""
 
 
 def _hooked_names() -> frozenset[str]:
@@ -204,7 +203,7 @@ def _hooked_names() -> frozenset[str]:
 
 
 def either(function: Forward | None, operation: type[Operation]) -> Forward:
-    """A platform's function; torch's own if the platform has none, or while torch.compile traces."""
+    """The platform's function. If there is none, or while torch.compile traces, torch's."""
     return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
 
 
@@ -218,17 +217,17 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
 
 
 def is_bound(part: nn.Module) -> bool:
-    """Whether a platform's function serves a module that nobody has hooked."""
+    """Whether a platform's function serves the module, and the module has no hooks."""
     return _ATTRIBUTE in part.__dict__
 
 
 def serves(*parts: nn.Module) -> bool:
-    """Whether platforms' functions serve all of these modules, and no module is hooked."""
+    """Whether platform functions serve all of these modules, and none has hooks."""
     return all(is_bound(part) and not _is_hooked(part) for part in parts)
 
 
 def keep_normal(norm: nn.Module, x: torch.Tensor, normal: torch.Tensor) -> None:
-    """Make a norm's next call with `x` return `normal`."""
+    """Make the norm's next call with `x` return `normal`, which was already computed."""
     norm.__dict__[_NORMAL] = x, normal
 
 
@@ -253,13 +252,13 @@ def _silu_and_mul(function: Forward, module: Any, x: torch.Tensor) -> Any:
 
 
 OFFSET_RMS_NORM: Final = Binding(RMSNorm, _offset_rms_norm)
-"""Normalisation with weights around zero."""
+"""Normalisation with weights that are centred at zero."""
 
 GATED_RMS_NORM: Final = Binding(GatedRMSNorm, _gated_rms_norm, lambda module: module.activation == "silu")
-"""Normalisation with weights around one, then the gate."""
+"""Normalisation with weights that are centred at one, then the gate."""
 
 ROTARY: Final = Binding(Rotary, _rotary, lambda module: module.rope_type in _FIXED_FREQUENCIES)
-"""Rotary embeddings with frequencies that don't depend on the sequence's length."""
+"""Rotary embeddings whose frequencies don't depend on the sequence's length."""
 
 GATED_MLP: Final = Binding(
     SiluAndMul, _silu_and_mul, lambda module: module.config.hidden_act in ("silu", "swish")

@@ -1,4 +1,4 @@
-"""Linear layers with a common input, as one product."""
+"""Linear layers with the same input, computed as one matrix product."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from switchrail.platforms.serving import Forward
 
 
 class Product:
-    """The common product of several linear layers.
+    """The common matrix product of several linear layers.
 
     The first layer that is called with an input computes the results of all layers. A layer that is called
-    with another input computes all again, so any order of calls is correct.
+    with another input computes all results again, so any order of calls is correct.
     """
 
     def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:
@@ -26,7 +26,7 @@ class Product:
 
         Args:
             function: The operation's function.
-            layers: Linear layers without biases; a call of the last one ends the use of an input.
+            layers: Linear layers without biases. After a call of the last one, the results are dropped.
         """
         self._function = function
         self._sizes = [layer.out_features for layer in layers]
@@ -55,7 +55,7 @@ def _prepare(function: Forward, module: Any) -> Product:
 
 
 def qkv(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of a softmax layer, unless its projections are hooked."""
+    """Queries, keys and values of a softmax layer, unless its projections have hooks."""
     product: Product | None = prepared(module)
     return (module.q_proj(x), module.k_proj(x), module.v_proj(x)) if product is None else product.split(x)
 
@@ -65,6 +65,6 @@ def _suits(module: Any) -> bool:
 
 
 QKV: Final = Binding(Products, None, _suits, _prepare)
-"""Queries, keys and values of a softmax layer."""
+"""The projections of queries, keys and values in a softmax layer, as one product."""
 
 __all__ = ["QKV", "Product", "qkv"]

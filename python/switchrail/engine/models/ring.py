@@ -1,7 +1,7 @@
 """The definition of Ring 2.5, Ling 2.6 and Ring-linear 2.0, which transformers lacks.
 
-Most layers are of lightning attention. The last one of each group is of latent attention (Ring 2.5, Ling
-2.6) or of grouped-query attention (Ring-linear 2.0). Latent attention and experts are those of DeepSeek V3.
+Most layers have lightning attention. The last layer of each group has latent attention (Ring 2.5, Ling
+2.6) or grouped-query attention (Ring-linear 2.0). Latent attention and experts are those of DeepSeek V3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, each [B, T, rotated part of a head]."""
+"""Cosines and sines, each [B, T, size of the rotated part of a head]."""
 
 _REQUIRED: Final = {
     "score_function": "sigmoid",
@@ -46,22 +46,23 @@ _REQUIRED: Final = {
     "norm_head": False,
     "lightning_layerwise_decay": True,
 }
-"""Keys of the config that would change the computation -> the only value that is implemented."""
+"""Config keys that would change the computation -> the only value that this definition implements."""
 
 
 @strict
 class RingConfig(DeepseekV3Config):  # type: ignore[misc]
-    """The configuration, with the names of published checkpoints.
+    """The configuration, with the key names of published checkpoints.
 
     Attributes:
         head_dim: Size of a head of lightning and grouped-query attention.
         kv_lora_rank: Size of a latent; None for grouped-query attention.
-        layer_group_size: Layers of a group, whose last one is of softmax attention.
-        group_norm_size: Groups that the output of lightning attention is normalised in.
-        partial_rotary_factor: The part of a head that is rotated, from the start; latent attention ignores
-            it.
+        layer_group_size: Number of layers in a group; the last one has softmax attention.
+        group_norm_size: Number of groups in which the output of lightning attention is normalised.
+        partial_rotary_factor: The fraction of a head that is rotated, from its start; latent attention
+            ignores it.
         use_qk_norm: Whether queries and keys are normalised.
-        moe_shared_expert_intermediate_size: Inner size of each shared expert; None for that of the others.
+        moe_shared_expert_intermediate_size: Inner size of each shared expert; None if it is that of the
+            others.
     """
 
     model_type = "bailing_moe_linear"
@@ -104,17 +105,17 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a config file. Ring 2.5's has the model type of Ling 3."""
+        """Read a config file. The config of Ring 2.5 has the model type of Ling 3."""
         values, unused = super().get_config_dict(*args, **kwargs)
         return {**values, "model_type": cls.model_type}, unused
 
 
 def decays(heads: int, layer: int, layers: int) -> torch.Tensor:
-    """The logarithms of the decays of a lightning layer: float32 [heads], below 0.
+    """The logarithms of a lightning layer's decays: [heads] float32, negative.
 
-    The slopes are those of ALiBi (Press et al., "Train short, test long", 2021), times a factor that falls
-    from layer to layer. The factor is 1 in layer 1, as in the definition that was published with the
-    weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
+    The slopes are those of ALiBi (Press et al., "Train short, test long", 2021), times a factor that
+    decreases from layer to layer. The factor is 1 in layer 1, as in the definition that was published with
+    the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
     """
     whole = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
@@ -132,7 +133,7 @@ def lightning_attention(
         key: [B, T, H, D].
         value: [B, T, H, D].
         decay: [H], logarithms.
-        **kwargs: Unused; for hooks.
+        **kwargs: Unused by this function; hooks read them.
 
     Returns:
         [B, T, H, D].
@@ -146,7 +147,7 @@ def lightning_attention(
 
 
 def _rotate(query: torch.Tensor, key: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate the first part of each head of [B, H, T, D]."""
+    """Rotate the first part of each head; query and key are [B, H, T, D]."""
     size = rotary[0].shape[-1]
     q, k = apply_rotary_pos_emb(query[..., :size], key[..., :size], *rotary)
     return torch.cat((q, query[..., size:]), dim=-1), torch.cat((k, key[..., size:]), dim=-1)
@@ -162,7 +163,7 @@ class GroupNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., size]."""
+        """Normalise x [..., size]."""
         grouped: torch.Tensor = x.float().unflatten(-1, (self.groups, -1))  # type: ignore[no-untyped-call]
         scaled = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
         gated = self.weight * scaled.flatten(-2) * gate.float().sigmoid()
@@ -170,7 +171,7 @@ class GroupNorm(nn.Module):
 
 
 class Projections(nn.Module):
-    """Queries, keys and values from one product, normalised and rotated; common to two kinds of layers."""
+    """Queries, keys and values from one product, normalised and rotated; the base of two kinds of layers."""
 
     def __init__(self, config: RingConfig, key_heads: int) -> None:
         super().__init__()
@@ -185,7 +186,7 @@ class Projections(nn.Module):
             self.key_layernorm = DeepseekV3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def project(self, hidden_states: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, ...]:
-        """[B, T, hidden] to queries, keys and values, each [B, heads, T, D]."""
+        """Maps [B, T, hidden] to queries, keys and values, each [B, heads, T, D]."""
         heads = self.query_key_value(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query, key, value = heads.split(self.heads, dim=1)
         if self.config.use_qk_norm:
@@ -203,13 +204,13 @@ class RingLightningAttention(Projections):
         self.g_norm = GroupNorm(self.o_proj.in_features, config.group_norm_size, config.rms_norm_eps)
 
     def decays(self) -> torch.Tensor:
-        """See `decays`."""
+        """The logarithms of the layer's decays; see the function `decays`."""
         return decays(self.heads[0], self.layer_idx, self.config.num_hidden_layers)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotary, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        """[B, T, hidden] to the same."""
+        """Maps [B, T, hidden] to the same shape."""
         q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, position_embeddings))
         out = lightning_attention(q, k, v, self.decays(), **kwargs)
         return self.o_proj(self.g_norm(out.flatten(2), self.g_proj(hidden_states))), None
@@ -231,7 +232,7 @@ class RingAttention(Projections):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, T, hidden] to the same, and the weights if the implementation returns them."""
+        """Maps [B, T, hidden] to the same shape; also returns the weights if the implementation does."""
         q, k, v = self.project(hidden_states, position_embeddings)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -241,7 +242,7 @@ class RingAttention(Projections):
 
 
 class RingExperts(DeepseekV3MoE):  # type: ignore[misc]
-    """Experts chosen by groups, and shared ones, which may have another size."""
+    """Experts that are chosen in groups, and shared experts, which may have another size."""
 
     def __init__(self, config: RingConfig) -> None:
         super().__init__(config)
@@ -250,7 +251,7 @@ class RingExperts(DeepseekV3MoE):  # type: ignore[misc]
 
 
 class RingDecoderLayer(nn.Module):
-    """A mixer and an MLP, dense in the first layers."""
+    """A mixer, then an MLP or (after the first layers) experts."""
 
     def __init__(self, config: RingConfig, layer_idx: int) -> None:
         super().__init__()
@@ -264,7 +265,7 @@ class RingDecoderLayer(nn.Module):
         self.post_attention_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """[B, T, hidden] to the same; the other arguments are the mixer's."""
+        """Maps [B, T, hidden] to the same shape; the other arguments are passed to the mixer."""
         mixed, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + mixed
         return cast("torch.Tensor", hidden_states + self.mlp(self.post_attention_layernorm(hidden_states)))
@@ -294,7 +295,7 @@ class RingModel(DeepseekV3PreTrainedModel):  # type: ignore[misc]
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Token ids [B, T] to [B, T, hidden]. Caches of transformers are not supported."""
+        """Maps token ids [B, T] to [B, T, hidden]. Caches of transformers are not supported."""
         hidden_states = self.embed_tokens(input_ids)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -348,7 +349,7 @@ class RingForCausalLM(DeepseekV3PreTrainedModel, GenerationMixin):  # type: igno
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Token ids [B, T] to logits; `logits_to_keep` are the last rows, or the indices of rows."""
+        """Maps token ids [B, T] to logits, for the last `logits_to_keep` rows or for the rows in it."""
         if past_key_values is not None or use_cache:
             raise ValueError("this definition has no cache; valid: use_cache=False, without past_key_values")
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

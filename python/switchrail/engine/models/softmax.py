@@ -1,4 +1,4 @@
-"""Softmax layers, through transformers' attention interface. Latent-attention layers call it too."""
+"""Softmax layers, through transformers' attention interface. Latent-attention layers use this module too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from switchrail.ops import AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
-"""The name under which the function is registered. It has no mask function, so models make no mask."""
+"""The name under which `attention` is registered. No mask function has that name, so models make no mask."""
 
 
 def attention(
@@ -39,15 +39,14 @@ def attention(
         key: [1, HKV, T, D].
         value: [1, HKV, T, D].
         attention_mask: None in the engine.
-        scaling: The factor of the products of query and key.
+        scaling: The factor for the products of queries and keys.
         written: Whether keys and values are already in the cache.
         **kwargs: `KEYWORD` and other arguments that the model passes on.
 
-    Returns:
-        [1, T, H, D], and None in place of the weights.
+    [1, T, H, D], and None in place of the attention weights. [1, T, H, D], and None in place of the weights.
 
     Raises:
-        DispatchError: The call differs from the connected layer, or the layer is not an engine's.
+        DispatchError: The call differs from the layer as it was connected, or the layer is not an engine's.
     """
     connected: Connected | None = kwargs.get(KEYWORD)
     if connected is None:
@@ -111,9 +110,9 @@ def _softmax(window: Callable[[Any], int | None]) -> MixerContract:
 AttentionInterface.register(IMPLEMENTATION, attention)
 
 SOFTMAX: Final = _softmax(lambda mixer: getattr(mixer, "sliding_window", None))
-"""Layers of softmax attention, with the module's window if any, a soft cap, or sinks."""
+"""Softmax attention, with the module's window, soft cap or sinks if it has these."""
 
 SOFTMAX_OF_CONFIG: Final = _softmax(lambda mixer: mixer.config.sliding_window)
-"""Layers whose window is only in the config."""
+"""Softmax attention with a window that only the config has."""
 
 __all__ = ["IMPLEMENTATION", "SOFTMAX", "SOFTMAX_OF_CONFIG", "attention"]

@@ -1,4 +1,4 @@
-"""Experts behind a router, with a gated shared expert."""
+"""Experts with a router, and a shared expert with a gate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from switchrail.platforms.operations import Experts, Products
 from switchrail.platforms.serving import Forward
 
 _ALIGNED: Final = 8
-"""Logits of a row are padded to a multiple of this, since cuBLAS is slower for other sizes."""
+"""The number of logits per row is padded to a multiple of this, since cuBLAS is slower with other sizes."""
 
 
 class Weights(NamedTuple):
-    """The weights for the operation.
+    """The weights of the operation `Experts`.
 
     Attributes:
         router: [E, H], possibly followed by rows of zeros.
@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
 
 def _prepare(function: Forward, module: Any) -> Weights | None:
-    """Append the shared expert to the others, and its gate to the router; None if its size differs."""
+    """Append the shared expert to the others, and its gate to the router. None if its size differs."""
     experts, shared = module.experts, module.shared_expert
     count, hidden, inner = experts.down_proj.shape
     if shared.down_proj.weight.shape != (hidden, inner):
@@ -80,6 +80,6 @@ _PASSES = (
 SPARSE_BLOCK: Final = Binding(
     Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, also={"multiply": Products}
 )
-"""Experts with a shared one."""
+"""Experts with a shared expert."""
 
 __all__ = ["SPARSE_BLOCK"]

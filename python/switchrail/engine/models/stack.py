@@ -1,4 +1,4 @@
-"""Combining weights in one tensor, so that one product serves several layers."""
+"""Combines weights in one tensor, so that one matrix product serves several layers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 @torch.no_grad()
 def stack(*weights: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """Move weights into one tensor, of which they become views.
+    """Move weights into one tensor; the parameters become views of it.
 
     Args:
-        weights: Parameters, each [..., D], of one dtype, on one device.
-        multiple: The rows are padded with zeros to a multiple of this.
+        weights: Parameters [..., D] of one dtype, on one device.
+        multiple: The number of rows is padded with zeros to a multiple of this.
 
     Returns:
         [rows of all, with padding, D].

@@ -1,6 +1,7 @@
-"""Replacing a class in place: the class object takes over another class's namespace.
+"""Replaces a class in place: the class object gets another class's namespace.
 
-Instances, subclasses, `isinstance` and pickles of the class stay valid, because it stays the same object.
+Instances, subclasses, `isinstance` and pickles of the class remain valid, because the class object is the
+same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attributes of classes, without those that hooks have set."""
+"""The attributes of classes, except those that hooks have set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchrail.hooks.lock import change_lock
 _KEPT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
     | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
-    | {"__orig_bases__", "__parameters__", "__type_params__"}  # attributes about the bases, which stay
+    | {"__orig_bases__", "__parameters__", "__type_params__"}  # describe the bases, which don't change
 )
 
 
@@ -35,7 +35,7 @@ replaced: Final[dict[type, Replaced]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, without those of every class object and those that hooks have set."""
+    """A class's attributes, except those that every class object has and those that hooks have set."""
     put = attributes_of(cls)
     return {
         name: value
@@ -47,7 +47,7 @@ def namespace_of(cls: type) -> dict[str, Any]:
 
 
 def original_namespace(cls: type) -> dict[str, Any]:
-    """The same as `namespace_of`, but for a replaced class from before the replacement."""
+    """Like `namespace_of`, but for a replaced class the namespace before the replacement."""
     now = replaced.get(cls)
     return namespace_of(cls) if now is None else now.own
 
@@ -59,7 +59,8 @@ def own_namespace(cls: type) -> dict[str, Any]:
     path leads to the same site whatever hooks are in force.
     """
     with change_lock:
-        # Copies of one moment, since a finalizer may change hooks in this thread although it holds the lock.
+        # Copies, all made at one moment: a finalizer may change hooks in this thread even while the lock is
+        # held.
         put, namespace, now = attributes_of(cls), vars(cls).copy(), replaced.get(cls)
     present = {name: value for name, value in namespace.items() if value is not put.get(name, ABSENT)}
     if now is None:
@@ -74,11 +75,11 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether a replacing class derives from the replaced one, and so inherits missing methods."""
+    """Whether a replacing class derives from the replaced one; then it inherits the methods that it lacks."""
     return cls in by.__bases__
 
 
 def function_of(found: Any) -> FunctionType | None:
-    """The function in a method, property or similar object; None if there is none."""
+    """The function inside a method, property or similar object; None if there is none."""
     inner = inside(found)
     return inner if type(inner) is FunctionType else None

@@ -1,7 +1,7 @@
-"""A class as a site: a `replace` hook installs another class's namespace.
+"""Classes as sites: a `replace` hook installs another class's namespace.
 
-All attributes change within one call of a C function that runs no Python code. So under the interpreter lock
-each thread sees either all of the old class or all of the new one.
+All attributes change within one call of a C function that runs no Python code. So, with the global
+interpreter lock, each thread sees either all of the old class or all of the new one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Class(Site):
         return name_of(self.cls)
 
     def found(self) -> type | None:
-        """The class that currently replaces it."""
+        """The class that currently replaces this one, or None."""
         return replaced[self.cls].by if self.cls in replaced else None
 
     def made(self, own: None, hooks: Sequence[Hook]) -> Any:
-        """The class of the first hook, after redirecting `super` in its methods."""
+        """The class of the first hook, with `super` redirected in its methods."""
         by: Any = hooks[0].fn
         functions = closing_over(by)
         for function in functions:
@@ -59,7 +59,7 @@ class Class(Site):
         return by
 
     def install(self, state: type | None, *, hooked: bool) -> None:
-        """Installs another class's namespace, or for None the class's own."""
+        """Installs the namespace of the class `state`, or for None the class's own namespace."""
         present = Namespace(namespace_of(self.cls))
         known = replaced.get(self.cls)
         before = known or Replaced(self.cls, present, present)
@@ -71,7 +71,7 @@ class Class(Site):
                 inherited = before.own if extends(state, self.cls) else {}
                 wanted = Namespace({**inherited, **namespace_of(state)})
                 remember(state, self.cls)
-                # done before the first call of its methods, which may use `super`
+                # before any call of its methods, which may use `super`
                 replaced[self.cls] = Replaced(state, before.own, wanted)
                 self._set(wanted, before.put)
         except BaseException as error:
@@ -85,7 +85,7 @@ class Class(Site):
             raise
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
-        """Replaces the attributes in `put` by those in `wanted`, except where other code has changed them."""
+        """Replaces attributes in `put` by those in `wanted`, unless other code has changed them."""
         present = namespace_of(self.cls)
         wanted = {**attributes_of(self.cls), **wanted}
         changed = [
@@ -95,17 +95,19 @@ class Class(Site):
         ]
         new = {name: wanted[name] for name in changed if name in wanted}
         gone = [name for name in changed if name not in wanted]
-        # `present` keeps removed attributes alive, so no finalizer runs in between.
+        # `present` keeps removed attributes alive, so no finalizer runs in this block.
         setting = map(setattr, repeat(self.cls), new, new.values())
         deque(chain(setting, map(delattr, repeat(self.cls), gone)), maxlen=0)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterator[tuple[Site, Site | None]]:
-        """Moves hooks from the class's own functions to those that replace them."""
+        """Moves hooks from the class's own functions to the functions that replace them."""
         for old, new in _pairs(self.cls, hook.fn):
             yield Function(old), None if new is None else Function(new)
         for site in sites:
             at = site.placement if isinstance(site, Function) else None
-            if isinstance(at, Attribute) and at.owner is self.cls:  # the replacing class's own may differ
+            if (
+                isinstance(at, Attribute) and at.owner is self.cls
+            ):  # the replacing class may have hooks of its own
                 replacing: Any = hook.fn
                 function = function_of(namespace_of(replacing).get(at.name))
                 if function is not None:
@@ -116,7 +118,7 @@ class Class(Site):
         return self._misfit_of(hook) or self._conflict_of(hook, wanted or {})
 
     def _misfit_of(self, hook: Hook) -> str | None:
-        """Compares the layouts of instances."""
+        """Why the hook's class doesn't fit: its kind, bases, metaclass or memory layout; None if it fits."""
         fn: Any = hook.fn
         if hook.kind != "replace":
             return "the target is a class; valid: replace, or a hook on one of its methods"
@@ -125,7 +127,7 @@ class Class(Site):
         if is_immutable(self.cls):
             return "the target is a class implemented in C, which can't be changed"
         if fn is self.cls:
-            return "it is the target itself"
+            return "the hook is the target itself"
         if type(fn) is not type(self.cls):
             return f"its metaclass is {name_of(type(fn))}; valid: {name_of(type(self.cls))}"
         if fn.__bases__ not in ((self.cls,), self.cls.__bases__):
@@ -141,9 +143,9 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """Compares with replacements of other classes: a class that replaces two would mix their hooks."""
+        """Why another replacement conflicts: a class that replaces two would mix their hooks."""
         for place, others in wanted.items():
-            if not isinstance(place, Class) or hook in others:  # or from a second import of its module
+            if not isinstance(place, Class) or hook in others:  # or from a second import of the module
                 continue
             for other in others:
                 if other.fn is hook.fn:

@@ -1,6 +1,6 @@
-"""The `super` that methods of a replacing class call.
+"""The function that methods of a replacing class call instead of `super`.
 
-Python's own refuses instances of the replaced class, which are no instances of the replacing class.
+Python's own `super` refuses instances of the replaced class, which are not instances of the replacing class.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# torch.compile puts the rest of a function after a graph break into a function of this name. That function
-# has other parameters and is called by the first one.
+# For the code after a graph break, torch.compile creates a function of this name. That function
+# has other parameters and is called by the original function.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
 # Maps each class to all classes that it has ever replaced, since a call of its method may outlast the
-# replacement.
+# replacement itself.
 _targets: Final[weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]]] = weakref.WeakKeyDictionary()
 
 
 def remember(by: type, cls: type) -> None:
-    """Tells `replacing_super` that `by` replaces `cls`, before a method calls it."""
+    """Records that `by` replaces `cls`, for `replacing_super`. Called before any method of `by` runs."""
     known = [reference for reference in _targets.get(by, ()) if reference() not in (None, cls)]
     _targets[by] = (*known, weakref.ref(cls))
 
 
 def replacing_super(*args: Any) -> Any:
-    """The replaced class's `super`, if the method was called on its instance; otherwise Python's own."""
+    """The `super` of the replaced class if the method was called on an instance of it; otherwise Python's."""
     if not args:
         frame = sys._getframe(1)
         while frame.f_code.co_name.startswith(_RESUMED) and frame.f_back is not None:
@@ -52,17 +52,17 @@ def replacing_super(*args: Any) -> Any:
 class _Super(tuple[type, Any, "dict[str, Any]"]):
     """The result of `super()` in a class that replaces its base: has the attributes of the original base.
 
-    A tuple of the base, the bound instance or class, and the base's original namespace. Reading a tuple's
-    items runs no Python code, which matters since compilers inspect such objects at any time.
+    A tuple of the base, the bound instance or class, and the base's original namespace. It is a tuple because
+    reading its items runs no Python code; compilers inspect such objects at any time.
     """
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        # Special methods are the replaced class's, not those of this class.
+        # Special methods are those of the replaced class, not of this class.
         try:
             cls, bound, own = tuple.__iter__(self)
-        except ValueError:  # an empty instance, which torch.compile makes for inspection
+        except ValueError:  # an empty instance, which torch.compile creates for inspection
             return object.__getattribute__(self, name)
         if name not in own:
             return getattr(super(cls, bound), name)
