@@ -16,6 +16,7 @@ the speed of a copy. *prefill*: the products with these weights, at the speed of
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import tempfile
 import time
@@ -201,8 +202,10 @@ def measure(
             for reason in sorted({reason for reason in reasons if reason is not None}):
                 print(f"  not captured: {reason}")
         if not options.no_transformers:
-            found = transformers_peer.measure(path, batches, device)
-            rows += [{**row, "family": family} for row in found]
+            gc.collect()
+            torch.cuda.empty_cache()
+            for row in transformers_peer.measure(path, batches, device):
+                rows.append({**row, "family": family})
     for row in rows:
         print(ROW.format(**row), flush=True)
     return rows

@@ -19,7 +19,8 @@ NEW_TOKENS = 16
 def measure(folder: Path, batches: Sequence[int], device: str) -> list[dict[str, Any]]:
     """Greedy decoding with transformers' cache, on prompts padded to one length; the second of two runs.
 
-    Uses flash-linear-attention and causal_conv1d if they are installed.
+    Uses flash-linear-attention and causal_conv1d if they are installed. Batches for which the memory of the
+    device is too small have no row.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
     rows = []
@@ -36,8 +37,12 @@ def measure(folder: Path, batches: Sequence[int], device: str) -> list[dict[str,
             ).cpu()
             return time.perf_counter() - start
 
-        seconds(2)
-        first, whole = seconds(1), seconds(NEW_TOKENS)
+        try:
+            seconds(2)
+            first, whole = seconds(1), seconds(NEW_TOKENS)
+        except torch.OutOfMemoryError as error:
+            print(f"transformers: {batch} sequences don't fit: {error}")
+            break
         rows.append(
             {
                 "name": "transformers",

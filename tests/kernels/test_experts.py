@@ -9,7 +9,7 @@ from switchrail.errors import ArgumentError
 pytest.importorskip("triton")
 
 from switchrail_kernels.experts import forward
-from switchrail_kernels.experts.forward import experts
+from switchrail_kernels.experts.forward import experts, routed_experts
 from switchrail_kernels.experts.tiles import Tile, Tiles
 from switchrail_kernels.launch import Launcher
 from torch.nn.functional import silu
@@ -268,3 +268,33 @@ def test_a_call_made_again(t, device):
 @pytest.mark.parametrize("t", [1, 2, 32, 300])
 def test_a_captured_call_serves_any_number_of_rows(t):
     check_again(t, h=2048, inner=512, count=64, top_k=10, dtype=torch.bfloat16, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("t", "real", "index"),
+    [(1, 1, torch.int32), (2, 1, torch.int64), (19, 19, torch.int64), (67, 40, torch.int32)],
+)
+def test_experts_that_a_router_chose(t, real, index, dtype, device, monkeypatch):
+    poisoned(monkeypatch)
+    monkeypatch.setattr(forward, "_LOGITS", 256)
+    x, logits, gate_up, down = make(t, 12, dtype=dtype, device=device)
+    weights, ids = logits.float().sigmoid().topk(5)
+    ids = torch.cat([ids, ids], 1)[:, :5].to(index)  # a strided view
+    x[real:] = weights[real:] = float("nan")
+    rows = None if real == t else torch.tensor([real], dtype=torch.int32, device=device)
+    out = routed_experts(x, ids, weights, gate_up, down, rows=rows)
+    expected = torch.zeros(real, x.shape[1], dtype=torch.float64)
+    for row in range(real):
+        for e, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+            gate, up = (gate_up[e].double().cpu() @ x[row].double().cpu()).chunk(2)
+            expected[row] += weight * (down[e].double().cpu() @ (silu(gate) * up))
+    check(out[:real], expected, dtype)
+    assert torch.equal(out[real:], torch.zeros_like(out[real:]))
+
+
+def test_choices_that_do_not_fit(device):
+    x, logits, gate_up, down = make(3, 8, device=device)
+    weights, ids = logits.topk(2)
+    for bad in (ids.float(), ids[:2], ids.int().t().contiguous().t(), ids.repeat(1, 5)):
+        with pytest.raises(ArgumentError, match="routed_experts can't run"):
+            routed_experts(x, bad, weights, gate_up, down)

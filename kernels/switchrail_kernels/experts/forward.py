@@ -61,6 +61,50 @@ def experts(
         ArgumentError: Shapes or dtypes don't fit together.
     """
     _check(x, logits, gate_up, down, top_k, shared)
+    return _run(x, logits, None, gate_up, down, top_k, shared, normalize, rows, sizes)
+
+
+def routed_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    rows: torch.Tensor | None = None,
+    sizes: Tiles | None = None,
+) -> torch.Tensor:
+    """Run the experts that were chosen; see `switchrail.platforms.operations.RoutedExperts`.
+
+    Args:
+        x: [T, H].
+        ids: [T, K] integers, the experts of each row.
+        weights: [T, K], their weights.
+        gate_up: [E, 2 I, H].
+        down: [E, H, I].
+        rows: See `experts`.
+        sizes: See `experts`.
+
+    Raises:
+        ArgumentError: Shapes or dtypes don't fit together.
+    """
+    _check_routed(x, ids, weights, gate_up, down)
+    return _run(x, weights, ids, gate_up, down, ids.shape[1], 0, False, rows, sizes)
+
+
+def _run(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    ids: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    shared: int,
+    normalize: bool,
+    rows: torch.Tensor | None,
+    sizes: Tiles | None,
+) -> torch.Tensor:
+    """The experts by `scores`: logits, or the weights of `ids`."""
     t, h = x.shape
     count, _, inner = down.shape
     out = torch.empty((t, h), dtype=x.dtype, device=x.device)
@@ -87,11 +131,12 @@ def experts(
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
     padding, single = rows is not None, chunks == 1 and not alone
+    taken = scores if ids is None else ids
     _choose(
         (chunks, 1, 1),
-        (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
-        (logits.stride(0), t),
-        (own, shared, top_k, ep, kp, bt, bm * single, normalize, padding, not alone, single),
+        (scores, taken, limit, chosen, weights, ranks, counts, places, order_of, table, used),
+        (scores.stride(0), taken.stride(0), t),
+        (own, shared, top_k, ep, kp, bt, bm * single, ids is not None, normalize, padding, not alone, single),
         num_warps=min(max(bt * ep // 128, 1), 8 if bt <= _CHUNK else 16),
     )
     options = launch_options(x.dtype)
@@ -159,6 +204,43 @@ def experts(
     return out
 
 
+def _fit(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
+    """Whether activations and weights fit together."""
+    count, _, inner = down.shape
+    h = x.shape[1]
+    return (
+        gate_up.shape == (count, 2 * inner, h)
+        and down.shape == (count, h, inner)
+        and x.stride(1) == 1
+        and gate_up.is_contiguous()
+        and down.is_contiguous()
+        and x.dtype == gate_up.dtype == down.dtype
+    )
+
+
+def _check_routed(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> None:
+    chosen = ids.shape[1]
+    if not (
+        _fit(x, gate_up, down)
+        and ids.shape == weights.shape == (len(x), chosen)
+        and 0 < chosen <= len(down)
+        and ids.dtype in (torch.int32, torch.int64)
+        and weights.is_floating_point()
+        and ids.stride(1) == weights.stride(1) == 1
+    ):
+        raise ArgumentError(
+            f"routed_experts can't run x {tuple(x.shape)} {x.dtype} with ids {tuple(ids.shape)} {ids.dtype}, "
+            f"weights {tuple(weights.shape)} {weights.dtype}, gate_up {tuple(gate_up.shape)} {gate_up.dtype} "
+            f"and down {tuple(down.shape)} {down.dtype}; expected [T, H], [T, K] int32 or int64, [T, K], "
+            "[E, 2 I, H] and [E, H, I], x, gate_up and down of one dtype, K at most E, and the last axes "
+            "contiguous",
+            argument="x",
+            found=tuple(x.shape),
+        )
+
+
 def _check(
     x: torch.Tensor,
     logits: torch.Tensor,
@@ -167,18 +249,12 @@ def _check(
     top_k: int,
     shared: int,
 ) -> None:
-    t, h = x.shape
-    count, _, inner = down.shape
+    count = len(down)
     if not (
-        logits.shape == (t, count)
-        and gate_up.shape == (count, 2 * inner, h)
-        and down.shape == (count, h, inner)
+        _fit(x, gate_up, down)
+        and logits.shape == (len(x), count)
         and 0 < top_k <= count - shared
-        and x.stride(1) == 1
         and logits.stride(1) == 1
-        and gate_up.is_contiguous()
-        and down.is_contiguous()
-        and x.dtype == gate_up.dtype == down.dtype
     ):
         raise ArgumentError(
             f"experts can't run x {tuple(x.shape)} {x.dtype} with logits {tuple(logits.shape)}, gate_up "
@@ -190,4 +266,4 @@ def _check(
         )
 
 
-__all__ = ["experts"]
+__all__ = ["experts", "routed_experts"]

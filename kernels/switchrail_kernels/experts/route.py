@@ -69,6 +69,7 @@ def _order_chunk(
 @triton.jit(do_not_specialize=["T"])
 def choose(
     p_logits,
+    p_ids,
     p_rows,
     p_experts,
     p_weights,
@@ -79,6 +80,7 @@ def choose(
     p_blocks,
     p_used,
     s_logits,
+    s_ids,
     T,
     E: tl.constexpr,
     S: tl.constexpr,
@@ -87,13 +89,17 @@ def choose(
     KP: tl.constexpr,
     BT: tl.constexpr,
     BM: tl.constexpr,
+    CHOSEN: tl.constexpr,
     NORMALIZE: tl.constexpr,
     PADDED: tl.constexpr,
     COUNT: tl.constexpr,
     ORDER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number."""
+    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number.
+
+    If CHOSEN, `p_ids` has the experts and `p_logits` their weights, [T, K] each.
+    """
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T
@@ -104,27 +110,37 @@ def choose(
     m_t = o_t < rows
     m_e = o_e < E
     p_row = p_logits + o_t.to(tl.int64) * s_logits
-    p_l = p_row[:, None] + o_e[None, :]
     m_l = m_t[:, None] & m_e[None, :]
-    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
-    # integers in the order of the logits, NaN first
-    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign get the same key
-    b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    b_key = tl.where(m_e[None, :], b_key, _LEAST)
     b_slot = tl.full((BT, EP), -1, tl.int32)
-    for k in range(K):
-        _, b_best = tl.max(b_key, 1, return_indices=True, return_indices_tie_break_left=True)
-        m_best = o_e[None, :] == b_best[:, None]
-        b_slot = tl.where(m_best, k, b_slot)
-        b_key = tl.where(m_best, _LEAST, b_key)
+    if CHOSEN:
+        p_id = p_ids + o_t.to(tl.int64) * s_ids
+        b_p = tl.zeros((BT, EP), tl.float32)
+        for k in range(K):
+            b_id = tl.load(p_id + k, mask=m_t, other=-1).to(tl.int32)
+            b_w = tl.load(p_row + k, mask=m_t, other=0.0).to(tl.float32)
+            m_best = o_e[None, :] == b_id[:, None]
+            b_slot = tl.where(m_best, k, b_slot)
+            b_p = tl.where(m_best, b_w[:, None], b_p)
+    else:
+        p_l = p_row[:, None] + o_e[None, :]
+        b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
+        # integers in the order of the logits, the same for zeros of either sign, NaN first
+        b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)
+        b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+        b_key = tl.where(m_e[None, :], b_key, _LEAST)
+        for k in range(K):
+            _, b_best = tl.max(b_key, 1, return_indices=True, return_indices_tie_break_left=True)
+            m_best = o_e[None, :] == b_best[:, None]
+            b_slot = tl.where(m_best, k, b_slot)
+            b_key = tl.where(m_best, _LEAST, b_key)
+        b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again to use fewer registers
+        b_l = tl.where(m_e[None, :], b_l, float("-inf"))
+        b_p = tl.exp(b_l - tl.max(b_l, 1)[:, None])
+        b_p = b_p / tl.sum(b_p, 1)[:, None]
+        if NORMALIZE:
+            b_p = b_p / tl.sum(tl.where(b_slot >= 0, b_p, 0.0), 1)[:, None]
     m_s = (b_slot >= 0) & m_l
     o_s = o_t[:, None] * (K + S) + b_slot
-    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again to use fewer registers
-    b_l = tl.where(m_e[None, :], b_l, float("-inf"))
-    b_p = tl.exp(b_l - tl.max(b_l, 1)[:, None])
-    b_p = b_p / tl.sum(b_p, 1)[:, None]
-    if NORMALIZE:
-        b_p = b_p / tl.sum(tl.where(b_slot >= 0, b_p, 0.0), 1)[:, None]
     tl.store(p_experts + o_s, tl.zeros((BT, EP), tl.int32) + o_e[None, :], mask=m_s)
     tl.store(p_weights + o_s, b_p, mask=m_s)
     for s in tl.static_range(S):

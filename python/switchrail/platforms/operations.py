@@ -248,6 +248,31 @@ class Experts(Operation):
         raise NotImplementedError
 
 
+class RoutedExperts(Operation):
+    """`Experts` with the experts of each row chosen by the model, as routers with groups or biases do.
+
+    `forward(x, ids, weights, gate_up, down, *, rows)` returns the sum of weights[:, k] down_e (silu(gate_e x)
+    (up_e x)) over the experts e = ids[:, k] of each row. ids [T, K] are integers without repetitions in a
+    row, weights [T, K] of any floating dtype; both may be strided views with a contiguous last axis. The
+    other arguments and the result are those of `Experts`, without shared experts.
+    """
+
+    name = "routed_experts"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See the class."""
+        raise NotImplementedError
+
+
 class RaggedAttention(Operation):
     """Softmax attention over keys and values that are packed like the queries, without a cache.
 
@@ -329,6 +354,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         Products,
         GatedDeltaInputs,
         Experts,
+        RoutedExperts,
         RaggedAttention,
         DecodeRows,
         ChooseTokens,
@@ -350,6 +376,7 @@ __all__ = [
     "RMSNorm",
     "RaggedAttention",
     "Rotary",
+    "RoutedExperts",
     "SigmoidGate",
     "SiluAndMul",
 ]

@@ -139,8 +139,8 @@ def connect(
             undo.callback(mixer.register_forward_pre_hook(keyword, with_kwargs=True).remove)
             functions.update(contract.hooks)
         wanted = [(f"{family.module}.{name}", hook, 0) for name, hook in functions.items()] + [
-            (f"{family.module}.{name}.forward", operations.forward, operations.INNERMOST)
-            for name in operations.bind(
+            (f"{path}.forward", operations.forward, operations.INNERMOST)
+            for path in operations.bind(
                 forward_of, model, family.module, family.operations, connection.running
             )
         ]

@@ -28,6 +28,7 @@ from switchrail.engine.models.operations import (
     Binding,
 )
 from switchrail.engine.models.products import QKV
+from switchrail.engine.models.routed_experts import ROUTED_EXPERTS
 from switchrail.engine.models.softmax import SOFTMAX, SOFTMAX_OF_CONFIG
 from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 from switchrail.errors import CheckpointError
@@ -41,8 +42,8 @@ class Family:
         module: The module's dotted path; the functions of contracts are hooked in it.
         mixers: Kind of layer in the layout -> the mixers of such a layer, by dotted attribute of the layer.
         layers: The dotted attribute that leads from the model with its head to the decoder layers.
-        operations: Class of the modelling module -> its operations and how to run them. At most one operation
-            of a class has `prepare`, and at most one `call`.
+        operations: Class of the modelling module, or the dotted path of another class -> its operations and
+            how to run them. At most one operation of a class has `prepare`, and at most one `call`.
         opaque: Classes of the modelling module that a compiled layer runs unchanged, because torch.compile
             can't trace them. Their modules take one tensor and return one of the same shape and dtype.
         since: The first transformers version with the module; None if all supported versions have it.
@@ -94,6 +95,8 @@ _WITH_MAMBA2: Final = {"full_attention": _ATTENTION, "mamba2": _MAMBA2}
 _WITH_CONVOLUTION: Final = {"full_attention": _ATTENTION, "short_conv": _CONVOLUTION}
 _WITH_WINDOWS: Final = {"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
 
+_DEEPSEEK_EXPERTS: Final = {f"{_module('deepseek_v3')}.DeepseekV3Experts": (ROUTED_EXPERTS,)}
+
 _RING: Final = Family(
     module="switchrail.engine.models.ring",
     mixers={
@@ -101,6 +104,7 @@ _RING: Final = Family(
         "mla": _LATENT,
         "full_attention": _ATTENTION,
     },
+    operations=_DEEPSEEK_EXPERTS,
     config="switchrail.engine.models.ring:RingConfig",
 )
 
@@ -125,10 +129,24 @@ FAMILIES: Final[Mapping[str, Family]] = {
         opaque=("Qwen3NextSparseMoeBlock",),
     ),
     "qwen3_5_text": Family(module=_module("qwen3_5"), mixers=_WITH_GATED_DELTA),
-    "qwen3_5_moe_text": Family(module=_module("qwen3_5_moe"), mixers=_WITH_GATED_DELTA),
+    "qwen3_5_moe_text": Family(
+        module=_module("qwen3_5_moe"),
+        mixers=_WITH_GATED_DELTA,
+        operations={"Qwen3_5MoeSparseMoeBlock": (SPARSE_BLOCK,)},
+        opaque=("Qwen3_5MoeSparseMoeBlock",),
+    ),
     "olmo_hybrid": Family(module=_module("olmo_hybrid"), mixers=_WITH_GATED_DELTA),
-    "kimi_linear": Family(module=_module("kimi_linear"), mixers=_WITH_KDA),
-    "bailing_hybrid": Family(module=_module("bailing_hybrid"), mixers=_WITH_KDA, since="5.20"),
+    "kimi_linear": Family(
+        module=_module("kimi_linear"),
+        mixers=_WITH_KDA,
+        operations={"KimiLinearExperts": (ROUTED_EXPERTS,)},
+    ),
+    "bailing_hybrid": Family(
+        module=_module("bailing_hybrid"),
+        mixers=_WITH_KDA,
+        operations={"BailingHybridExperts": (ROUTED_EXPERTS,)},
+        since="5.20",
+    ),
     "bailing_moe_linear": _RING,
     "minimax": Family(
         module=_module("minimax"),
@@ -137,6 +155,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_attention": {"self_attn": SOFTMAX_OF_CONFIG},
             "lightning": {"self_attn": LIGHTNING},
         },
+        operations={"MiniMaxExperts": (ROUTED_EXPERTS,)},
     ),
     "nemotron_h": Family(
         module=_module("nemotron_h"),
@@ -148,7 +167,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
     ),
     "bamba": Family(module=_module("bamba"), mixers=_WITH_MAMBA2),
-    "granitemoehybrid": Family(module=_module("granitemoehybrid"), mixers=_WITH_MAMBA2),
+    "granitemoehybrid": Family(
+        module=_module("granitemoehybrid"),
+        mixers=_WITH_MAMBA2,
+        operations={"GraniteMoeHybridExperts": (ROUTED_EXPERTS,)},
+    ),
     "falcon_h1": Family(module=_module("falcon_h1"), mixers={"hybrid": {**_MAMBA2, **_ATTENTION}}),
     "zamba2": Family(
         module=_module("zamba2"),
@@ -161,13 +184,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
         module=_module("mamba2"), mixers={"mamba2": {"mixer": MAMBA2}}, layers="backbone.layers"
     ),
     "lfm2": Family(module=_module("lfm2"), mixers=_WITH_CONVOLUTION, since="5.22"),
-    "lfm2_moe": Family(module=_module("lfm2_moe"), mixers=_WITH_CONVOLUTION, since="5.22"),
+    "lfm2_moe": Family(
+        module=_module("lfm2_moe"),
+        mixers=_WITH_CONVOLUTION,
+        operations={"Lfm2MoeExperts": (ROUTED_EXPERTS,)},
+        since="5.22",
+    ),
     "lfm3": Family(
         module=_module("lfm3"),
         mixers={**_WITH_WINDOWS, "short_conv": _CONVOLUTION},
         since="5.23",
     ),
-    "deepseek_v3": Family(module=_module("deepseek_v3"), mixers={"mla": _LATENT}),
+    "deepseek_v3": Family(
+        module=_module("deepseek_v3"), mixers={"mla": _LATENT}, operations=_DEEPSEEK_EXPERTS
+    ),
     "llama": Family(module=_module("llama"), mixers={"full_attention": _ATTENTION}),
     "qwen3": Family(module=_module("qwen3"), mixers=_WITH_WINDOWS),
     "gemma2": Family(module=_module("gemma2"), mixers=_WITH_WINDOWS),

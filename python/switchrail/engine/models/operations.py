@@ -88,14 +88,16 @@ def prepare(
 ) -> None:
     """Prepare the weights of the modules for which `bind` will find a function.
 
-    forward_of: Finds the platform's function for an operation.
-        model: The model. model: The model. module: The dotted path of its modelling module. bindings: Class
-        of that module -> its operations and how to run them.
+    Args:
+        forward_of: Finds the platform's function of an operation.
+        model: The model.
+        module: The dotted path of its modelling module.
+        bindings: Class there, or the dotted path of another -> its operations and how to run them.
     """
-    for name, binding in _each(bindings):
+    for path, binding in _each(module, bindings):
         function = forward_of(binding.operation)
         if function is not None and binding.prepare is not None:
-            for part in _parts(model, module, name, binding):
+            for part in _parts(model, path, binding):
                 part.__dict__[_PREPARED] = binding.prepare(function, part)
 
 
@@ -117,38 +119,43 @@ def bind(
         forward_of: Finds the platform's function for an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class of that module -> its operations and how to run them.
+        bindings: Class there, or the dotted path of another -> its operations and how to run them.
         running: The current step.
 
     Returns:
-        The classes whose `forward` must have the hook `forward` for this to take effect.
+        The dotted paths of the classes whose `forward` must be hooked with `forward` to use the functions.
     """
     bound = []
-    for name, binding in _each(bindings):
+    for path, binding in _each(module, bindings):
         function, call = forward_of(binding.operation), binding.call
         if function is None or call is None:
             continue
         if binding.padded:
             function = partial(_with_rows, function, running)
         call = partial(call, **{key: either(forward_of(other), other) for key, other in binding.also.items()})
-        for part in _parts(model, module, name, binding):
+        for part in _parts(model, path, binding):
             passed = [attrgetter(path)(part) for path in binding.passes]
             traced = FUNCTIONS.get(binding.operation)
             part.__dict__[_ATTRIBUTE] = _Bound(call, function, passed, traced)
-            bound.append(name)
+            bound.append(path)
     return list(dict.fromkeys(bound))
 
 
-def _each(bindings: Mapping[str, tuple[Binding, ...]]) -> list[tuple[str, Binding]]:
-    return [(name, binding) for name, several in bindings.items() for binding in several]
+def _each(module: str, bindings: Mapping[str, tuple[Binding, ...]]) -> list[tuple[str, Binding]]:
+    """The dotted path of each class, and its bindings."""
+    return [
+        (name if "." in name else f"{module}.{name}", binding)
+        for name, several in bindings.items()
+        for binding in several
+    ]
 
 
-def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[nn.Module]:
-    """The modules of a class that run the binding's operation."""
+def _parts(model: nn.Module, path: str, binding: Binding) -> list[nn.Module]:
+    """The modules of a class that run a binding's operation."""
     return [
         part
         for part in model.modules()
-        if (type(part).__module__, type(part).__name__) == (module, name) and binding.suits(part)
+        if f"{type(part).__module__}.{type(part).__name__}" == path and binding.suits(part)
     ]
 
 

@@ -55,7 +55,7 @@ def _call(function: Forward, module: Any, hidden_states: torch.Tensor, *, multip
         weights.gate_up,
         weights.down,
         top_k=gate.top_k,
-        normalize=gate.norm_topk_prob,
+        normalize=getattr(gate, "norm_topk_prob", True),
         shared=0 if stacked is None else 1,
     )
     if stacked is None:
