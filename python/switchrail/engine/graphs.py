@@ -66,9 +66,9 @@ class Graphs:
     def capture(self, keys: Sequence[Key], progress: Progress = lambda done, total: None) -> None:
         """Capture keys.
 
-        keys: The keys to capture, in this order.
-            keys: The keys, in this order. progress: Called before each capture and after the last, with the
-            numbers of finished and of all
+        Args:
+            keys: The keys to capture, in this order.
+            progress: Called before each capture and after the last, with the numbers of finished and of all
                 captures.
         """
         for done, key in enumerate(keys):

@@ -43,7 +43,8 @@ def attention(
         written: Whether keys and values are already in the cache.
         **kwargs: `KEYWORD` and other arguments that the model passes on.
 
-    [1, T, H, D], and None in place of the attention weights. [1, T, H, D], and None in place of the weights.
+    Returns:
+        [1, T, H, D], and None in place of the attention weights.
 
     Raises:
         DispatchError: The call differs from the layer as it was connected, or the layer is not an engine's.
