@@ -197,6 +197,23 @@ def test_a_name_without_an_owner(switchrail, hub, command, more):
     )
 
 
+@pytest.mark.parametrize("command", ["run", "warmup"])
+def test_a_download_of_a_draft(switchrail, checkpoint, tmp_path, monkeypatch, command):
+    asked = []
+
+    def download(name, *, allow_patterns, local_files_only):
+        asked.append((name, local_files_only))
+        raise OSError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    config = tmp_path / "config.toml"
+    config.write_text('[engine]\ndraft = "acme/draft"\n', "utf-8")
+    more = ["--prompt", "a"] if command == "run" else []
+    done = switchrail(command, checkpoint, "--device", "cpu", "--config", config, "--download", *more)
+    assert "acme/draft can't be downloaded: no route" in done.stderr
+    assert asked == [("acme/draft", False)]
+
+
 def test_a_download_that_is_allowed(hub, tmp_path, monkeypatch):
     asked = []
 

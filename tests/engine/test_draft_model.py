@@ -192,6 +192,36 @@ def test_samples_have_the_models_distribution(
     assert (chance < 1e-6) if mutant else (chance > 1e-3)
 
 
+def test_a_long_prompt_is_chunked(make_engine: Make, checkpoint: Path) -> None:
+    """The draft model runs at most a step's rows per step; meanwhile short requests get proposals."""
+    prompts = [[*range(250)], [1, 2]]
+    options = {**OPTIONS, "max_length": 300, "num_pages": 200}
+    expected = make_engine(options=options).generate(prompts, FREE)
+    engine = make_engine(options={**options, "draft": checkpoint})
+    drafts, rows, proposed = drafts_of(engine), list[int](), list[list[int]]()
+    build, propose = drafts.runner.builder.build, drafts.propose
+
+    def counting(schedule: Any, *given: Any, **named: Any) -> Any:
+        if schedule.prefill:
+            rows.append(sum(count for _, count in schedule.prefill))
+        return build(schedule, *given, **named)
+
+    def recording(tasks: Any, limits: Any) -> Drafted:
+        before = len(rows)
+        proposal = propose(tasks, limits)
+        assert len(rows) == before + 1, "one step with tokens that the draft lacks"
+        if len(tasks) == 2:
+            proposed.append([len(tokens) for tokens in proposal.tokens])
+        return proposal
+
+    drafts.runner.builder.build, drafts.propose = counting, recording  # type: ignore[method-assign]
+    assert engine.generate(prompts, FREE) == expected
+    assert max(rows) <= 36
+    assert [0, 4] in proposed
+    assert engine.stats.accepted_tokens == engine.stats.drafted_tokens > 20
+    assert is_idle(engine)
+
+
 def test_each_model_is_routed_by_its_own_layout(make_engine: Make, draft: Path) -> None:
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     own = switchrail.Layout.from_config(draft)

@@ -259,6 +259,7 @@ def test_options() -> None:
         EngineOptions(draft="ngram", compile="blocks")
     with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, got 0"):
         EngineOptions(draft="ngram", draft_tokens=0)
+    assert EngineOptions(draft=Path("ngram")).draft == Path("ngram")
     with pytest.raises(ConfigError, match="draft must be"):
         EngineOptions(draft=7)  # type: ignore[arg-type]
 

@@ -6,12 +6,14 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
 import torch
-from switchrail.engine import Engine, SamplingParams
+from switchrail.engine import Engine, SamplingParams, core
+from switchrail.engine.drafts import Drafted
 from switchrail.engine.memory import Pools
 from switchrail.engine.sampling import choose
 from switchrail.testing.graph import RecordedGraph
@@ -118,6 +120,42 @@ def test_pools_take_what_steps_and_graphs_leave(
     page = engine.pools.nbytes // engine.pools.pages.capacity
     assert LIMIT - memory.used < 2 * page
     assert all(state.reason is None for state in engine.graphs)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "checkpoint"])
+def test_pools_leave_room_for_a_draft(
+    make_engine: Make,
+    memory: Memory,
+    platform: GraphPlatform,
+    captured_runtime: switchrail.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path,
+    draft: str,
+) -> None:
+    """The draft's pools, and the memory that verifications of drawn drafts take, are part of the sum."""
+    seen = list[int]()
+    verified = core.verify
+
+    def verify(logits: torch.Tensor, drafted: Drafted, *given: Any) -> Any:
+        seen.append(len(memory.pools))
+        assert drafted.probabilities is not None
+        memory.steps = max(memory.steps, STEP * len(logits) // 24)
+        memory.largest = max(memory.largest, memory.used)
+        return verified(logits, drafted, *given)
+
+    monkeypatch.setattr(core, "verify", verify)
+    options = {**OPTIONS, "draft_tokens": 2, "draft": checkpoint if draft == "checkpoint" else draft}
+    engine = make_engine(runtime=captured_runtime, device=platform, options=options)
+    made = 2 if draft == "checkpoint" else 1
+    assert set(seen) == {made}, "verified in the trial"
+    assert len(memory.pools) == 2 * made
+    if draft == "checkpoint":
+        assert memory.pools[2]().pages.capacity == memory.pools[3]().pages.capacity  # type: ignore[union-attr]
+    drafting = [pool() for pool in memory.pools[made:]]
+    assert 1 < engine.pools.pages.capacity < 8 * 64
+    page = sum(pool.nbytes // pool.pages.capacity for pool in drafting if pool is not None)
+    assert memory.used + STEP <= LIMIT
+    assert LIMIT - (memory.used + STEP) < 2 * page
 
 
 def test_there_is_no_trial_where_there_is_plenty(

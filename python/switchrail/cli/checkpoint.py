@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
+
+if TYPE_CHECKING:
+    from switchrail import EngineOptions
 
 CheckpointArgument = Annotated[
     Path,
@@ -24,3 +29,15 @@ DownloadOption = Annotated[
         help="Download missing files of a model on the Hugging Face hub; by default the network is not used.",
     ),
 ]
+
+
+def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
+    """The options with the folder of the draft's checkpoint, if the draft is one.
+
+    Raises:
+        CheckpointError: See `find_checkpoint`.
+    """
+    draft = options.draft
+    if not isinstance(draft, str) or draft == "ngram":
+        return options
+    return replace(options, draft=find_checkpoint(draft, download=download))

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import switchrail
 from switchrail.cli.capturing import capturing
-from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
+from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
 from switchrail.cli.choices import (
     BackendOption,
     ConfigOption,
@@ -112,6 +112,7 @@ def run(
     platform = runtime.platform if device is None else runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
     options = options_on(platform, {**choices.engine, **({} if draft is None else {"draft": draft})})
+    options = with_draft(options, download=download)
     _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar

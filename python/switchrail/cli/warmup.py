@@ -10,7 +10,7 @@ from rich.progress import track
 
 import switchrail
 from switchrail.cli.capturing import capturing
-from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
+from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
 from switchrail.cli.choices import (
     BackendOption,
     ConfigOption,
@@ -22,6 +22,7 @@ from switchrail.cli.choices import (
 )
 from switchrail.cli.show import console, platform_text, print_json, table
 from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.options import options_on
 
 
 def warmup(
@@ -53,7 +54,7 @@ def warmup(
             device=platform,
             dtype=dtype,
             backends=choices.backends,
-            options=choices.engine,
+            options=with_draft(options_on(platform, choices.engine), download=download),
             progress=progress,
         )
     with engine:

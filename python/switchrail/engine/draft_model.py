@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.hub import find_checkpoint
-from switchrail.engine.loading import load_model
+from switchrail.engine.loading import LoadedModel, load_model
+from switchrail.engine.memory import Needs
 from switchrail.engine.models.families import Family
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
@@ -49,8 +51,9 @@ class DraftModel(Drafts):
     The model has a layout, routes, pools and hooks of its own, and the sequences of the engine's model: the
     same slots, pages and page table. Its memory holds accepted tokens only (`Sequence.drafted` of them). To
     propose, it first runs the accepted tokens that it lacks, the newest included, which gives the first
-    draft. Then it decodes. Keys of decodes are overwritten later; their states go to a second slot of the
-    sequence. So there is nothing to roll back, whichever kinds of layers it has.
+    draft. A sequence that lacks more tokens than a step takes, such as a long prompt, gets no proposal until
+    the following steps have run them. Then it decodes. Keys of decodes are overwritten later; their states go
+    to a second slot of the sequence. So there is nothing to roll back, whichever kinds of layers it has.
 
     Attributes:
         runner: Runs the model.
@@ -77,8 +80,9 @@ class DraftModel(Drafts):
         drafted: dict[Task, list[int]] = {task: [] for task in tasks}
         odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
         active = [(task, limit) for task, limit in zip(tasks, limits, strict=True) if limit]
-        logits = self._extend([task for task, _ in active])
-        for turn in range(max(limits)):
+        through, logits = self._extend([task for task, _ in active])
+        active = [(task, limit) for task, limit in active if task in through]
+        for turn in range(max((limit for _, limit in active), default=0)):
             if turn:
                 active = [(task, limit) for task, limit in active if limit > turn]
                 logits = self._decode([task for task, _ in active], turn)
@@ -89,23 +93,24 @@ class DraftModel(Drafts):
         vocabulary = max(map(len, rows))
         return Drafted(list(drafted.values()), torch.stack([row.expand(vocabulary) for row in rows]))
 
-    def _extend(self, tasks: Sequence[Task]) -> torch.Tensor:
-        """Run the tokens that the memory lacks; return the logits after the newest token of each task."""
-        found: dict[Task, torch.Tensor] = {}
+    def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
+        """Run the tokens that the memory lacks, up to the rows of a step; tasks that lack few come first.
+
+        Returns:
+            The tasks that lack none any more, and the logits after the newest token of each.
+        """
         texts = {task: np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)]) for task in tasks}
-        while len(found) < len(tasks):
-            left, rows = self._rows, []
-            for task in tasks:
-                count = min(left, len(texts[task]) - task.drafted)
-                if count:
-                    rows.append((task, count))
-                    left -= count
-            prefill: Any = [(_Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
-            logits = self._run(Schedule(decode=[], prefill=prefill, forks=[]))
-            self.runner.sequences.advance_drafted(rows)
-            through = [task for task, _ in rows if task.drafted == len(texts[task])]
-            found.update(zip(through, logits, strict=True))
-        return torch.stack([found[task] for task in tasks])
+        left, rows = self._rows, []
+        for task in sorted(tasks, key=lambda task: len(texts[task]) - task.drafted):
+            count = min(left, len(texts[task]) - task.drafted)
+            if count:
+                rows.append((task, count))
+                left -= count
+        rows.sort(key=lambda row: row[0].slot)
+        prefill: Any = [(_Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
+        logits = self._run(Schedule(decode=[], prefill=prefill, forks=[]))
+        self.runner.sequences.advance_drafted(rows)
+        return [task for task, _ in rows if task.drafted == len(texts[task])], logits
 
     def _decode(self, tasks: Sequence[Task], turn: int) -> torch.Tensor:
         """Run the draft with number `turn` of each task, from 1; return the logits after it."""
@@ -173,57 +178,84 @@ class DraftCheckpoint:
     family: Family
 
 
-def find_draft(
-    runtime: Runtime, checkpoint: str, *, platform: Platform, options: EngineOptions
-) -> DraftCheckpoint:
+def find_draft(runtime: Runtime, checkpoint: str | os.PathLike[str]) -> DraftCheckpoint:
     """Find a draft's checkpoint and read its config.
 
     Args:
         runtime: The runtime with the families.
         checkpoint: The draft's folder or name, as for `Engine`.
-        platform: The engine's platform.
-        options: The engine's options.
 
     Raises:
-        ConfigError: The pools' size is not given on a platform that computes it from the free memory.
         CheckpointError: There is no such checkpoint, or no family runs it.
     """
-    if options.num_pages is None and platform.hardware.keeps_freed_memory():
-        raise ConfigError(
-            "num_pages is None, but a draft model needs memory beside the pools of the engine's model; "
-            "valid: an integer of at least 2",
-            problems={"num_pages": "found None"},
-            valid={"num_pages": "an integer of at least 2"},
-        )
-    path = find_checkpoint(checkpoint)
+    path = find_checkpoint(os.fsdecode(checkpoint))
     return DraftCheckpoint(path, *read_config(path, runtime.family_of))
 
 
-def load_draft_model(
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A loaded draft model, for which there is no memory yet.
+
+    Attributes:
+        model: The model with its routes.
+        options: The options of its runners, except for `num_pages`.
+        needs: The memory of its pools.
+        max_length: Tokens of the longest sequence.
+        sequences: Maximum concurrent sequences.
+        rows: Maximum rows of a step.
+        pin_memory: Whether the device copies from pinned memory.
+    """
+
+    model: LoadedModel
+    options: EngineOptions
+    needs: Needs
+    max_length: int
+    sequences: int
+    rows: int
+    pin_memory: bool
+
+    def make(self, target: Runner) -> DraftModel:
+        """Allocate pools with as many pages as the engine's model has, and connect the model."""
+        runner = self.model.make(
+            replace(self.options, num_pages=target.pools.pages.capacity + 1),
+            max_length=self.max_length,
+            sequences=target.sequences,
+        )
+        return DraftModel(runner, slots=self.sequences, rows=self.rows, pin_memory=self.pin_memory)
+
+
+def load_draft(
     runtime: Runtime,
     draft: DraftCheckpoint,
-    target: Runner,
     *,
     platform: Platform,
     dtype: torch.dtype,
     options: EngineOptions,
     max_length: int,
-) -> DraftModel:
-    """Load a draft model and connect it.
+    vocab_size: int,
+) -> LoadedDraft:
+    """Load a draft model.
 
     Args:
         runtime: The runtime with the backends.
         draft: `find_draft` of the draft.
-        target: Runs the engine's model.
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
         options: The engine's options.
         max_length: Tokens of the longest sequence.
+        vocab_size: The vocabulary of the engine's model.
 
     Raises:
         ConfigError: The draft has another vocabulary, or its sequences are shorter.
         SwitchrailError: As for `Engine`.
     """
+    sequences = options.max_sequences
+    own = replace(
+        options,
+        max_sequences=2 * sequences,
+        max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
+        draft=None,
+    )
     loaded = load_model(
         runtime,
         draft.path,
@@ -231,14 +263,14 @@ def load_draft_model(
         draft.family,
         platform=platform,
         dtype=dtype,
-        options=options,
+        options=own,
         max_length=max_length,
         backends=None,
         phases=("prefill", "decode"),
     )
     model = loaded.checkpoint
     for what, found, wanted, valid in (
-        ("a vocabulary", model.vocab_size, model.vocab_size == target.vocab_size, str(target.vocab_size)),
+        ("a vocabulary", model.vocab_size, model.vocab_size == vocab_size, str(vocab_size)),
         ("sequences", model.max_length, model.max_length >= max_length, f"at least {max_length}"),
     ):
         if not wanted:
@@ -248,24 +280,15 @@ def load_draft_model(
                 problems={"draft": f"found {what} of {found} tokens"},
                 valid={"draft": valid},
             )
-    sequences = options.max_sequences
-    runner = loaded.make(
-        replace(
-            options,
-            max_sequences=2 * sequences,
-            max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
-            num_pages=target.pools.pages.capacity + 1,
-            draft=None,
-        ),
-        max_length=max_length,
-        sequences=target.sequences,
-    )
-    return DraftModel(
-        runner,
-        slots=sequences,
-        rows=options.max_tokens_per_step,
-        pin_memory=platform.hardware.pin_memory_available(),
+    return LoadedDraft(
+        loaded,
+        own,
+        loaded.needs(own),
+        max_length,
+        sequences,
+        options.max_tokens_per_step,
+        platform.hardware.pin_memory_available(),
     )
 
 
-__all__ = ["DraftCheckpoint", "DraftModel", "find_draft", "load_draft_model"]
+__all__ = ["DraftCheckpoint", "DraftModel", "LoadedDraft", "find_draft", "load_draft"]

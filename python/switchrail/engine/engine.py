@@ -26,7 +26,7 @@ from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.core import EngineCore
-from switchrail.engine.draft_model import DraftCheckpoint, find_draft, load_draft_model
+from switchrail.engine.draft_model import DraftCheckpoint, LoadedDraft, find_draft, load_draft
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress
@@ -131,10 +131,12 @@ class Engine(AbstractContextManager["Engine"]):
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
         choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
-        drafts: Drafts | DraftCheckpoint | None = self._find_drafts(runtime)
+        found = self._find_drafts(runtime)
+        drafts = None if isinstance(found, DraftCheckpoint) else found
         with self.platform.hardware.active():
             make = self._load(runtime, path, config, family, backends)
             capture = self._plan_capture(runtime, backends)
+            draft = self._load_draft(runtime, found) if isinstance(found, DraftCheckpoint) else None
             working = None
             if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
                 working = try_out(
@@ -144,12 +146,14 @@ class Engine(AbstractContextManager["Engine"]):
                     max_length=self.max_length,
                     capture=capture,
                     choose_tokens=choose_tokens,
+                    draft=draft,
                 )
-            self._runner = make(self.options, working=working)
+            self._runner = make(self.options, working=working, beside=None if draft is None else draft.needs)
             self._unhook = weakref.finalize(self, self._runner.disconnect)
             try:
-                if isinstance(drafts, DraftCheckpoint):
-                    drafts = self._load_drafts(runtime, drafts)
+                if draft is not None:
+                    drafts = made = draft.make(self._runner)
+                    self._unhook_draft = weakref.finalize(self, made.runner.disconnect)
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
@@ -216,22 +220,20 @@ class Engine(AbstractContextManager["Engine"]):
         draft = self.options.draft
         if draft == "ngram":
             return NgramDrafts()
-        if not isinstance(draft, str):
+        if draft is None or isinstance(draft, Drafts):
             return draft
-        return find_draft(runtime, draft, platform=self.platform, options=self.options)
+        return find_draft(runtime, draft)
 
-    def _load_drafts(self, runtime: Runtime, draft: DraftCheckpoint) -> Drafts:
-        drafts = load_draft_model(
+    def _load_draft(self, runtime: Runtime, draft: DraftCheckpoint) -> LoadedDraft:
+        return load_draft(
             runtime,
             draft,
-            self._runner,
             platform=self.platform,
             dtype=self.dtype,
             options=self.options,
             max_length=self.max_length,
+            vocab_size=self._vocab_size,
         )
-        self._unhook_draft = weakref.finalize(self, drafts.runner.disconnect)
-        return drafts
 
     def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
         """The plan of the captures; None for none."""

@@ -13,6 +13,8 @@ import torch
 
 from switchrail._core import BoundPlan, RoutePlan
 from switchrail.engine.checkpoint import Checkpoint, load
+from switchrail.engine.memory import Needs, PoolClasses
+from switchrail.engine.models.binding import find_mixers, read_shapes
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions
@@ -34,6 +36,7 @@ class LoadedModel:
         routes: The model's routes.
         bound: The backends of the routes.
         make: Makes a runner for the model; a `Runner` with the known arguments filled in.
+        needs: The memory of the model's pools, for the options of a runner.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +44,7 @@ class LoadedModel:
     routes: RoutePlan
     bound: BoundPlan
     make: Callable[..., Runner]
+    needs: Callable[[EngineOptions], Needs]
 
 
 def load_model(
@@ -108,7 +112,11 @@ def load_model(
         dtype=dtype,
         state_dtype=getattr(torch, options.state_dtype),
     )
-    return LoadedModel(checkpoint, plan, routes, bound, make)
+    shapes = read_shapes(find_mixers(checkpoint.model, family, layout.layers))
+    needs = partial(
+        PoolClasses(shapes, platform).needs, dtype=dtype, state_dtype=getattr(torch, options.state_dtype)
+    )
+    return LoadedModel(checkpoint, plan, routes, bound, make, needs)
 
 
 __all__ = ["LoadedModel", "load_model"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -33,6 +34,19 @@ KINDS: Final[Mapping[str, KVKind]] = {"attention": "mha", "mla": "mla"}
 _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
 T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The memory of a model's pools.
+
+    Attributes:
+        page: Bytes of a page.
+        slots: Bytes of all slots.
+    """
+
+    page: int
+    slots: int
 
 
 class PoolClasses:
@@ -79,6 +93,13 @@ class PoolClasses:
         """Bytes of one slot in all layers."""
         return self.state.slot_bytes(self.states.values(), dtype, state_dtype)
 
+    def needs(self, options: EngineOptions, *, dtype: torch.dtype, state_dtype: torch.dtype) -> Needs:
+        """The memory of pools with these options."""
+        return Needs(
+            self.page_bytes(options.page_size, dtype),
+            (options.max_sequences + 1) * self.slot_bytes(dtype, state_dtype),
+        )
+
 
 class Pools:
     """The memory of an engine, allocated once. Freed pages and slots are not cleared.
@@ -96,6 +117,7 @@ class Pools:
         options: EngineOptions,
         *,
         working: int | None = None,
+        beside: Needs | None = None,
         platform: Platform,
         max_length: int,
         dtype: torch.dtype,
@@ -107,6 +129,7 @@ class Pools:
             shapes: The shape of the memory of each (layer id, op).
             options: The engine's options.
             working: Bytes that steps need in addition; None if unknown.
+            beside: The memory of another model's pools with as many pages; None for none.
             platform: The platform, which provides the pools.
             max_length: Maximum tokens per sequence.
             dtype: The dtype of keys, values and convolution windows.
@@ -122,13 +145,14 @@ class Pools:
         )
 
         num_slots = options.max_sequences + 1
+        own, other = classes.needs(options, dtype=dtype, state_dtype=state_dtype), beside or Needs(0, 0)
         num_pages = _count_pages(
             options,
             working=working,
             platform=platform,
             max_length=max_length,
-            page=classes.page_bytes(options.page_size, dtype),
-            slots=num_slots * classes.slot_bytes(dtype, state_dtype),
+            page=own.page + other.page,
+            slots=own.slots + other.slots,
         )
         self._device = device = torch.device(platform.device)
         self._pinned = platform.hardware.pin_memory_available()
@@ -290,4 +314,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["FRACTION", "KINDS", "PoolClasses", "Pools", "memory_in_use", "table_bytes"]
+__all__ = ["FRACTION", "KINDS", "Needs", "PoolClasses", "Pools", "memory_in_use", "table_bytes"]

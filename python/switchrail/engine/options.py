@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -47,8 +48,8 @@ class EngineOptions:
             supports it. A request that ends early (by an end token or a stop string) then costs one row of
             one step. No effect with `draft`, since proposals follow the last step's tokens.
         draft: The source of drafted tokens, which the model verifies, several in one step: `ngram` for the
-            sequence's own earlier tokens, a checkpoint for a second model with the same vocabulary, or a
-            `Drafts`. None for no drafts.
+            sequence's own earlier tokens, a checkpoint for a second model with the same vocabulary (a name or
+            a path, as for `Engine`), or a `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
@@ -71,7 +72,7 @@ class EngineOptions:
     capture: Literal["all", "decode", "off"] = "all"
     compile: Literal["blocks", "off"] = "off"
     overlap: bool = True
-    draft: str | Drafts | None = None
+    draft: str | os.PathLike[str] | Drafts | None = None
     draft_tokens: int = DRAFT_TOKENS
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int | None = None
@@ -140,7 +141,7 @@ class EngineOptions:
                     self.draft,
                     self.draft is None
                     or (isinstance(self.draft, str) and self.draft != "")
-                    or isinstance(self.draft, Drafts),
+                    or isinstance(self.draft, os.PathLike | Drafts),
                     "None, 'ngram', a checkpoint or a Drafts",
                 ),
                 ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),

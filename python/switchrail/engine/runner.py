@@ -18,7 +18,7 @@ from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs, decode_rows
-from switchrail.engine.memory import Pools
+from switchrail.engine.memory import Needs, Pools
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
 from switchrail.engine.models.blocks import Blocks
@@ -72,6 +72,7 @@ class Runner:
         options: EngineOptions,
         *,
         working: int | None = None,
+        beside: Needs | None = None,
         sequences: Sequences[Any] | None = None,
         platform: Platform,
         forward_of: ForwardOf,
@@ -86,6 +87,7 @@ class Runner:
             bound: Its routes, with their backends.
             options: The engine's options.
             working: Bytes that steps need in addition to the pools; None if unknown.
+            beside: See `Pools`.
             sequences: The sequences of another runner with the same numbers of pages and slots, to be shared;
                 None creates new ones.
             platform: The platform of the model.
@@ -112,6 +114,7 @@ class Runner:
             shapes,
             options,
             working=working,
+            beside=beside,
             platform=platform,
             max_length=max_length,
             dtype=dtype,

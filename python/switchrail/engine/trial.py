@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from switchrail.engine.core import EngineCore
+from switchrail.engine.draft_model import LoadedDraft
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.keys import Key
@@ -43,6 +45,7 @@ def try_out(
     max_length: int,
     capture: Capture | None,
     choose_tokens: Callable[..., Any] | None,
+    draft: LoadedDraft | None = None,
 ) -> int | None:
     """Run the largest steps and capture the largest graphs, on pools with few pages.
 
@@ -53,6 +56,7 @@ def try_out(
         max_length: Maximum tokens per sequence.
         capture: The steps to capture; None for none.
         choose_tokens: See `EngineCore`.
+        draft: The draft model; None for none.
 
     Returns:
         Bytes that steps and graphs need in addition to the pools. 0, without a trial, if the largest useful
@@ -63,10 +67,18 @@ def try_out(
     before = memory_in_use(platform)
     try:
         runner = make(replace(options, num_pages=pages + 1, compile="off"))
+        runners = [runner]
+        drafts: Drafts | None = None
         try:
+            if draft is not None:
+                drafts = made = draft.make(runner)
+                runners.append(made.runner)
+            elif options.draft is not None:
+                drafts = _Zeros(runner)
             most = options.max_sequences * pages_of(max_length, options.page_size) + 1
             total = platform.hardware.total_memory()
-            if total is not None and runner.pools.nbytes_of(most) < _PLENTY * (total - before):
+            largest = sum(each.pools.nbytes_of(most) for each in runners)
+            if total is not None and largest < _PLENTY * (total - before):
                 return 0
             core = EngineCore(
                 runner,
@@ -74,7 +86,7 @@ def try_out(
                 options,
                 hardware=platform.hardware,
                 choose_tokens=choose_tokens,
-                drafts=None if options.draft is None else _Zeros(),
+                drafts=drafts,
             )
             for lengths in rounds:
                 _run(core, lengths, options)
@@ -83,9 +95,10 @@ def try_out(
                 graphs = runner.prepare_graphs(capture)
                 more = _capture(graphs, lambda: memory_in_use(platform, cached=True))
             peak = memory_in_use(platform, cached=True) + more
-            pools = runner.nbytes
+            pools = runner.nbytes + sum(each.pools.nbytes for each in runners[1:])
         finally:
-            runner.disconnect()
+            for each in runners:
+                each.disconnect()
         return max(0, int(peak - before - pools))
     except Exception as error:
         problem = repr(error)
@@ -95,10 +108,16 @@ def try_out(
 
 
 class _Zeros(Drafts):
-    """Proposes as many tokens as allowed, all 0."""
+    """Proposes as many tokens as allowed, all 0 and drawn, since the verification of drawn tokens takes the most memory."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._vocab_size = runner.vocab_size
+        self._device = runner.sequences.last_tokens.device
 
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        return Drafted([[0] * limit for limit in limits])
+        odds = torch.zeros(sum(limits), self._vocab_size, dtype=torch.float64, device=self._device)
+        odds[:, 0] = 1
+        return Drafted([[0] * limit for limit in limits], odds)
 
 
 def _params(options: EngineOptions) -> SamplingParams:
