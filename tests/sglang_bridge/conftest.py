@@ -43,13 +43,26 @@ def runtime(sglang, version):
         )
         for op, kind in (("gated_delta", "RecordedGatedDelta"), ("short_conv", "RecordedConvolution")):
             features = runtime.backend(op, "torch").capabilities["features"]
-            runtime.register("recorded", f"{KERNELS}:{kind}", op=op, devices=("cpu",), features=features)
+            runtime.register(
+                "recorded",
+                f"{KERNELS}:{kind}",
+                op=op,
+                phases=("prefill", "decode", "verify"),
+                devices=("cpu",),
+                features=features,
+            )
         runtime.load()
         for op in ("gated_delta", "short_conv", "kda"):
             triton = runtime.backend(op, "triton")
             features = triton.capabilities["features"]
             runtime.register(
-                "interpreted", triton.path, op=op, devices=("cpu",), features=features, priority=-50
+                "interpreted",
+                triton.path,
+                op=op,
+                phases=("prefill", "decode", "verify"),
+                devices=("cpu",),
+                features=features,
+                priority=-50,
             )
         bridge.activate()
         yield runtime

@@ -19,10 +19,10 @@ class Refreshed:
     """Plans that can be made anew in place, as for a graph."""
 
     def plan(self, phase, batch, bounds=None):
-        return [super().plan(phase, batch, bounds)]
+        return [super().plan(phase, batch, bounds), phase]
 
     def refresh(self, plan, batch):
-        plan[:] = self.plan("decode", batch)
+        plan[:] = self.plan(plan[1], batch)
 
     def run(self, call, batch, plan):
         return super().run(call, batch, plan[0])

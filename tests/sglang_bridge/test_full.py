@@ -10,7 +10,7 @@ import torch
 from switchrail.errors import BridgeError
 from torch import nn
 
-from tests.sglang_bridge.test_linear import Mode
+from tests.sglang_bridge.test_linear import TREES, Mode, links
 
 H, HKV, D, LAYERS, REQUESTS, LONGEST = 4, 2, 8, 2, 4, 32
 
@@ -37,10 +37,16 @@ class Cache:
 
 
 @pytest.fixture
-def made(runtime):
+def made(runtime, version):
     """Make SGLang's attention backend of a model."""
 
-    def make(page=1, name="switchrail", tokens=64, **more):
+    def make(page=1, name="switchrail", tokens=64, drafts=None, **more):
+        options = {"speculative_algorithm": None}
+        if drafts is not None:
+            names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
+            options = dict(zip(names, ("EAGLE", *drafts), strict=True))
+        if version == "v23":
+            import_module("sglang.srt.runtime_context").OPTIONS.update(options)
         attention = import_module("sglang.srt.layers.radix_attention").RadixAttention
         layers = nn.ModuleList(
             attention(H, D, D**-0.5, HKV, i, **{"sliding_window_size": 4 if i else -1, **more})
@@ -57,10 +63,11 @@ def made(runtime):
             kv_cache_dtype=torch.float32,
             page_size=page,
             use_mla_backend=False,
+            is_draft_worker=False,
             token_to_kv_pool=Cache(tokens, page),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
             model_config=SimpleNamespace(context_len=LONGEST),
-            server_args=SimpleNamespace(disable_cuda_graph=True, speculative_algorithm=None),
+            server_args=SimpleNamespace(disable_cuda_graph=True, **options),
         )
         registry = import_module("sglang.srt.layers.attention.attention_registry")
         return registry.ATTENTION_BACKENDS[name](runner), runner
@@ -118,6 +125,56 @@ def test_prompts_and_tokens_on_sglangs_cache(made, version, page):
     }
 
 
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("tree", [False, True])
+def test_drafts_are_verified(made, page, tree):
+    """Drafts attend to the sequence and to their own ancestors."""
+    torch.manual_seed(4)
+    backend, runner = made(page, drafts=(6, 4 if tree else 1), sliding_window_size=-1)
+    trees, prefixes = (TREES if tree else [TREES[1]] * 3), [5, 9, 3]
+    for request, prefix in enumerate(prefixes, 1):
+        passed(backend, runner, "extend", request, 0, prefix)
+    children, siblings = links(trees)
+    table = runner.req_to_token_pool.req_to_token
+    places = torch.cat([table[n, prefix : prefix + 6] for n, prefix in enumerate(prefixes, 1)]).long()
+    batch = SimpleNamespace(
+        forward_mode=Mode("verify"),
+        batch_size=3,
+        seq_lens=torch.tensor(prefixes),
+        seq_lens_cpu=torch.tensor(prefixes),
+        req_pool_indices=torch.tensor([1, 2, 3]),
+        out_cache_loc=places,
+        spec_info=SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings),
+    )
+    backend.init_forward_metadata(batch)
+    for layer in runner.model:
+        q, k, v = torch.randn(18, H * D), torch.randn(18, HKV, D), torch.randn(18, HKV, D)
+        got = backend.forward_extend(q, k, v, layer, batch)
+        for n, (parents, prefix) in enumerate(zip(trees, prefixes, strict=True)):
+            seen = torch.zeros(6, prefix + 6, dtype=torch.bool)
+            seen[:, :prefix] = True
+            for row in range(6):
+                each = row
+                while each >= 0:
+                    seen[row, prefix + each] = True
+                    each = parents[each]
+            keys, values = (
+                cache[layer.layer_id, table[n + 1, : prefix + 6].long()].repeat_interleave(H // HKV, 1)
+                for cache in (runner.token_to_kv_pool.keys, runner.token_to_kv_pool.values)
+            )
+            want = nn.functional.scaled_dot_product_attention(
+                q[n * 6 : n * 6 + 6].view(6, H, D).transpose(0, 1),
+                keys.transpose(0, 1),
+                values.transpose(0, 1),
+                attn_mask=seen,
+                scale=layer.scaling,
+            )
+            own = got[n * 6 : n * 6 + 6]
+            torch.testing.assert_close(own, want.transpose(0, 1).reshape(6, -1), rtol=1e-4, atol=1e-5)
+    backend.steps.end()
+    assert backend.steps.bypassed == 0
+
+
 def test_a_name_chooses_the_backend(made):
     backend, _ = made(name="switchrail:reference")
     assert {name for _, op, _, name in backend.bound.plan.table if op == "attention"} == {"reference"}
@@ -128,10 +185,6 @@ def test_a_name_chooses_the_backend(made):
     [
         ({"use_mla_backend": True}, "latent attention"),
         ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; valid: torch.float32"),
-        (
-            {"server_args": SimpleNamespace(disable_cuda_graph=True, speculative_algorithm="EAGLE")},
-            "speculative",
-        ),
     ],
 )
 def test_what_is_not_served_is_refused_at_the_start(made, monkeypatch, change, problem):

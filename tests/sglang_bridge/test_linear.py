@@ -138,31 +138,54 @@ class Model(nn.Module):
 class Pools:
     """The states of SGLang's layers, in one tensor for all; KDA's windows have the channels innermost."""
 
-    def __init__(self, slots, family):
-        self.own = torch.zeros(LAYERS, slots, *((W - 1, CHANNELS) if family == "kda" else (CHANNELS, W - 1)))
-        self.conv = self.own.transpose(-1, -2) if family == "kda" else self.own
-        self.temporal = torch.zeros(LAYERS, slots, HV, V, K)
+    def __init__(self, slots, family, drafted):
+        swapped = family == "kda"
+        window = (W - 1, CHANNELS) if swapped else (CHANNELS, W - 1)
+        self.own, self.own_rows = torch.zeros(LAYERS, slots, *window), None
+        self.temporal, self.rows = torch.zeros(LAYERS, slots, HV, V, K), None
+        self.conv = self.own.transpose(-1, -2) if swapped else self.own
+        if drafted:
+            self.own_rows = torch.zeros(LAYERS, 4, drafted, *window)
+            self.conv_rows = self.own_rows.transpose(-1, -2) if swapped else self.own_rows
+            self.rows = torch.zeros(LAYERS, 4, drafted, HV, V, K)
 
     def mamba2_layer_cache(self, layer_id):
-        return SimpleNamespace(conv=[self.own[layer_id // 2]], temporal=self.temporal[layer_id // 2])
+        i = layer_id // 2
+        drafts = {}
+        if self.rows is not None:
+            drafts = {"intermediate_ssm": self.rows[i], "intermediate_conv_window": [self.own_rows[i]]}
+        return SimpleNamespace(conv=[self.own[i]], temporal=self.temporal[i], **drafts)
 
 
 @pytest.fixture
 def served(runtime, version):
     """Make SGLang's backend of a model, with names of backends by phase."""
 
-    def make(prefill="switchrail", decode="switchrail", slots=8, family="gated_delta"):
-        backends = SimpleNamespace(decode=enum()(decode), prefill=enum()(prefill), verify=enum()("triton"))
+    def make(
+        prefill="switchrail", decode="switchrail", slots=8, family="gated_delta", drafts=None, verify=None
+    ):
+        backends = SimpleNamespace(
+            decode=enum()(decode), prefill=enum()(prefill), verify=enum()(verify or "triton")
+        )
+        options = {"speculative_algorithm": None}
+        if drafts is not None:
+            names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
+            options = dict(zip(names, ("EAGLE", *drafts), strict=True))
         if version == "v11":
             import_module(f"{LINEAR}.utils").CHOSEN.update(decode=backends.decode, prefill=backends.prefill)
+        else:
+            import_module("sglang.srt.runtime_context").OPTIONS.update(
+                options, linear_attn_backend=decode, linear_attn_verify_backend=verify
+            )
         runner = SimpleNamespace(
             model=Model(family),
             device="cpu",
             dtype=torch.float32,
+            is_draft_worker=False,
             linear_attn_backends=backends,
-            req_to_token_pool=Pools(slots, family),
+            req_to_token_pool=Pools(slots, family, drafts[0] if drafts else 0),
             model_config=SimpleNamespace(context_len=256),
-            server_args=SimpleNamespace(disable_cuda_graph=True),
+            server_args=SimpleNamespace(disable_cuda_graph=True, **options),
         )
         name = "KDA" if family == "kda" else "GDN"
         backend = getattr(import_module(f"{LINEAR}.{name.lower()}_backend"), f"{name}AttnBackend")(runner)
@@ -193,7 +216,7 @@ class Mode:
         return self.name == "verify"
 
 
-def passed(served, mode, rows, slots, prefixes=None, keep=None, ends=None):
+def passed(served, mode, rows, slots, prefixes=None, keep=None, ends=None, links=(None, None)):
     """Run a pass of all layers on random rows; return the inputs and the results of each layer."""
     starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     batch = SimpleNamespace(
@@ -213,6 +236,8 @@ def passed(served, mode, rows, slots, prefixes=None, keep=None, ends=None):
             query_start_loc=starts,
             mamba_cache_indices=torch.tensor(slots, dtype=torch.int32),
             has_mamba_track_mask=keep is not None,
+            retrieve_next_token=links[0],
+            retrieve_next_sibling=links[1],
         ),
     )
     served.backend.init_forward_metadata(batch)
@@ -412,6 +437,81 @@ def test_phases_that_ask_for_sglangs_names_stay_sglangs(served):
     assert [each[-1] for each in passed(mixed, "decode", [1], [1])] == ["SGLang's decode"] * LAYERS
     assert passed(mixed, "extend", [3], [1])[0][-1].shape == (1, 3, HV, V)
     assert [each[-1] for each in passed(mixed, "verify", [3], [1])] == ["SGLang's extend"] * LAYERS
+    drafts = served("switchrail", "triton", drafts=(3, 1))
+    assert [each[-1] for each in passed(drafts, "verify", [3], [1])] == ["SGLang's extend"] * LAYERS
+
+
+TREES = [[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 2, 4]]
+
+
+def links(trees):
+    """SGLang's links between the tokens of trees: the first child and the next sibling."""
+    children, siblings = torch.full((2, len(trees), len(trees[0])), -1)
+    for n, parents in enumerate(trees):
+        for i in range(len(parents)):
+            children[n, i] = next((j for j, parent in enumerate(parents) if parent == i), -1)
+            siblings[n, i] = next(
+                (j for j, parent in enumerate(parents) if j > i and parent == parents[i] >= 0), -1
+            )
+    return children, siblings
+
+
+def check_drafts(served, found, before, trees, slots):
+    """Compare results and states by row with the recurrence along each path; the live states must stay."""
+    assert torch.equal(served.pools.conv, before.conv)
+    assert torch.equal(served.pools.temporal, before.temporal)
+    count = len(trees[0])
+    for i, (module, (mixed, a, b, got)) in enumerate(zip(served.model.layers, found, strict=True)):
+        for n, (parents, slot) in enumerate(zip(trees, slots, strict=True)):
+            if slot <= 0:
+                continue
+            for row in range(count):
+                path = [row]
+                while parents[path[0]] >= 0:
+                    path.insert(0, parents[path[0]])
+                own = [n * count + each for each in path]
+                out, conv, state = expected(
+                    module, mixed[own], a[own], b[own], before.conv[i, slot], before.temporal[i, slot]
+                )
+                torch.testing.assert_close(got[0, own[-1]].double(), out[-1], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    served.pools.conv_rows[i, n, row].double(), conv, rtol=1e-5, atol=1e-6
+                )
+                torch.testing.assert_close(served.pools.rows[i, n, row].double(), state, rtol=1e-4, atol=1e-5)
+
+
+def test_parents_of_trees(runtime):
+    drafts = import_module("switchrail.bridges.sglang.drafts")
+    assert drafts.parents_of(*links(TREES)).tolist() == sum(TREES, [])
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "family", "tree"),
+    [
+        ("v23", "switchrail:torch", "gated_delta", False),
+        ("v23", "switchrail:torch", "gated_delta", True),
+        ("v23", "switchrail:interpreted", "gated_delta", True),
+        ("v23", "switchrail:torch", "kda", True),
+        ("v23", "switchrail:interpreted", "kda", False),
+        ("v11", "switchrail:torch", "gated_delta", True),
+    ],
+    indirect=["version"],
+)
+def test_drafts_are_verified_with_states_by_row(served, name, family, tree):
+    torch.manual_seed(3)
+    made = served(name, name, family=family, drafts=(6, 4 if tree else 1))
+    made.pools.own.normal_()
+    made.pools.temporal.normal_()
+    trees = TREES if tree else [TREES[1]] * 3
+    before = copy(made.pools)
+    slots = [5, 0, 2]  # slot 0 is padding
+    found = passed(made, "verify", [6] * 3, slots, links=links(trees) if tree else (None, None))
+    check_drafts(made, found, before, trees, slots)
+    served_layers = made.backend.switchrail
+    served_layers.steps.end()
+    assert served_layers.steps.bypassed == 0
+    chosen = {each for _, op, _, each in served_layers.verified.plan.table if op == family}
+    assert chosen == {name.split(":")[1]}
 
 
 def test_a_layer_that_takes_another_path_is_counted(served, caplog):
@@ -474,12 +574,60 @@ def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
     check(made, found, before, [1], [3])
 
 
+@pytest.mark.parametrize("name", ["switchrail:recorded", "switchrail:interpreted"])
+def test_a_recorded_verification_is_repeated_with_other_trees(served, version, name):
+    """See `test_a_recorded_pass_is_repeated_with_other_slots`; the last sequence is padding."""
+    torch.manual_seed(6)
+    made = served(name, name, drafts=(6, 4))
+    made.pools.own.normal_()
+    made.pools.temporal.normal_()
+    backend = made.backend
+    slots = torch.tensor([5, 2, -1], dtype=torch.int32)
+    children, siblings = links(TREES)
+    backend.recorded[3] = SimpleNamespace(
+        query_start_loc=torch.tensor([0, 6, 12, 12], dtype=torch.int32),
+        mamba_cache_indices=slots,
+        retrieve_next_token=children,
+        retrieve_next_sibling=siblings,
+    )
+    batch = SimpleNamespace(forward_mode=Mode("verify"), batch_size=3)
+
+    def prepare(capture):
+        if version == "v23":
+            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
+        elif capture:
+            backend.init_forward_metadata_capture_cuda_graph(
+                3, 18, None, None, None, batch.forward_mode, None
+            )
+        else:
+            backend.init_forward_metadata_replay_cuda_graph(
+                3, None, None, 0, None, batch.forward_mode, None, None
+            )
+
+    def run(trees, rows):
+        before, found = copy(made.pools), []
+        for module in made.model.layers:
+            mixed, (a, b) = torch.randn(18, CHANNELS), torch.randn(2, 18, HV)
+            found.append((mixed, a, b, backend.forward_extend(module, batch, mixed, a, b)))
+        check_drafts(made, found, before, trees, rows)
+
+    prepare(capture=True)
+    run(TREES, [5, 2, -1])
+    slots.copy_(torch.tensor([3, 4, -1]))
+    for table, new in zip((children, siblings), links(TREES[::-1]), strict=True):
+        table.copy_(new)
+    prepare(capture=False)
+    run(TREES[::-1], [3, 4, -1])
+
+
 def test_a_repeated_pass_is_a_new_step(served):
     made = served()
     passed(made, "decode", [1], [1])
     served_layers = made.backend.switchrail
     module, batch = made.model.layers[0], SimpleNamespace()
-    served_layers.decode(module, batch, torch.randn(1, CHANNELS), torch.randn(1, HV), torch.randn(1, HV))
+    made.backend.forward_decode(
+        module, batch, torch.randn(1, CHANNELS), torch.randn(1, HV), torch.randn(1, HV)
+    )
     assert served_layers.steps.bypassed == 0
 
 

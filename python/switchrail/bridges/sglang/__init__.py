@@ -28,7 +28,7 @@ def activate() -> None:
     """
     places = places_of(version("sglang"))
 
-    from switchrail.bridges.sglang import attention, linear, names
+    from switchrail.bridges.sglang import asked, attention, linear, names
     from switchrail.current import current_runtime
 
     runtime = current_runtime()
@@ -38,6 +38,7 @@ def activate() -> None:
     with ExitStack() as undo:
         undo.callback(lambda: hooks.remove(*(_all(hooks) - before)))
         names.offer(runtime, places, undo)
+        asked.attach(runtime, places)
         linear.attach(runtime, places)
         attention.attach(runtime, places)
         undo.pop_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,17 +10,20 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from switchrail.adapters import needed_features, sequences
+from switchrail.bridges.sglang.drafts import drafts_of
 from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, modules_of
 from switchrail.bridges.sglang.steps import Steps
 from switchrail.dispatch import Part
 from switchrail.errors import BridgeError
 from switchrail.ops import AttentionCall, AttentionLayer
-from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from switchrail._core import BoundPlan
     from switchrail.bridges.sglang.versions import Places
+    from switchrail.dispatch import Dispatcher
     from switchrail.ops.batch import Phase
     from switchrail.runtime import Runtime
 
@@ -29,6 +33,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
     Attributes:
         bound: The route plan of the layers, with its backends.
+        verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
 
@@ -46,32 +51,49 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self.max_context_len = int(model_runner.model_config.context_len)
         self._page = int(model_runner.page_size)
         self._locate = _location if places.location else _plain
+        self._drafts = drafts_of(places, model_runner)
         _check(model_runner)
-        modules = modules_of(model_runner.model, RadixAttention)
-        for module in modules.values():
+        self._modules = modules_of(model_runner.model, RadixAttention)
+        for module in self._modules.values():
             _check_layer(module)
-        self._layers = {id: self._layer(module) for id, module in modules.items()}
-        needed = {
-            feature
-            for id, layer in self._layers.items()
-            for feature in self._needed(modules[id], layer, model_runner.dtype)
-        }
+        self._layers: dict[Phase, dict[int, AttentionLayer]] = {}
+        live = self._bind(runtime, model_runner, {"prefill": name, "decode": name})
+        self.bound = live.bound
+        self.verified: BoundPlan | None = None
+        dispatchers = {"prefill": live, "decode": live}
+        if self._drafts is not None:
+            dispatchers["verify"] = self._bind(runtime, model_runner, {"verify": name})
+            self.verified = dispatchers["verify"].bound
+        self.steps = Steps(dispatchers)
+
+    def _bind(self, runtime: Runtime, model_runner: Any, asked: Mapping[Phase, str]) -> Dispatcher:
+        layers = {id: self._layer(module) for id, module in self._modules.items()}
+        self._layers.update(dict.fromkeys(asked, layers))
+        part = self._example("verify" in asked)
+        assert part.pages is not None
+        needed: set[str] = set()
+        for id, m in self._modules.items():
+            q = torch.empty(
+                part.rows.stop, m.tp_q_head_num, m.qk_head_dim, dtype=model_runner.dtype, device=self.device
+            )
+            needed |= needed_features(
+                part.phase, AttentionCall(layers[id], q, torch.empty_like(q)), part.pages
+            )
         dispatcher = bind_layers(
             runtime,
             model_runner,
             "full_attention",
             {
                 id: HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
-                for id, m in modules.items()
+                for id, m in self._modules.items()
             },
-            {"prefill": name, "decode": name},
+            asked,
             {"attention": needed},
             page_size=self._page,
         )
-        self.bound = dispatcher.bound
-        for id, layer in self._layers.items():
+        for id, layer in layers.items():
             dispatcher.add(id, layer)
-        self.steps = Steps(dispatcher)
+        return dispatcher
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plans an eager pass."""
@@ -79,10 +101,17 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         if mode.is_idle():
             return
         lengths = forward_batch.seq_lens_cpu.tolist()
+        kv_lens = forward_batch.seq_lens.to(torch.int32)
+        if mode.is_target_verify():
+            assert self._drafts is not None
+            drafted = self._drafts.tokens
+            lengths = [length + drafted for length in lengths]
+            table = self._table(forward_batch.req_pool_indices, max(lengths))
+            self.steps.begin([self._drafts.pages(table, kv_lens + drafted, lengths, forward_batch.spec_info)])
+            return
+        table = self._table(forward_batch.req_pool_indices, max(lengths))
         phase: Phase = "decode" if mode.is_decode() else "prefill"
         rows = [1] * len(lengths) if phase == "decode" else map(int, forward_batch.extend_seq_lens_cpu)
-        table = self._table(forward_batch.req_pool_indices, max(lengths))
-        kv_lens = forward_batch.seq_lens.to(torch.int32)
         self.steps.begin([_part(phase, (*rows,), table, kv_lens, lengths)])
 
     def forward_decode(
@@ -104,7 +133,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.steps.dispatch(AttentionCall(self._layers[layer.layer_id], q, out))
+        self.steps.dispatch(AttentionCall(self._layers[self.steps.phase][layer.layer_id], q, out))
         self.steps.zero_padding(out)
         return out.view(len(q), -1)
 
@@ -119,7 +148,6 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         pages = -(-self.max_context_len // self._page)
         self._tables = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
         self._kv_lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
-        self._starts = torch.arange(max_bs + 1, dtype=torch.int32, device=self.device)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Plans a pass that is recorded, or updates the plans of a recorded one."""
@@ -129,6 +157,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             forward_batch.seq_lens,
             None if in_capture else forward_batch.seq_lens_cpu,
             forward_batch.forward_mode,
+            forward_batch.spec_info,
         )
 
     def init_forward_metadata_capture_cuda_graph(
@@ -142,7 +171,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         spec_info: object,
     ) -> None:
         """Plans a pass that is recorded; SGLang 0.5.11."""
-        self._prepare_graph(bs, req_pool_indices, seq_lens, None, forward_mode)
+        self._prepare_graph(bs, req_pool_indices, seq_lens, None, forward_mode, spec_info)
 
     def init_forward_metadata_replay_cuda_graph(
         self,
@@ -156,7 +185,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         seq_lens_cpu: torch.Tensor,
     ) -> None:
         """Updates the plans of a recorded pass; SGLang 0.5.11."""
-        self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode)
+        self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, spec_info)
 
     def _prepare_graph(
         self,
@@ -165,26 +194,37 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         kv_lens: torch.Tensor,
         host_lens: torch.Tensor | None,
         mode: Any,
+        links: object,
     ) -> None:
         """Plans a recorded pass: without lengths on the host it is recorded, otherwise updated."""
-        if not mode.is_decode_or_idle():
-            raise BridgeError("Switchrail's attention records decode steps only", found=str(mode))
-        lengths = [1] * count if host_lens is None else host_lens[:count].tolist()
-        self._kv_lens[:count].copy_(kv_lens[:count])
-        table = self._table(requests[:count], max(lengths))
-        self._tables[:count, : table.shape[1]].copy_(table)
-        batch = PagedBatch(
-            cu_seqlens=self._starts[: count + 1],
-            seqlens=(1,) * count,
-            page_table=self._tables[:count],
-            kv_lens=self._kv_lens[:count],
-            kv_seqlens=tuple(lengths),
+        verifies = mode.is_target_verify()
+        if not verifies and not mode.is_decode_or_idle():
+            raise BridgeError(
+                "Switchrail's attention records decode steps and verification only", found=str(mode)
+            )
+        drafted = self._drafts.tokens if verifies and self._drafts is not None else 0
+        new = (
+            [1 + drafted] * count if host_lens is None else [n + drafted for n in host_lens[:count].tolist()]
         )
-        parts = [Part(phase="decode", rows=slice(0, count), pages=batch)]
-        if host_lens is None:
-            self.steps.capture(parts, Bounds(sequences=count, rows=count, tokens=self.max_context_len))
+        torch.add(kv_lens[:count], drafted, out=self._kv_lens[:count])
+        table = self._table(requests[:count], max(new))
+        self._tables[:count, : table.shape[1]].copy_(table)
+        tables, lengths = self._tables[:count], self._kv_lens[:count]
+        if verifies:
+            assert self._drafts is not None
+            part = self._drafts.pages(tables, lengths, new, links)
         else:
-            self.steps.replay(count, parts)
+            part = _part("decode", (1,) * count, tables, lengths, new)
+        assert part.pages is not None
+        if host_lens is None:
+            rows = part.rows.stop
+            self.steps.capture(part, Bounds(sequences=count, rows=rows, tokens=self.max_context_len))
+            return
+        recorded = self.steps.captured(part.phase, count).pages
+        assert recorded is not None
+        if isinstance(recorded, PagedTreeBatch) and isinstance(part.pages, PagedTreeBatch):
+            recorded.parents.copy_(part.pages.parents)
+        self.steps.replay(replace(part, pages=replace(recorded, kv_seqlens=part.pages.kv_seqlens)))
 
     def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
         """The pages [N, P] of requests, which SGLang lists by token."""
@@ -203,14 +243,14 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             soft_cap=float(module.logit_cap) if module.logit_cap else None,
         )
 
-    def _needed(self, module: Any, layer: AttentionLayer, dtype: torch.dtype) -> frozenset[str]:
-        """The features that a layer's calls need: those of a decode step of two requests."""
-        q = torch.empty(2, module.tp_q_head_num, module.qk_head_dim, dtype=dtype, device=self.device)
+    def _example(self, verifies: bool) -> Part:
+        """A pass over two requests, from which the needed features are read."""
         lengths = torch.ones(2, dtype=torch.int32, device=self.device)
         table = self._table(torch.zeros(2, dtype=torch.int64, device=self.device), 2 * self._page)
-        part = _part("decode", [1, 1], table, lengths, [1, 1])
-        assert part.pages is not None
-        return needed_features("decode", AttentionCall(layer, q, torch.empty_like(q)), part.pages)
+        if verifies:
+            assert self._drafts is not None
+            return self._drafts.pages(table, lengths, [self._drafts.tokens] * 2, None)
+        return _part("decode", [1, 1], table, lengths, [1, 1])
 
 
 def _part(
@@ -243,8 +283,6 @@ def _check(model_runner: Any) -> None:
     """Refuses options that the backend does not serve, before the first request."""
     if model_runner.use_mla_backend:
         raise BridgeError("Switchrail does not serve latent attention (MLA) in SGLang yet")
-    if model_runner.server_args.speculative_algorithm is not None:
-        raise BridgeError("Switchrail's attention does not serve speculative decoding in SGLang yet")
     pool = model_runner.token_to_kv_pool
     if getattr(pool, "swa_kv_pool", None) is not None:
         raise BridgeError("Switchrail serves no separate pool of sliding windows in SGLang")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from switchrail._core import BoundPlan
+    from switchrail.ops.batch import Phase
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
@@ -36,8 +37,8 @@ def bind_layers(
     runtime: Runtime,
     model_runner: Any,
     kind: str,
-    layers: Mapping[int, HeadSizes],
-    asked: Mapping[str, str],
+    layers: Mapping[int, HeadSizes | None],
+    asked: Mapping[Phase, str],
     needed: Mapping[str, Collection[str]],
     **restrictions: Any,
 ) -> Dispatcher:
@@ -49,7 +50,7 @@ def bind_layers(
         runtime: The runtime with the registrations.
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
-        layers: The heads of each layer, by id.
+        layers: The heads of each layer, by id; None if it has none.
         asked: The chosen names, by phase.
         needed: The features that the layers' calls need, by op; the chosen names belong to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
@@ -64,9 +65,12 @@ def bind_layers(
     layout = Layout.from_kinds(type(model_runner.model).__name__, kinds).to_dict()
     shapes = set(layers.values())
     if len(shapes) > 1:
-        raise BridgeError(f"layers of one kind have different heads: {sorted(shapes)}", found=shapes)
-    if shapes:
-        layout["shapes"] = {kind: {op: shapes.pop()._asdict()}}
+        raise BridgeError(
+            f"layers of one kind have different heads: {sorted(map(str, shapes))}", found=shapes
+        )
+    heads = shapes.pop() if shapes else None
+    if heads is not None:
+        layout["shapes"] = {kind: {op: heads._asdict()}}
     graphs = {"cuda_graph"} if _captures(model_runner) else set()
     plan = runtime.plan(
         Layout.from_json(json.dumps(layout)),
@@ -88,7 +92,7 @@ def bind_layers(
 
 
 def _preferences(
-    runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[str, str]
+    runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[Phase, str]
 ) -> Iterator[tuple[str, str]]:
     """A chosen backend serves its op, and the other ops of the layers if it is registered for them too."""
     for phase, name in asked.items():

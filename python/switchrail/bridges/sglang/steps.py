@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from switchrail.adapters import sequences
 from switchrail.dispatch import NOTHING, Dispatcher, Part, Prepared
 from switchrail.errors import DispatchError
-from switchrail.ops.batch import Bounds, CheckpointBatch, StateBatch
+from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
 
 _log = logging.getLogger("switchrail")
 
@@ -25,42 +25,53 @@ class Steps:
     step with the same plans.
 
     Attributes:
-        dispatcher: Runs the layers' calls.
+        dispatchers: By phase, the dispatcher that runs the layers' calls.
         bypassed: Passes in which a layer's call took another path through SGLang's code.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
+        self.dispatchers = dispatchers
         self.bypassed = 0
         self._prepared: Prepared = NOTHING
         self._running: AbstractContextManager[None] | None = None
         self._called: set[object] = set()
-        self._captured: dict[int, Prepared] = {}
+        self._captured: dict[tuple[str, int], Prepared] = {}
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the current pass."""
+        return self._prepared.parts[0].phase
 
     def begin(self, parts: Sequence[Part]) -> None:
         """Plans a pass."""
         self.end()
-        self._prepared = self.dispatcher.prepare(parts)
+        self._prepared = self.dispatchers[parts[0].phase].prepare(parts)
 
-    def capture(self, parts: Sequence[Part], bounds: Bounds) -> None:
+    def capture(self, part: Part, bounds: Bounds) -> None:
         """Plans a pass that a graph records and repeats."""
         self.end()
-        self._prepared = self._captured[bounds.sequences] = self.dispatcher.prepare(parts, bounds)
+        self._prepared = self.dispatchers[part.phase].prepare([part], bounds)
+        self._captured[part.phase, bounds.sequences] = self._prepared
 
-    def replay(self, sequences: int, parts: Sequence[Part] | None = None) -> None:
-        """Updates the plans of a recorded pass; without parts, for the tensors that it was recorded with."""
+    def captured(self, phase: Phase, sequences: int) -> Part:
+        """The part of a recorded pass, with the tensors that it was recorded with."""
+        return self._captured[phase, sequences].parts[0]
+
+    def replay(self, part: Part) -> None:
+        """Updates the plans of a recorded pass."""
         self.end()
-        self._prepared = self._captured[sequences]
-        self.dispatcher.refresh(self._prepared, parts or self._prepared.parts)
+        self._prepared = self._captured[part.phase, len(part.lengths)]
+        self.dispatchers[part.phase].refresh(self._prepared, [part])
 
     def dispatch(self, call: Any) -> None:
         """Runs a layer's call."""
+        dispatcher = self.dispatchers[self.phase]
         if self._running is None or call[0] in self._called:
             self.end()
-            self._running = self.dispatcher.running(self._prepared)
+            self._running = dispatcher.running(self._prepared)
             self._running.__enter__()
         self._called.add(call[0])
-        self.dispatcher.dispatch_rows(call)
+        dispatcher.dispatch_rows(call)
 
     def zero_padding(self, out: torch.Tensor) -> None:
         """Zeroes a result's rows after those of the pass."""

@@ -25,6 +25,9 @@ class Places:
         records_prompts: The method of a linear attention backend that tells whether prompts can be recorded
             in graphs; None if there is none.
         graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
+        shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
+            memory; None if they never do.
+        speculation: Returns an object with the options of speculative decoding for a model runner.
         location: Whether places in the cache are passed as a `KVWriteLoc`.
     """
 
@@ -36,6 +39,8 @@ class Places:
     linear_ops: tuple[str, ...]
     records_prompts: str | None
     graph_hooks: Mapping[str, Callable[..., None]]
+    shared_windows: str | None
+    speculation: Callable[[Any], Any]
     location: bool
 
 
@@ -76,6 +81,12 @@ def _replay(
         backend.switchrail.begin_graph(bs, forward_mode, capture=False)
 
 
+def _options(model_runner: Any) -> Any:
+    from sglang.srt.runtime_context import get_spec
+
+    return get_spec()
+
+
 _PLACES: Mapping[str, Places] = {
     "0.5.11": Places(
         choices="sglang.srt.server_args",
@@ -88,6 +99,8 @@ _PLACES: Mapping[str, Places] = {
             "init_forward_metadata_capture_cuda_graph": _capture,
             "init_forward_metadata_replay_cuda_graph": _replay,
         },
+        shared_windows=None,
+        speculation=lambda model_runner: model_runner.server_args,
         location=False,
     ),
     "0.5.23": Places(
@@ -98,6 +111,8 @@ _PLACES: Mapping[str, Places] = {
         linear_ops=("gated_delta", "kda"),
         records_prompts="supports_prefill_graph_extend",
         graph_hooks={"init_forward_metadata_out_graph": _out_graph},
+        shared_windows="sglang.srt.mem_cache.memory_pool.conv_window_dedup_enabled",
+        speculation=_options,
         location=True,
     ),
 }

@@ -24,3 +24,4 @@ def interpret():
     import sglang_on_cpu_helpers
 
     sglang_on_cpu_helpers.adapt()
+    sglang_on_cpu_helpers.adapt_drafts()

@@ -1,6 +1,12 @@
-"""Jitted functions in place of SGLang's aliases of Triton's, since the interpreter adapts `tl` only."""
+"""Functions in place of some of SGLang's, whose own need a GPU or a library of compiled CPU kernels.
+
+Jitted functions replace SGLang's aliases of Triton's, since the interpreter adapts `tl` only. For drafts
+SGLang has Triton kernels too, which it uses on XPUs.
+"""
 
 import sglang.kernels.ops.attention.fla.op as op
+import sglang.srt.utils
+import torch
 import triton
 import triton.language as tl
 
@@ -28,3 +34,20 @@ def _log2(x):
 def adapt():
     """Replace the aliases before the modules that import them are imported."""
     op.exp, op.exp2, op.log, op.log2 = _exp, _exp2, _log, _log2
+
+
+def adapt_drafts():
+    """Let trees of drafts be made and checked by the Triton kernels for XPUs."""
+    is_xpu = sglang.srt.utils.is_xpu
+    sglang.srt.utils.is_xpu = lambda: True
+    try:
+        from sglang.kernels.ops.speculative import reconstruct_tree, spec_tree
+    finally:
+        sglang.srt.utils.is_xpu = is_xpu
+    reconstruct_tree._is_xpu = spec_tree._is_xpu = True
+
+
+def draft_places(*, req_pool_indices, req_to_token, start_offset, draft_token_num, **_):
+    """The places in the cache of each request's drafted tokens."""
+    columns = start_offset[:, None] + torch.arange(draft_token_num)
+    return req_to_token[req_pool_indices[:, None], columns].flatten().long()

@@ -20,3 +20,13 @@ class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
     def support_mamba_cache_extra_buffer(self):
         """Whether states within a prompt can be kept."""
         return True
+
+    def get_speculative_cache_locs_fn(self):
+        """The places of drafted tokens in the cache."""
+        import sglang_on_cpu_helpers
+
+        return sglang_on_cpu_helpers.draft_places
+
+    def supports_speculative_algorithm(self, algorithm):
+        """Whether drafts can be verified."""
+        return algorithm == "NGRAM"

@@ -40,20 +40,34 @@ def run_batch(original, scheduler, *args, **kwargs):
 def served(backend):
     """The objects through which Switchrail serves SGLang's hybrid backend, and their numbers of calls."""
     linear = getattr(backend.linear_attn_backend, "switchrail", None)
-    full = getattr(backend.full_attn_backend, "bound", None)
+    full = backend.full_attn_backend if hasattr(backend.full_attn_backend, "bound") else None
     found = {}
     if linear is not None:
-        table = linear.bound.plan.table
-        found["backends"] = sorted(
-            {(op, phase, name) for _, op, phase, name in table if op in linear.steps.dispatcher.ops}
-        )
-        first = min(layer for layer, op, _, _ in table if op == "gated_delta")
-        found["calls"] = {
-            phase: getattr(linear.bound.backend("gated_delta", phase, first), "calls", None)
-            for phase in linear.asked
-        }
+        found["backends"] = routes(linear)
+        found["calls"] = {phase: calls(linear, "gated_delta", phase) for phase in linear.steps.dispatchers}
         found["bypassed"] = linear.steps.bypassed
     if full is not None:
-        found["full"] = sorted({(phase, name) for _, op, phase, name in full.plan.table if op == "attention"})
-        found["full_bypassed"] = backend.full_attn_backend.steps.bypassed
+        found["full"] = [(phase, name) for op, phase, name in routes(full) if op == "attention"]
+        found["full_calls"] = {phase: calls(full, "attention", phase) for phase in full.steps.dispatchers}
+        found["full_bypassed"] = full.steps.bypassed
     return found
+
+
+def routes(served):
+    """The ops, phases and backends of served layers."""
+    dispatchers = served.steps.dispatchers.values()
+    return sorted(
+        {
+            (op, phase, name)
+            for dispatcher in dispatchers
+            for _, op, phase, name in dispatcher.bound.plan.table
+            if op in dispatcher.ops
+        }
+    )
+
+
+def calls(served, op, phase):
+    """The calls of the backend of the first layer."""
+    bound = served.steps.dispatchers[phase].bound
+    first = min(layer for layer, other, _, _ in bound.plan.table if other == op)
+    return getattr(bound.backend(op, phase, first), "calls", None)

@@ -1,4 +1,4 @@
-"""Stand-in: a place in the cache."""
+"""Stand-in: places in the cache, and the layout of the memory of drafts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,3 +8,7 @@ from typing import Any
 class KVWriteLoc:
     loc: Any
     swa_loc: Any = None
+
+
+def conv_window_dedup_enabled(is_npu, is_cpu, speculative_eagle_topk, is_kda):
+    return True

@@ -1,0 +1,100 @@
+"""The names that the user chose for linear layers, and the hooks that serve what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from switchrail.bridges.sglang.drafts import drafts_of
+from switchrail.bridges.sglang.names import OURS, is_ours
+from switchrail.bridges.sglang.states import Kind, ServedLayers
+
+if TYPE_CHECKING:
+    from switchrail.bridges.sglang.versions import Places
+    from switchrail.ops.batch import Phase
+    from switchrail.runtime import Runtime
+
+
+def serve(runtime: Runtime, places: Places, kind: Kind, owner: str) -> None:
+    """Hooks the backend class `owner` of SGLang, so that it has its served layers and announces each pass."""
+    hooks = runtime.hooks
+
+    def made(result: None, backend: Any, model_runner: Any) -> None:
+        drafts = drafts_of(places, model_runner)
+        asked: dict[Phase, str] = {
+            phase: name for phase, name in _asked(model_runner, places).items() if is_ours(name)
+        }
+        if drafts is None:
+            asked.pop("verify", None)
+        backend.switchrail = (
+            ServedLayers(runtime, kind, backend, model_runner, asked, drafts) if asked else None
+        )
+
+    def began(result: None, backend: Any, forward_batch: Any) -> None:
+        if backend.switchrail is not None:
+            backend.switchrail.begin(forward_batch)
+
+    hooks.add(f"{owner}.__init__", made, "after", source=OURS)
+    hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
+    for method, hook in places.graph_hooks.items():
+        hooks.add(f"{owner}.{method}", hook, "after", source=OURS)
+
+
+def attach(runtime: Runtime, places: Places) -> None:
+    """Hooks SGLang's rules about its options, which know its own names only."""
+
+    def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
+        if is_ours(view.linear_attn_backend):
+            view = _AsTriton(view)
+        return original(view, hf_config)
+
+    def shares_windows(original: Callable[..., bool], *arguments: Any, **named: Any) -> bool:
+        """Whether the windows of drafted tokens overlap in memory: not where ours write them."""
+        return not is_ours(_verify_name()) and original(*arguments, **named)
+
+    if places.extra_buffer is not None:
+        runtime.hooks.add(places.extra_buffer, keeps_states, "around", source=OURS)
+    if places.shared_windows is not None:
+        runtime.hooks.add(places.shared_windows, shares_windows, "around", source=OURS)
+
+
+class _AsTriton:
+    """A server's arguments with another linear backend, for which SGLang can keep states within prompts."""
+
+    linear_attn_backend = "triton"
+
+    def __init__(self, view: Any) -> None:
+        self._view = view
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+def _asked(model_runner: Any, places: Places) -> dict[Phase, str]:
+    """The names of backends that the user chose, by phase.
+
+    Drafts without a name of their own are verified by the backend for decode if it is one of ours.
+    """
+    if not places.verify_choice:
+        from sglang.srt.layers.attention.linear import utils
+
+        decode = utils.get_linear_attn_decode_backend().value
+        prefill = utils.get_linear_attn_prefill_backend().value
+        return {"decode": decode, "prefill": prefill, "verify": OURS if is_ours(decode) else decode}
+    backends = model_runner.linear_attn_backends
+    decode, prefill = backends.decode.value, backends.prefill.value
+    return {"decode": decode, "prefill": prefill, "verify": _verify_name()}
+
+
+def _verify_name() -> str:
+    """The name of the backend that verifies drafts; SGLang 0.5.23."""
+    from sglang.srt.runtime_context import get_exec
+
+    chosen = get_exec().mamba
+    name = (
+        chosen.linear_attn_verify_backend or chosen.linear_attn_decode_backend or chosen.linear_attn_backend
+    )
+    return str(name)
+
+
+__all__ = ["attach", "serve"]

@@ -1,0 +1,16 @@
+"""Stand-in: the options that SGLang has decided on."""
+
+from types import SimpleNamespace
+
+OPTIONS = {}
+"""The options by name."""
+
+
+def get_spec():
+    names = "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
+    return SimpleNamespace(**{name: OPTIONS.get(name) for name in names})
+
+
+def get_exec():
+    names = "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_verify_backend"
+    return SimpleNamespace(mamba=SimpleNamespace(**{name: OPTIONS.get(name) for name in names}))
