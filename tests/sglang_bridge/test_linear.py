@@ -141,6 +141,7 @@ class Pools:
     def __init__(self, slots, family, drafted):
         swapped = family == "kda"
         window = (W - 1, CHANNELS) if swapped else (CHANNELS, W - 1)
+        self.mamba_map = {2 * i: i for i in range(LAYERS)}
         self.own, self.own_rows = torch.zeros(LAYERS, slots, *window), None
         self.temporal, self.rows = torch.zeros(LAYERS, slots, HV, V, K), None
         self.conv = self.own.transpose(-1, -2) if swapped else self.own
@@ -338,9 +339,10 @@ def test_whole_projections_are_cut_into_views(served):
     made.pools.temporal.normal_()
     passed(made, "decode", [1, 1], [5, 2])
     before, found = copy(made.pools), []
+    batch = SimpleNamespace(forward_mode=Mode("decode"))
     for module in made.model.layers:
         whole, gates = torch.randn(2, CHANNELS + HV * V), torch.randn(2, 2 * HV)
-        out, z = made.backend.forward_decode(module, SimpleNamespace(), (whole, gates), gates, gates)
+        out, z = made.backend.forward_decode(module, batch, (whole, gates), gates, gates)
         assert torch.equal(z.flatten(1), whole[:, CHANNELS:])
         found.append((whole[:, :CHANNELS], gates[:, HV:], gates[:, :HV], out))
     check(made, found, before, [1, 1], [5, 2])
@@ -482,7 +484,7 @@ def check_drafts(served, found, before, trees, slots):
 
 def test_parents_of_trees(runtime):
     drafts = import_module("switchrail.bridges.sglang.drafts")
-    assert drafts.parents_of(*links(TREES)).tolist() == sum(TREES, [])
+    assert drafts.parents_of(*links(TREES)).tolist() == [*TREES[0], *TREES[1], *TREES[2]]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,7 @@ def test_parents_of_trees(runtime):
     ],
     indirect=["version"],
 )
-def test_drafts_are_verified_with_states_by_row(served, name, family, tree):
+def test_drafts_are_verified_with_states_by_row(served, version, name, family, tree):
     torch.manual_seed(3)
     made = served(name, name, family=family, drafts=(6, 4 if tree else 1))
     made.pools.own.normal_()
@@ -511,7 +513,9 @@ def test_drafts_are_verified_with_states_by_row(served, name, family, tree):
     served_layers.steps.end()
     assert served_layers.steps.bypassed == 0
     chosen = {each for _, op, _, each in served_layers.verified.plan.table if op == family}
-    assert chosen == {name.split(":")[1]}
+    assert len(chosen) == 1
+    if version == "v23":  # 0.5.11 has no option for drafts, so the core decides
+        assert chosen == {name.split(":")[1]}
 
 
 def test_a_layer_that_takes_another_path_is_counted(served, caplog):
@@ -624,7 +628,7 @@ def test_a_repeated_pass_is_a_new_step(served):
     made = served()
     passed(made, "decode", [1], [1])
     served_layers = made.backend.switchrail
-    module, batch = made.model.layers[0], SimpleNamespace()
+    module, batch = made.model.layers[0], SimpleNamespace(forward_mode=Mode("decode"))
     made.backend.forward_decode(
         module, batch, torch.randn(1, CHANNELS), torch.randn(1, HV), torch.randn(1, HV)
     )

@@ -28,7 +28,7 @@ def activate() -> None:
     """
     places = places_of(version("sglang"))
 
-    from switchrail.bridges.sglang import asked, attention, linear, names
+    from switchrail.bridges.sglang import asked, attention, linear, mixers, names
     from switchrail.current import current_runtime
 
     runtime = current_runtime()
@@ -40,6 +40,7 @@ def activate() -> None:
         names.offer(runtime, places, undo)
         asked.attach(runtime, places)
         linear.attach(runtime, places)
+        mixers.attach(runtime, places)
         attention.attach(runtime, places)
         undo.pop_all()
 

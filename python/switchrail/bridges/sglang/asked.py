@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 
-def serve(runtime: Runtime, places: Places, kind: Kind, owner: str) -> None:
-    """Hooks the backend class `owner` of SGLang, so that it has its served layers and announces each pass."""
+def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
+    """Hooks a backend class of SGLang, so that it has its served layers and announces each pass.
+
+    Args:
+        runtime: The runtime.
+        places: The places of SGLang's version.
+        kind_of: Returns the kind of the layers of a backend.
+        owner: The path of the class.
+    """
     hooks = runtime.hooks
 
     def made(result: None, backend: Any, model_runner: Any) -> None:
@@ -26,9 +33,9 @@ def serve(runtime: Runtime, places: Places, kind: Kind, owner: str) -> None:
         }
         if drafts is None:
             asked.pop("verify", None)
-        backend.switchrail = (
-            ServedLayers(runtime, kind, backend, model_runner, asked, drafts) if asked else None
-        )
+        backend.switchrail = None
+        if asked:
+            backend.switchrail = ServedLayers(runtime, kind_of(backend), backend, model_runner, asked, drafts)
 
     def began(result: None, backend: Any, forward_batch: Any) -> None:
         if backend.switchrail is not None:

@@ -53,7 +53,9 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._locate = _location if places.location else _plain
         self._drafts = drafts_of(places, model_runner)
         _check(model_runner)
-        self._modules = modules_of(model_runner.model, RadixAttention)
+        found = modules_of(model_runner.model, RadixAttention)
+        others = () if model_runner.is_draft_worker else getattr(self.req_to_token_pool, "mamba_map", ())
+        self._modules = {id: module for id, module in found.items() if id not in others}
         for module in self._modules.values():
             _check_layer(module)
         self._layers: dict[Phase, dict[int, AttentionLayer]] = {}

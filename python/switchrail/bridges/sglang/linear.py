@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,14 +74,13 @@ class Family(Kind):
     def layers(self, module: Any, memory: Memory) -> tuple[Layer, ...]:
         """See `Kind`."""
         rows = memory.row_windows
-        first = convolution(
-            module.layer_id,
-            module.conv_weights,
-            module.bias,
-            self.activation or module.activation,
-            self.window(memory.windows),
-            None if rows is None else self.window(rows),
+        windows = replace(
+            memory,
+            windows=self.window(memory.windows),
+            row_windows=None if rows is None else self.window(rows),
         )
+        activation = self.activation or module.activation
+        first = convolution(module.conv_weights, module.bias, activation, windows)
         return first, self.layer(module, memory)
 
     def example(self, module: Any, layers: tuple[Any, ...], rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -112,34 +111,40 @@ class Family(Kind):
         return ShortConvCall(first, mixed_qkv, convolved), call
 
     def run(
-        self, served: ServedLayers, module: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-    ) -> torch.Tensor:
-        """Runs a layer on the rows of the current pass."""
-        convolved, call = self.calls(module, served.layers(module.layer_id), mixed_qkv, a, b)
+        self,
+        original: Callable[..., Any],
+        backend: Any,
+        layer: Any,
+        forward_batch: Any,
+        mixed_qkv: Any,
+        a: Any,
+        b: Any,
+        **more: Any,
+    ) -> Any:
+        """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`.
+
+        In decode SGLang may pass the projections whole, `q | k | v | z` and `b | a`, and then expects z
+        beside the result.
+        """
+        served: ServedLayers | None = backend.switchrail
+        mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
+        if served is None or not served.serves(mode):
+            return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
+        z = None
+        if isinstance(mixed_qkv, tuple):
+            whole, gates = mixed_qkv
+            channels = layer.q_dim + layer.k_dim + layer.v_dim
+            mixed_qkv, z = whole[:, :channels], whole[:, channels:]
+            b, a = gates.chunk(2, dim=-1)
+        convolved, call = self.calls(layer, served.layers(layer.layer_id), mixed_qkv, a, b)
         served.steps.dispatch(convolved)
         served.steps.dispatch(call)
         out: torch.Tensor = call.out
         served.steps.zero_padding(out)
-        return out.unsqueeze(0)
-
-    def decode(
-        self, served: ServedLayers, module: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any
-    ) -> Any:
-        """Runs a layer on one token of each sequence.
-
-        SGLang may pass the projections whole, `q | k | v | z` and `b | a`, and then expects z beside the
-        result.
-        """
-        if isinstance(mixed_qkv, tuple):
-            whole, gates = mixed_qkv
-            channels = module.q_dim + module.k_dim + module.v_dim
-            mixed_qkv, z = whole[:, :channels], whole[:, channels:]
-            b, a = gates.chunk(2, dim=-1)
-            z = z.view(len(z), module.num_v_heads, module.head_v_dim)
-            return self.decode(served, module, forward_batch, mixed_qkv, a, b), z
-        out = self.run(served, module, mixed_qkv, a, b)
-        served.track_decode(module.layer_id, forward_batch)
-        return out
+        served.track(layer.layer_id, forward_batch)
+        if z is None:
+            return out.unsqueeze(0)
+        return out.unsqueeze(0), z.view(len(z), layer.num_v_heads, layer.head_v_dim)
 
 
 def attach(runtime: Runtime, places: Places) -> None:
@@ -157,48 +162,15 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
         triton = type(backends[0]).TRITON
         return (dispatcher, *(triton if b is not None and is_ours(b.value) else b for b in backends)), named
 
-    def decode(
-        original: Callable[..., Any],
-        backend: Any,
-        layer: Any,
-        forward_batch: Any,
-        mixed_qkv: Any,
-        a: Any,
-        b: Any,
-        **more: Any,
-    ) -> Any:
-        served = backend.switchrail
-        if served is None or "decode" not in served.asked:
-            return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
-        return family.decode(served, layer, forward_batch, mixed_qkv, a, b)
-
-    def extend(
-        original: Callable[..., Any],
-        backend: Any,
-        layer: Any,
-        forward_batch: Any,
-        mixed_qkv: Any,
-        a: Any,
-        b: Any,
-        **more: Any,
-    ) -> Any:
-        served = backend.switchrail
-        if served is None or not served.serves(forward_batch.forward_mode):
-            return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
-        out = family.run(served, layer, mixed_qkv, a, b)
-        if not forward_batch.forward_mode.is_target_verify():
-            served.track_extend(layer.layer_id)
-        return out
-
     def records_prompts(result: bool, backend: Any) -> bool:
         """SGLang records no prompts where ours serve them."""
         return result and (backend.switchrail is None or "prefill" not in backend.switchrail.asked)
 
     owner = f"{family.module}.{family.backend}"
     hooks.add(f"{family.module}.{family.dispatcher}.__init__", plain, "before", source=OURS)
-    serve(runtime, places, family, owner)
-    hooks.add(f"{owner}.forward_decode", decode, "around", source=OURS)
-    hooks.add(f"{owner}.forward_extend", extend, "around", source=OURS)
+    serve(runtime, places, lambda backend: family, owner)
+    for method in ("forward_decode", "forward_extend"):
+        hooks.add(f"{owner}.{method}", family.run, "around", source=OURS)
     if places.records_prompts is not None:
         hooks.add(f"{owner}.{places.records_prompts}", records_prompts, "after", source=OURS)
 

@@ -104,6 +104,10 @@ class ServedLayers:
         self._drafts = drafts
         self._tokens = int(model_runner.model_config.context_len)
         self._modules = kind.modules(model_runner.model)
+        if not self._modules and backend.req_to_token_pool.mamba_map and not model_runner.is_draft_worker:
+            raise BridgeError(
+                f"{type(model_runner.model).__name__} has no {kind.op} layers that Switchrail knows"
+            )
         self._kept = 0
         self._layers: dict[Phase, dict[int, tuple[Layer, ...]]] = {}
         self.verified: BoundPlan | None = None
@@ -164,11 +168,11 @@ class ServedLayers:
             raise BridgeError("the option enable_linear_replayssm stores states in an unsupported form")
         if drafts is None:
             return Memory(pool.conv[0], pool.temporal)
-        states, windows = pool.intermediate_ssm, pool.intermediate_conv_window[0]
+        states, windows = pool.intermediate_ssm, pool.intermediate_conv_window
         if states is None:
             raise BridgeError("the option enable_linear_replayssm_spec keeps no states of drafts")
-        self._kept = len(windows)
-        return Memory(pool.conv[0], pool.temporal, windows.flatten(0, 1), states.flatten(0, 1))
+        self._kept = len(states)
+        return Memory(pool.conv[0], pool.temporal, windows[0].flatten(0, 1), states.flatten(0, 1))
 
     def layers(self, id: int) -> tuple[Any, ...]:
         """The constant arguments of a layer's ops in the current pass."""
@@ -219,20 +223,20 @@ class ServedLayers:
         assert self._drafts is not None
         return self._drafts.states(metadata.mamba_cache_indices, metadata, self._kept)
 
-    def track_decode(self, id: int, forward_batch: Any) -> None:
-        """Lets SGLang keep the states that its prefix cache asks for after a decode step."""
+    def track(self, id: int, forward_batch: Any) -> None:
+        """Keeps a layer's states for SGLang's prefix cache, after it ran."""
+        phase = self.steps.phase
+        if phase == "verify" or (phase == "prefill" and self._last_states is None):
+            return
         backend = self._backend
         pool = backend.req_to_token_pool.mamba2_layer_cache(id)
-        slots = backend.forward_metadata.mamba_cache_indices
-        # SGLang's copy of states takes the layer's id since it copies all layers at once.
-        last = (id,) if hasattr(backend, "_track_pools") else ()
-        backend._track_mamba_state_decode(forward_batch, pool.conv[0], pool.temporal, slots, *last)
-
-    def track_extend(self, id: int) -> None:
-        """Keeps final states of prompts for SGLang's prefix cache."""
-        if self._last_states is not None:
+        if phase == "decode":
+            slots = backend.forward_metadata.mamba_cache_indices
+            # SGLang's copy of states takes the layer's id since it copies all layers at once.
+            last = (id,) if hasattr(backend, "_track_pools") else ()
+            backend._track_mamba_state_decode(forward_batch, pool.conv[0], pool.temporal, slots, *last)
+        elif self._last_states is not None:
             source, target = self._last_states
-            pool = self._backend.req_to_token_pool.mamba2_layer_cache(id)
             for states in (pool.conv[0], pool.temporal):
                 states[target] = states[source]
 
@@ -247,14 +251,9 @@ def _phase(mode: Any) -> Phase | None:
 
 
 def convolution(
-    id: int,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    windows: torch.Tensor,
-    row_windows: torch.Tensor | None,
+    weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, memory: Memory
 ) -> ShortConvLayer:
-    """A layer's convolution [C, W] on windows [slots, C, W - 1] or longer ones, whose last inputs count.
+    """A convolution [C, W] with windows [slots, C, W - 1], or longer ones whose last inputs count.
 
     Raises:
         BridgeError: Switchrail has no such activation.
@@ -262,16 +261,17 @@ def convolution(
     if activation not in _ACTIVATIONS:
         valid = tuple(filter(None, _ACTIVATIONS))
         raise BridgeError(
-            f"layer {id} convolves with {activation!r}; valid: {', '.join(valid)}",
+            f"the activation of a convolution is {activation!r}; valid: {', '.join(valid)}",
             found=activation,
             valid=valid,
         )
     inputs = weight.shape[1] - 1
+    rows = memory.row_windows
     return ShortConvLayer(
         weight=weight.detach(),
         bias=None if bias is None else bias.detach(),
-        state=windows[..., -inputs:],
-        row_states=None if row_windows is None else row_windows[..., -inputs:],
+        state=memory.windows[..., -inputs:],
+        row_states=None if rows is None else rows[..., -inputs:],
         activation=_ACTIVATIONS[activation],
     )
 

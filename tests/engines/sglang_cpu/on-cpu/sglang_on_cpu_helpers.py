@@ -45,9 +45,25 @@ def adapt_drafts():
     finally:
         sglang.srt.utils.is_xpu = is_xpu
     reconstruct_tree._is_xpu = spec_tree._is_xpu = True
+    from sglang.kernels.ops.mamba import mamba_state_scatter_triton
+
+    mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify = commit_states
 
 
 def draft_places(*, req_pool_indices, req_to_token, start_offset, draft_token_num, **_):
     """The places in the cache of each request's drafted tokens."""
     columns = start_offset[:, None] + torch.arange(draft_token_num)
     return req_to_token[req_pool_indices[:, None], columns].flatten().long()
+
+
+def commit_states(caches, slots, steps, track_slots, track_steps, src_indices_raw=None):
+    """Copy the states after the accepted drafted tokens to the requests' slots, and to those to keep."""
+    for states, rows in (
+        (caches.temporal, caches.intermediate_ssm),
+        (caches.conv[0], caches.intermediate_conv_window[0]),
+    ):
+        for targets, after in ((slots, steps), (track_slots, track_steps)):
+            if targets is None:
+                continue
+            taken = (after >= 0).nonzero().flatten()
+            states[:, targets[taken].long()] = rows[:, taken, after[taken].long()]
