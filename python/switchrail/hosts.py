@@ -60,9 +60,12 @@ HOSTS: Final = (
         versions=("0.5.11", "0.5.23"),
         kinds={
             "0.5.11": {"gated_delta": _LINEAR, "full_attention": _ATTENTION},
-            "0.5.23": {"gated_delta": _LINEAR, "kda": _LINEAR, "full_attention": _ATTENTION},
+            "0.5.23": {
+                **dict.fromkeys(("gated_delta", "kda", "lightning", "mamba2", "short_conv"), _LINEAR),
+                "full_attention": _ATTENTION,
+            },
         },
-        needs={"short_conv": ("transposed_state",)},
+        needs={"short_conv": ("transposed_state",), "lightning": ("transposed_state",)},
     ),
     Host(name="vllm"),
 )

@@ -64,11 +64,17 @@ def test_the_versions_are_those_of_the_bridge() -> None:
     [
         (["gated_delta", "full_attention"], {"short_conv", "gated_delta", "attention"}),
         (["kda", "mla"], {"0.5.23": {"short_conv", "kda"}}),
-        (["short_conv", "full_attention"], {"attention"}),
-        (["mamba2", "full_attention", "mlp"], {"attention"}),
+        (
+            ["short_conv", "full_attention"],
+            {"0.5.11": {"attention"}, "0.5.23": {"short_conv", "attention"}},
+        ),
+        (
+            ["mamba2", "full_attention", "mlp"],
+            {"0.5.11": {"attention"}, "0.5.23": {"short_conv", "mamba2", "attention"}},
+        ),
         (["sliding_attention", "full_attention"], set()),
         (["hybrid"], set()),
-        (["lightning"], set()),
+        (["lightning"], {"0.5.23": {"lightning"}}),
     ],
 )
 def test_only_the_layers_that_the_bridge_serves_are_promised(

@@ -19,6 +19,7 @@ class Cache:
     """SGLang's cache: a row a token, of which the first page is padding."""
 
     swa_kv_pool = None
+    full_attention_layer_id_mapping = {i: i for i in range(LAYERS)}  # noqa: RUF012
 
     def __init__(self, tokens, page):
         self.keys, self.values = torch.zeros(2, LAYERS, tokens + page, HKV, D)
@@ -52,6 +53,7 @@ def made(runtime, version):
             attention(H, D, D**-0.5, HKV, i, **{"sliding_window_size": 4 if i else -1, **more})
             for i in range(LAYERS)
         )
+        layers.append(attention(H, D, D**-0.5, HKV, LAYERS + 1))  # with states, without keys and values
         table = torch.zeros(REQUESTS, LONGEST, dtype=torch.int32)
         for request in range(1, REQUESTS):  # pages in a mixed order
             pages = 1 + (torch.arange(LONGEST // page) * 3 + request) % (tokens // page)
@@ -90,7 +92,7 @@ def passed(backend, runner, mode, request, prefix, rows):
     )
     backend.init_forward_metadata(batch)
     run = backend.forward_decode if mode == "decode" else backend.forward_extend
-    for layer in runner.model:
+    for layer in runner.model[:LAYERS]:
         q, k, v = torch.randn(rows, H * D), torch.randn(rows, HKV, D), torch.randn(rows, HKV, D)
         got = run(q, k, v, layer, batch)
         keys, values = (
@@ -147,7 +149,7 @@ def test_drafts_are_verified(made, page, tree):
         spec_info=SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings),
     )
     backend.init_forward_metadata(batch)
-    for layer in runner.model:
+    for layer in runner.model[:LAYERS]:
         q, k, v = torch.randn(18, H * D), torch.randn(18, HKV, D), torch.randn(18, HKV, D)
         got = backend.forward_extend(q, k, v, layer, batch)
         for n, (parents, prefix) in enumerate(zip(trees, prefixes, strict=True)):

@@ -54,8 +54,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._drafts = drafts_of(places, model_runner)
         _check(model_runner)
         found = modules_of(model_runner.model, RadixAttention)
-        others = () if model_runner.is_draft_worker else getattr(self.req_to_token_pool, "mamba_map", ())
-        self._modules = {id: module for id, module in found.items() if id not in others}
+        # SGLang's modules of lightning attention have the same class, but no keys and values.
+        own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", found)
+        self._modules = {
+            id: module for id, module in found.items() if id in own or model_runner.is_draft_worker
+        }
         for module in self._modules.values():
             _check_layer(module)
         self._layers: dict[Phase, dict[int, AttentionLayer]] = {}
