@@ -127,6 +127,12 @@ class SamplingParams:
         return [replace(self, n=1, seed=None if self.seed is None else seed) for seed in seeds]
 
 
+def filters_of(params: SamplingParams) -> tuple[float, float, float, float]:
+    """Temperature, top_k, top_p and min_p as numbers."""
+    top_k = _ALL if params.top_k is None or params.top_k > _ALL else params.top_k
+    return params.temperature, top_k, params.top_p, params.min_p
+
+
 def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> list[tuple[float, ...]]:
     """Sampling parameters of each row, as numbers.
 
@@ -139,13 +145,7 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
         is 0, the others are ignored.
     """
     return [
-        (
-            one.temperature,
-            _ALL if one.top_k is None or one.top_k > _ALL else one.top_k,
-            one.top_p,
-            one.min_p,
-            draw.random() * _ALL,  # `random()` is a multiple of 2**-53, so this is an integer
-        )
+        (*filters_of(one), draw.random() * _ALL)  # `random()` is a multiple of 2**-53, so this is an integer
         if one.temperature > 0
         else _GREEDY
         for one, draw in zip(params, draws, strict=True)

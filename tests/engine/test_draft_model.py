@@ -14,7 +14,7 @@ import pytest
 import switchrail
 import torch
 from safetensors.torch import load_file, save_file
-from switchrail.engine import Engine, Output, SamplingParams, draft_model, loading, sampling
+from switchrail.engine import Engine, Output, SamplingParams, draft_model, loading
 from switchrail.engine import engine as engine_module
 from switchrail.engine.draft_model import DraftModel
 from switchrail.engine.drafts import Drafted
@@ -61,7 +61,7 @@ def recorded(engine: Engine) -> list[tuple[list[int], list[int]]]:
         found.extend(
             ([*task.ids.tolist(), *task.tokens], list(tokens))
             for task, tokens in zip(tasks, proposal.tokens, strict=True)
-            if tokens and task.params.temperature == 0
+            if len(tokens) and task.params.temperature == 0
         )
         return proposal
 
@@ -138,18 +138,18 @@ def test_samples_do_not_depend_on_other_requests(make_engine: Make, tmp_path: Pa
 SAMPLES = 600
 
 
-def claims_another(mutant: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """`draw` of a draft model that proposes tokens from another distribution than it reports."""
+def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let draft models propose tokens from another distribution than they report."""
+    if mutant == "proposes the largest":
+        monkeypatch.setattr(draft_model, "draw", lambda odds, draws, choose: odds.argmax(-1))
+    if mutant == "reports no filters":
+        draw = draft_model.draw
 
-    def draw(logits: torch.Tensor, params: Any, draws: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, weights = sampling.draw(logits, params, draws)
-        return {
-            "": (tokens, weights),
-            "proposes the largest": (logits.argmax(-1), weights),
-            "reports no filters": (tokens, logits.double().softmax(-1)),
-        }[mutant]
+        def filtered(odds: torch.Tensor, *given: Any) -> torch.Tensor:
+            return draw(odds.where(odds >= odds.topk(3).values[:, 2:], 0), *given)
 
-    return draw
+        monkeypatch.setattr(draft_model, "draw", filtered)
+        monkeypatch.setattr(draft_model, "probabilities", lambda logits, params: logits.double().softmax(-1))
 
 
 @pytest.mark.parametrize("mutant", ["", "proposes the largest", "reports no filters"])
@@ -178,7 +178,7 @@ def test_samples_have_the_models_distribution(
             for token, odds in enumerate(exact(row, params).tolist())
             if odds
         }
-    monkeypatch.setattr(draft_model, "draw", claims_another(mutant))
+    claims_another(mutant, monkeypatch)
     options = {**DRAFTED, "max_sequences": 32, "max_tokens_per_step": 256, "num_pages": 200}
     engine = make_engine(options={**options, "draft": str(noisy)})
     outputs = engine.generate([prompt] * SAMPLES, [replace(params, seed=seed) for seed in range(SAMPLES)])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from switchrail.engine import SamplingParams, sampling, speculation
-from switchrail.engine.drafts import Drafted
+from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.sampling import choose
-from switchrail.engine.speculation import verify
+from switchrail.engine.speculation import choose_rows, follow
 
-VOCABULARY, DRAWS, CHUNK = 16, 100_000, 1_000
+VOCABULARY, DRAWS, CHUNK = 16, 100_000, 10_000
 Proposal = Callable[[torch.Tensor], torch.Tensor]
 """Takes the model's probabilities [..., 16] and returns those of the proposal."""
 
@@ -30,6 +30,24 @@ PROPOSALS: dict[str, Proposal] = {
 def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits for a small vocabulary, with which the filters find their cuts faster."""
     monkeypatch.setattr(sampling, "_BITS", 4)
+
+
+@pytest.fixture(autouse=True)
+def weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the weights of equal rows once."""
+
+    def weigh(logits: torch.Tensor, params: Any) -> torch.Tensor:
+        if len(set(map(id, params))) > 1:
+            return weigh_all(logits, params)
+        keys = (logits.view(torch.int32).long() * odd).sum(-1)  # faster to sort than rows
+        values, places = keys.unique(return_inverse=True)
+        first = torch.empty_like(values).scatter_(0, places, torch.arange(len(keys)))
+        return weigh_all(logits[first], params[: len(first)])[places]
+
+    odd = torch.randint(2**62, (VOCABULARY,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+
+    weigh_all = sampling.weigh
+    monkeypatch.setattr(sampling, "weigh", weigh)
 
 
 class Tape:
@@ -48,6 +66,33 @@ class Tape:
 
     def setstate(self, place: int) -> None:
         self.place = place
+
+
+def verify(
+    logits: torch.Tensor, drafted: Drafted, params: Any, draws: Any, choose: Any = choose
+) -> list[list[int]]:
+    """The new tokens of each sequence: the accepted drafts, and the model's own token."""
+    widths = [1 + len(tokens) for tokens in drafted.tokens]
+    states = [one.getstate() for one in draws]
+    chosen = choose_rows(logits, widths, drafted, params, draws, choose)
+    most, ends = max(widths), torch.tensor(widths).cumsum(0).tolist()
+    rows = [
+        [end - width + (i if i < width else 0) for i in range(most)]
+        for end, width in zip(ends, widths, strict=True)
+    ]
+    tokens = [[0, *own, *[0] * (most - 1 - len(own))] for own in drafted.tokens]
+    parents = [[-1, *drafted.parent_rows(n), *[NONE] * (most - width)] for n, width in enumerate(widths)]
+    table = chosen[torch.tensor(rows)]
+    last, count, path = follow(table, torch.tensor(tokens), torch.tensor(parents))
+    assert torch.equal(last, path.gather(1, count).squeeze(1))
+    news = table.gather(1, path).tolist()
+    runs = [own[: 1 + n] for own, n in zip(news, count.flatten().tolist(), strict=True)]
+    if drafted.probabilities is None:
+        for one, state, run in zip(draws, states, runs, strict=True):
+            one.setstate(state)
+            for _ in run:
+                one.random()
+    return runs
 
 
 def exact(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

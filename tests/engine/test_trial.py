@@ -134,16 +134,16 @@ def test_pools_leave_room_for_a_draft(
 ) -> None:
     """The draft's pools, and the memory that verifications of drawn drafts take, are part of the sum."""
     seen = list[int]()
-    verified = core.verify
+    verified = core.choose_rows
 
-    def verify(logits: torch.Tensor, drafted: Drafted, *given: Any) -> Any:
+    def choose_rows(logits: torch.Tensor, widths: Any, drafted: Drafted, *given: Any) -> Any:
         seen.append(len(memory.pools))
         assert drafted.probabilities is not None
         memory.steps = max(memory.steps, STEP * len(logits) // 24)
         memory.largest = max(memory.largest, memory.used)
-        return verified(logits, drafted, *given)
+        return verified(logits, widths, drafted, *given)
 
-    monkeypatch.setattr(core, "verify", verify)
+    monkeypatch.setattr(core, "choose_rows", choose_rows)
     options = {**OPTIONS, "draft_tokens": 2, "draft": checkpoint if draft == "checkpoint" else draft}
     engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     made = 2 if draft == "checkpoint" else 1

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, repeat
-from operator import eq
+from itertools import repeat
 from typing import Any
 
 import torch
 
 from switchrail.engine.drafts import Drafted, Drafts, proposed
-from switchrail.engine.flight import Flight, Sent
+from switchrail.engine.flight import Flight, Sent, Verification
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
 from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.sequences import Sequences
-from switchrail.engine.speculation import verify
+from switchrail.engine.speculation import choose_rows
 from switchrail.engine.stats import Stats
 from switchrail.engine.task import FinishReason, Task
 from switchrail.engine.transfer import sent
@@ -188,7 +187,7 @@ class EngineCore:
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
-        before = [len(task.tokens) for task in schedule.decode] if self.drafts is not None else []
+        flight = None
         if tasks:
             self._launching = tasks
             if self.drafts is not None:
@@ -196,16 +195,15 @@ class EngineCore:
             flight = self._launch(schedule, unread)
             self._flights, self._launching = (*self._flights, flight), ()
         self._read(self._ahead if tasks else 0)
-        if tasks:
-            decoded = len(schedule.decode)
-            if schedule.drafted:
-                given = [task.tokens[count:] for task, count in zip(schedule.decode, before, strict=True)]
-                accepted = sum(sum(map(eq, *each)) for each in zip(schedule.drafted, given, strict=True))
-                self.stats.add_drafts(schedule.drafted, accepted)
-                decoded = sum(max(1, len(tokens)) for tokens in given)
+        if flight is not None:
+            given = [len(one.task.tokens) - one.number for one in flight.verified]
+            if flight.verified:
+                runs, _ = flight.read()
+                accepted = sum(min(len(run) - 1, count) for run, count in zip(runs, given, strict=True))
+                self.stats.add_drafts([one.drafts for one in flight.verified], accepted)
             self.stats.add(
                 prefill=sum(count for _, count in schedule.prefill),
-                decode=decoded,
+                decode=sum(max(1, count) for count in given) if given else len(schedule.decode),
                 seconds=time.perf_counter() - start,
             )
 
@@ -220,16 +218,14 @@ class EngineCore:
         if not any(limits) or self.runner is None:
             return schedule
         drafted = proposed(drafts, schedule.decode, limits, self.runner.vocab_size)
-        if not any(drafted.tokens):
-            return schedule
-        return replace(schedule, drafted=drafted.tokens, probabilities=drafted.probabilities)
+        return replace(schedule, drafted=drafted) if any(map(len, drafted.tokens)) else schedule
 
     def _read(self, left: int) -> None:
         """Deliver the tokens of all but the last `left` steps to their tasks."""
         while len(self._flights) > left:
             flight = self._flights[0]
             try:
-                tokens = flight.tokens.read()
+                runs, tokens = flight.read()
             except Exception:
                 self._launching, self._flights = [*self._launching, *flight.tasks], self._flights[1:]
                 raise
@@ -237,6 +233,8 @@ class EngineCore:
             if flight.has_prompts:
                 self._hold_until = now + self._pause * (now - max(flight.launched, self._last_read))
             self._last_read = now
+            for one, run in zip(flight.verified, runs, strict=True):
+                self._keep(one, run)
             for (task, number), token in zip(flight.ready, tokens, strict=True):
                 self._give(task, number, token)
             self._flights = self._flights[1:]
@@ -246,6 +244,18 @@ class EngineCore:
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)
+
+    def _keep(self, one: Verification, run: Sequence[int]) -> None:
+        """Deliver the new tokens of a verified task; can be repeated."""
+        task = one.task
+        if task.slot:
+            self.sequences.advance([(task, one.length + len(run) - task.length)])
+        if one.state is not None:
+            task.draws.setstate(one.state)
+            for _ in run:
+                task.draws.random()
+        for i, token in enumerate(run):
+            self._give(task, one.number + i, token)
 
     def _give(self, task: Task, number: int, token: int) -> None:
         """Deliver token `number` of a task, unless the task has ended or already has that token."""
@@ -270,63 +280,47 @@ class EngineCore:
         launched = time.perf_counter()
         pinned = self._hardware.pin_memory_available()
         logits, slots = runner.run(schedule)
-        decode, runs = schedule.decode, list[list[int]]()
-        if schedule.drafted:
-            runs, logits, slots = self._verify(runner, schedule, logits, slots)
+        decode, drafted = schedule.decode, schedule.drafted
+        verified: list[Verification] = []
+        news = slots[:0]
+        if drafted is not None:
             decode = []
+            verified = [
+                Verification(task, task.length, len(task.tokens), len(tokens), _state(task, tokens, drafted))
+                for task, tokens in zip(schedule.decode, drafted.tokens, strict=True)
+            ]
+            params, draws = [one.task.params for one in verified], [one.task.draws for one in verified]
+            rows, count = sum(runner.widths), len(verified)
+            chosen = choose_rows(logits[:rows], runner.widths, drafted, params, draws, self._choose)
+            news = runner.accept(chosen, slots[:count]).flatten()
+            logits, slots = logits[rows:], slots[count:]
         sequences.advance([*zip(decode, repeat(1)), *schedule.prefill])
         ready = [*decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
         if schedule.forks:
             row = {task: number for number, task in enumerate(ready)}
-            rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
-            logits = logits[sent(rows, torch.int64, logits.device, pin_memory=pinned)]
+            leaders = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
+            logits = logits[sent(leaders, torch.int64, logits.device, pin_memory=pinned)]
             ready = ready + self._fork(runner, schedule.forks)
             slots = sent([task.slot for task in ready], torch.int64, slots.device, pin_memory=pinned)
-        tokens = slots
         if ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
             sequences.last_tokens[slots] = tokens.clamp(min=0)
+            news = torch.cat([news, tokens]) if verified else tokens
         given = [(task, len(task.tokens) + (task in unread)) for task in ready]
-        if runs:
-            owners = zip(schedule.decode, runs, strict=True)
-            given = [(task, len(task.tokens) + i) for task, run in owners for i in range(len(run))] + given
-            accepted = sent([*chain(*runs)], torch.int64, tokens.device, pin_memory=pinned)
-            tokens = torch.cat([accepted, tokens[: len(ready)]])
-        return Flight(schedule.tasks, given, Sent(tokens, pinned), bool(schedule.prefill), launched)
-
-    def _verify(
-        self, runner: Runner, schedule: Schedule, logits: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
-        """Keep the accepted drafts in memory, and drop the others.
-
-        Returns:
-            The new tokens of each task of `schedule.decode`, and the logits and slots of the other tasks.
-        """
-        decode = schedule.decode
-        rows = len(decode) + sum(map(len, schedule.drafted))
-        runs = verify(
-            logits[:rows],
-            Drafted(schedule.drafted, schedule.probabilities),
-            [task.params for task in decode],
-            [task.draws for task in decode],
-            self._choose,
-        )
-        newest, last = sent(
-            [[max(run[-1], 0) for run in runs], [len(run) - 1 for run in runs]],
-            torch.int64,
-            logits.device,
-            pin_memory=self._hardware.pin_memory_available(),
-        )
-        runner.dispatcher.commit(last)
-        self.sequences.advance(zip(decode, map(len, runs), strict=True))
-        self.sequences.last_tokens[slots[: len(decode)]] = newest
-        return runs, logits[rows:], slots[len(decode) :]
+        sent_news = Sent(news, pinned)
+        return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
         """Copy the memory of each pair's first task to its second; return the second ones."""
         pages = [pair for leader, task in forks for pair in self.sequences.fork(leader, task)]
         runner.pools.copy(pages, [(leader.slot, task.slot) for leader, task in forks])
         return [task for _, task in forks]
+
+
+def _state(task: Task, tokens: Sized, drafted: Drafted) -> Any:
+    """See `Verification.state`."""
+    is_drawn = drafted.probabilities is not None
+    return task.draws.getstate() if len(tokens) and task.params.temperature > 0 and not is_drawn else None
 
 
 def _is_through(task: Task) -> bool:

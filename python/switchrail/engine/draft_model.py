@@ -20,7 +20,7 @@ from switchrail.engine.memory import Needs
 from switchrail.engine.models.families import Family
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
-from switchrail.engine.sampling import draw
+from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Step
 from switchrail.engine.task import Task
@@ -59,7 +59,9 @@ class DraftModel(Drafts):
         runner: Runs the model.
     """
 
-    def __init__(self, runner: Runner, *, slots: int, rows: int, pin_memory: bool) -> None:
+    def __init__(
+        self, runner: Runner, *, slots: int, rows: int, pin_memory: bool, choose_tokens: Choose
+    ) -> None:
         """Use a runner whose pools have two slots per sequence.
 
         Args:
@@ -67,8 +69,10 @@ class DraftModel(Drafts):
             slots: The distance from the slot of a sequence to its second one.
             rows: Maximum rows of a step.
             pin_memory: Whether the device copies from pinned memory.
+            choose_tokens: Chooses the tokens of sampled requests.
         """
         self.runner = runner
+        self._choose_tokens = choose_tokens
         self._slots = slots
         self._rows = rows
         self._pin_memory = pin_memory
@@ -76,22 +80,32 @@ class DraftModel(Drafts):
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        """Propose what the model generates: drawn from its distribution for sampled tasks."""
-        drafted: dict[Task, list[int]] = {task: [] for task in tasks}
+        """Propose what the model generates: drawn from its distribution for sampled tasks.
+
+        Nothing waits for the device.
+        """
+        limit = dict(zip(tasks, limits, strict=True))
+        active, logits = self._extend([task for task in tasks if limit[task]])
+        order = sorted(range(len(active)), key=lambda i: -limit[active[i]])  # later turns run the first tasks
+        if order != [*range(len(active))]:
+            logits = logits[self._sent(order)]
+        active = [active[i] for i in order]
+        slots = self._sent([task.slot for task in active])
+        is_drawn = any(task.params.temperature > 0 for task in active)
+        tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
         odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
-        active = [(task, limit) for task, limit in zip(tasks, limits, strict=True) if limit]
-        through, logits = self._extend([task for task, _ in active])
-        active = [(task, limit) for task, limit in active if task in through]
-        for turn in range(max((limit for _, limit in active), default=0)):
+        for turn in range(limit[active[0]] if active else 0):
             if turn:
-                active = [(task, limit) for task, limit in active if limit > turn]
-                logits = self._decode([task for task, _ in active], turn)
-            self._choose([task for task, _ in active], logits, drafted, odds)
-        if all(task.params.temperature == 0 for task in drafted if drafted[task]):
-            return Drafted(list(drafted.values()))
+                active = [task for task in active if limit[task] > turn]
+                logits = self._decode(active, turn)
+            chosen, q = self._choose(active, logits)
+            self._newest[slots[: len(active)]] = chosen
+            for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
+                tokens[task].append(token)
+                odds[task].append(row)
+        drafted = [torch.stack(each) if each else () for each in tokens.values()]
         rows = [row for each in odds.values() for row in each]
-        vocabulary = max(map(len, rows))
-        return Drafted(list(drafted.values()), torch.stack([row.expand(vocabulary) for row in rows]))
+        return Drafted(drafted, torch.stack(rows) if is_drawn else None)
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
         """Run the tokens that the memory lacks, up to the rows of a step; tasks that lack few come first.
@@ -135,32 +149,24 @@ class DraftModel(Drafts):
         )
         return replace(step, parts=(replace(part, states=states),))
 
-    def _choose(
-        self,
-        tasks: Sequence[Task],
-        logits: torch.Tensor,
-        drafted: dict[Task, list[int]],
-        odds: dict[Task, list[torch.Tensor]],
-    ) -> None:
-        """Add a draft of each task and the distribution that it was drawn from."""
+    def _choose(self, tasks: Sequence[Task], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose a draft for each task.
+
+        Returns:
+            [N] int64, and the distributions that the drafts of sampled tasks were drawn from, [N, vocabulary]
+            float64; zeros for others.
+        """
         tokens = logits.argmax(-1)
         sampled = [row for row, task in enumerate(tasks) if task.params.temperature > 0]
-        q = torch.zeros(
-            logits.shape if sampled else (len(tasks), 1), dtype=torch.float64, device=logits.device
-        )
+        q = torch.zeros(logits.shape if sampled else (), dtype=torch.float64, device=logits.device)
         if sampled:
-            index = sent(sampled, torch.int64, logits.device, pin_memory=self._pin_memory)
-            own = [tasks[row] for row in sampled]
-            tokens[index], weights = draw(
-                logits[index], [task.params for task in own], [task.draws for task in own]
-            )
-            q[index] = weights.double() / weights.sum(-1, keepdim=True)
-        for task, row in zip(tasks, q, strict=True):
-            odds[task].append(row)
-        slots = sent([task.slot for task in tasks], torch.int64, logits.device, pin_memory=self._pin_memory)
-        self._newest[slots] = tokens
-        for task, token in zip(tasks, tokens.tolist(), strict=True):
-            drafted[task].append(token)
+            index, own = self._sent(sampled), [tasks[row] for row in sampled]
+            q[index] = odds = probabilities(logits[index], [task.params for task in own])
+            tokens[index] = draw(odds, [task.draws for task in own], self._choose_tokens)
+        return tokens, q.expand(logits.shape)
+
+    def _sent(self, values: Sequence[int]) -> torch.Tensor:
+        return sent(values, torch.int64, self._newest.device, pin_memory=self._pin_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,7 @@ class LoadedDraft:
         sequences: Maximum concurrent sequences.
         rows: Maximum rows of a step.
         pin_memory: Whether the device copies from pinned memory.
+        choose_tokens: Chooses the tokens of sampled requests.
     """
 
     model: LoadedModel
@@ -213,6 +220,7 @@ class LoadedDraft:
     sequences: int
     rows: int
     pin_memory: bool
+    choose_tokens: Choose
 
     def make(self, target: Runner) -> DraftModel:
         """Allocate pools with as many pages as the engine's model has, and connect the model."""
@@ -221,7 +229,13 @@ class LoadedDraft:
             max_length=self.max_length,
             sequences=target.sequences,
         )
-        return DraftModel(runner, slots=self.sequences, rows=self.rows, pin_memory=self.pin_memory)
+        return DraftModel(
+            runner,
+            slots=self.sequences,
+            rows=self.rows,
+            pin_memory=self.pin_memory,
+            choose_tokens=self.choose_tokens,
+        )
 
 
 def load_draft(
@@ -233,6 +247,7 @@ def load_draft(
     options: EngineOptions,
     max_length: int,
     vocab_size: int,
+    choose_tokens: Choose,
 ) -> LoadedDraft:
     """Load a draft model.
 
@@ -244,6 +259,7 @@ def load_draft(
         options: The engine's options.
         max_length: Tokens of the longest sequence.
         vocab_size: The vocabulary of the engine's model.
+        choose_tokens: Chooses the tokens of sampled requests.
 
     Raises:
         ConfigError: The draft has another vocabulary, or its sequences are shorter.
@@ -288,6 +304,7 @@ def load_draft(
         sequences,
         options.max_tokens_per_step,
         platform.hardware.pin_memory_available(),
+        choose_tokens,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from switchrail.engine.task import Task
 from switchrail.errors import EngineError
@@ -14,26 +14,53 @@ if TYPE_CHECKING:
     import torch
 
 
+NONE: Final = -2
+"""In a table of parents, the entry of a row that is no draft."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """The proposal for N sequences.
 
     Attributes:
-        tokens: Each sequence's drafted tokens, which follow its newest token; possibly none.
+        tokens: Each sequence's drafted tokens, possibly none: numbers, or a tensor [d] int64 on the model's
+            device, whose values are not checked. They follow the newest token one after another, or as
+            `parents` says.
         probabilities: [D, vocabulary] float64, for each drafted token the distribution that it was drawn
-            from, of one sequence after the other. None if the tokens were not drawn: each then counts as
-            proposed with probability 1. Greedy requests ignore it.
+            from, given the siblings before it; of one sequence after the other. None if the tokens were not
+            drawn: each then counts as proposed with probability 1. Greedy requests ignore it.
+        parents: For trees, the index of the token that each drafted token follows, always a smaller one; -1
+            for the newest token. Siblings are different tokens. None for chains.
     """
 
-    tokens: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[int] | torch.Tensor]
     probabilities: torch.Tensor | None = None
+    parents: Sequence[Sequence[int]] | None = None
+
+    def parent_rows(self, number: int) -> Sequence[int]:
+        """For each draft of a sequence, the row that it follows; row 0 is the newest token."""
+        if self.parents is None:
+            return range(len(self.tokens[number]))
+        return [parent + 1 for parent in self.parents[number]]
+
+    def depths(self, number: int) -> list[int]:
+        """For each row of a sequence, the number of rows that it follows."""
+        found = [0]
+        for parent in self.parent_rows(number):
+            found.append(found[parent] + 1)
+        return found
 
 
 class Drafts(ABC):
     """Proposes the next tokens of sequences. The model verifies all of them in one step.
 
     Proposals don't change the distribution of outputs, but each accepted token saves a step.
+
+    Attributes:
+        are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
     """
+
+    are_trees: ClassVar[bool] = False
 
     @abstractmethod
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
@@ -58,11 +85,14 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
             f"{name} proposed {found!r:.80}, expected Drafted tokens for {len(tasks)} sequences"
         )
     for tokens, limit in zip(found.tokens, limits, strict=True):
-        if len(tokens) > limit or not all(0 <= token < vocab_size for token in tokens):
+        is_known = isinstance(tokens, Sequence)
+        if len(tokens) > limit or (is_known and not all(0 <= token < vocab_size for token in tokens)):
             raise EngineError(
                 f"{name} proposed {list(tokens)!r:.80}, expected at most {limit} tokens from 0 to "
                 f"{vocab_size - 1}"
             )
+    if found.parents is not None:
+        _check_trees(name, drafts, found)
     shape = sum(map(len, found.tokens)), vocab_size
     if found.probabilities is not None and found.probabilities.shape != shape:
         raise EngineError(
@@ -71,4 +101,22 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
     return found
 
 
-__all__ = ["Drafted", "Drafts", "proposed"]
+def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
+    assert found.parents is not None
+    if not drafts.are_trees:
+        raise EngineError(f"{name} proposed parents; valid: None, unless its `are_trees` is True")
+    if len(found.parents) != len(found.tokens):
+        raise EngineError(
+            f"{name} proposed parents for {len(found.parents)} sequences, expected {len(found.tokens)}"
+        )
+    for tokens, parents in zip(found.tokens, found.parents, strict=True):
+        if len(parents) != len(tokens) or not all(-1 <= parent < i for i, parent in enumerate(parents)):
+            raise EngineError(
+                f"{name} proposed the parents {list(parents)!r:.80} for {len(tokens)} tokens, expected for "
+                "each the index of an earlier token, or -1"
+            )
+        if isinstance(tokens, Sequence) and len({*zip(parents, tokens, strict=True)}) < len(tokens):
+            raise EngineError(f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same one")
+
+
+__all__ = ["NONE", "Drafted", "Drafts", "proposed"]

@@ -40,6 +40,7 @@ from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.runner import Capture, Runner
+from switchrail.engine.sampling import Choose, choose
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
 from switchrail.engine.trial import try_out
@@ -136,7 +137,9 @@ class Engine(AbstractContextManager["Engine"]):
         with self.platform.hardware.active():
             make = self._load(runtime, path, config, family, backends)
             capture = self._plan_capture(runtime, backends)
-            draft = self._load_draft(runtime, found) if isinstance(found, DraftCheckpoint) else None
+            draft = None
+            if isinstance(found, DraftCheckpoint):
+                draft = self._load_draft(runtime, found, choose_tokens or choose)
             working = None
             if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
                 working = try_out(
@@ -224,7 +227,7 @@ class Engine(AbstractContextManager["Engine"]):
             return draft
         return find_draft(runtime, draft)
 
-    def _load_draft(self, runtime: Runtime, draft: DraftCheckpoint) -> LoadedDraft:
+    def _load_draft(self, runtime: Runtime, draft: DraftCheckpoint, choose_tokens: Choose) -> LoadedDraft:
         return load_draft(
             runtime,
             draft,
@@ -233,6 +236,7 @@ class Engine(AbstractContextManager["Engine"]):
             options=self.options,
             max_length=self.max_length,
             vocab_size=self._vocab_size,
+            choose_tokens=choose_tokens,
         )
 
     def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,23 +37,53 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Verification:
+    """A task whose drafts a step verifies.
+
+    Attributes:
+        task: The task.
+        length: Its length before the step.
+        number: Its number of tokens before the step.
+        drafts: Its number of drafts.
+        state: The state of its random numbers before the step, to which each new token adds one number. None
+            if the step's draws don't depend on the number of accepted drafts.
+    """
+
+    task: Task
+    length: int
+    number: int
+    drafts: int
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Flight:
     """A launched step.
 
     Attributes:
         tasks: The step's tasks.
-        ready: Pairs of a task that gets a token and its number of earlier tokens. With accepted drafts a task
-            occurs several times.
-        tokens: The tokens in the order of `ready`; -1 where the logits were not finite.
+        verified: The tasks whose drafts it verifies.
+        ready: Pairs of another task that gets a token, and its number of earlier tokens.
+        tokens: For each verified task the number of accepted drafts and as many tokens as the most it can
+            get; then the tokens in the order of `ready`. -1 where the logits were not finite.
         has_prompts: Whether it runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.
     """
 
     tasks: Sequence[Task]
+    verified: Sequence[Verification]
     ready: Sequence[tuple[Task, int]]
     tokens: Sent
     has_prompts: bool
     launched: float
+
+    def read(self) -> tuple[list[list[int]], list[int]]:
+        """Wait for the step to finish; return the new tokens of each verified task, and the other tokens."""
+        tokens = self.tokens.read()
+        count, others = len(self.verified), len(self.ready)
+        width = (len(tokens) - others) // count if count else 0
+        rows = [tokens[i * width : (i + 1) * width] for i in range(count)]
+        return [row[1 : 2 + row[0]] for row in rows], tokens[len(tokens) - others :]
 
     @property
     def is_wanted(self) -> bool:
@@ -60,4 +91,4 @@ class Flight:
         return any(task.finish_reason is None for task in self.tasks)
 
 
-__all__ = ["Flight", "Sent"]
+__all__ = ["Flight", "Sent", "Verification"]

@@ -104,7 +104,7 @@ class Graphs:
         return self._mixed.run(captured, schedule)
 
     def _key(self, schedule: Schedule) -> Key | None:
-        if schedule.drafted:
+        if schedule.drafted is not None:
             return None
         if not schedule.prefill:
             longest = max(task.length for task in schedule.decode) + 1

@@ -180,6 +180,11 @@ class Pools:
                 for pool in pools:
                     pool.copy(sources, targets)
 
+    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy tokens within the key-value pools; see `KVPool.move`."""
+        for pool in self.kv.values():
+            pool.move(sources, targets)
+
     def of(self, layer: int, op: str) -> tuple[torch.Tensor, ...]:
         """The memory of an op in a layer: the caches of a paged op; for other ops the pool of their states.
 

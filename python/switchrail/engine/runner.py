@@ -12,6 +12,7 @@ from torch import nn
 
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
+from switchrail.engine.accept import accept
 from switchrail.engine.capture import CapturePlan
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
@@ -107,6 +108,7 @@ class Runner:
         self.model = checkpoint.model
         self.vocab_size = checkpoint.vocab_size
         self.graphs: Graphs | None = None
+        self._verified: Step | None = None
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
         self._options = options
@@ -214,7 +216,27 @@ class Runner:
         if found is not None:
             return found
         step = self.builder.build(schedule, self.sequences.page_table, self.sequences.last_tokens)
+        self._verified = step if step.drafts is not None else None
         return self.forward(step), step.logit_slots
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """The rows of logits of each verified sequence of the last step, padding included."""
+        assert self._verified is not None
+        assert self._verified.drafts is not None
+        return self._verified.drafts.widths
+
+    def accept(self, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Keep the accepted drafts of the last step in memory; see `switchrail.engine.accept`."""
+        assert self._verified is not None
+        return accept(
+            self._verified,
+            chosen,
+            slots=slots,
+            commit=self.dispatcher.commit,
+            pools=self.pools,
+            last_tokens=self.sequences.last_tokens,
+        )
 
     def forward(self, step: Step) -> torch.Tensor:
         """Run a step eagerly; return [R, vocabulary]."""

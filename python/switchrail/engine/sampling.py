@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
 from switchrail.engine.transfer import sent
-from switchrail.params import SamplingParams, numbers_of
+from switchrail.params import SamplingParams, filters_of
 
-UNIT: Final = 1 << 40
+_UNIT: Final = 1 << 40
 """The weight of the most likely token. Sums of integer weights don't depend on order or batch."""
 
-_SEEDS: Final = 1 << 53
+_UNFILTERED: Final = SamplingParams(temperature=1.0)
+
+Choose = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[random.Random]], torch.Tensor]
+"""See `choose`; a platform may have a function of its own."""
 
 _BITS: Final = 11
 """Bits per digit of a sort key."""
@@ -39,14 +42,14 @@ def choose(
     if rows:
         index = sent(rows, torch.int64, logits.device, pin_memory=logits.is_cuda)
         sampled = [params[row] for row in rows]
-        tokens[index] = draw(logits[index], sampled, [draws[row] for row in rows])[0]
+        numbers = [draws[row].random() for row in rows]
+        seeds = sent(numbers, torch.float64, logits.device, pin_memory=logits.is_cuda)
+        tokens[index] = _pick(weigh(logits[index], sampled), seeds.unsqueeze(1))
     return tokens.where(best.isfinite(), -1)
 
 
-def draw(
-    logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from the tokens that the filters keep, by inverting their distribution function.
+def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The weights of the tokens that the filters keep.
 
     Every filter keeps a prefix of the tokens in the same order: by decreasing probability, then by index. So
     together they keep all tokens above some logit, and the first few with that logit.
@@ -54,24 +57,23 @@ def draw(
     Args:
         logits: [R, vocabulary].
         params: R parameters with a temperature above 0.
-        draws: R sources of random numbers.
 
     Returns:
-        [R] int64 token ids, undefined for rows whose largest logit is not finite; and [R, vocabulary]
-        int64, weights in proportion to the probabilities of the draw.
+        [R, vocabulary] int64, in proportion to the probabilities; undefined, but not all 0, for rows whose
+        largest logit is not finite.
     """
     logits = logits.float()
     best = logits.amax(dim=-1, keepdim=True)
     size = logits.shape[-1]
-    values = numbers_of(params, draws)
+    values = [filters_of(param) for param in params]
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
-    temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
+    temperature, top_k, top_p, min_p = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
     logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # the tokens of other rows are ignored
     # otherwise a subnormal temperature would give 0 / 0, and an infinite one infinity / infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
-    weights = (scores.double().exp() * UNIT).long()
-    kept = weights >= (min_p * UNIT).long()
+    weights = (scores.double().exp() * _UNIT).long()
+    kept = weights >= (min_p * _UNIT).long()
     keys = _keys(logits)
     whole = weights.sum(-1, keepdim=True)
     if any(param.top_k is not None and param.top_k < size for param in params):
@@ -88,11 +90,30 @@ def draw(
         rest = most - weights.where(above, 0).sum(-1, keepdim=True)
         each = weights.where(equal, 0).amax(-1, keepdim=True).clamp(min=1)
         kept &= above | _first(equal, -(-rest // each)) | (top_p >= 1)
-    weights = weights.where(kept, 0)
-    return pick(weights, seed / _SEEDS), weights
+    return weights.where(kept, 0)
 
 
-def pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The distribution that each row's token is drawn from, [R, vocabulary] float64; see `weigh`."""
+    weights = weigh(logits, params)
+    return weights.double() / weights.sum(-1, keepdim=True)
+
+
+def draw(odds: torch.Tensor, draws: Sequence[random.Random], choose: Choose) -> torch.Tensor:
+    """Draw a token from each row of a distribution, without further filters.
+
+    Args:
+        odds: [R, vocabulary] float64, in proportion to the probabilities.
+        draws: R sources of random numbers; each gives one.
+        choose: Chooses the tokens.
+
+    Returns:
+        [R] int64 token ids.
+    """
+    return choose(odds.log().float(), [_UNFILTERED] * len(draws), draws)
+
+
+def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Invert each row's distribution function.
 
     Args:
@@ -145,4 +166,4 @@ def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return flags & (flags.cumsum(-1) <= count)
 
 
-__all__ = ["UNIT", "choose", "draw", "pick"]
+__all__ = ["Choose", "choose", "draw", "probabilities", "weigh"]

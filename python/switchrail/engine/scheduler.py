@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from switchrail.engine.drafts import Drafted
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.task import Task
-
-if TYPE_CHECKING:
-    import torch
 
 _slot = attrgetter("slot")
 
@@ -28,16 +25,13 @@ class Schedule:
         prefill: Tasks that run prompt tokens, each with its number of tokens in this step.
         forks: Pairs of tasks with the same prompt. The prompt of the first task ends in this step, and the
             second task continues from there.
-        drafted: For each task of `decode`, the drafted tokens that run after its last token; empty if no task
-            has any.
-        probabilities: See `Drafted`.
+        drafted: The drafted tokens that run after the last tokens of `decode`; None if no task has any.
     """
 
     decode: list[Task]
     prefill: list[tuple[Task, int]]
     forks: list[tuple[Task, Task]]
-    drafted: Sequence[Sequence[int]] = ()
-    probabilities: torch.Tensor | None = None
+    drafted: Drafted | None = None
 
     @property
     def tasks(self) -> list[Task]:

@@ -1,134 +1,155 @@
-"""Decides which drafted tokens a model accepts."""
+"""Decides which drafted tokens a model accepts, without waiting for the device."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, cast
 
 import torch
 
-from switchrail.engine.drafts import Drafted
-from switchrail.engine.sampling import UNIT, draw, pick
+from switchrail.engine.drafts import NONE, Drafted
+from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams
 
-Choose = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[random.Random]], torch.Tensor]
-"""See `switchrail.engine.sampling.choose`."""
+_GREEDY: Final = SamplingParams()
 
 
-def verify(
+class _Number:
+    """A random number for all rows of a tree that compete for one token."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def random(self) -> float:
+        return self._number
+
+
+def choose_rows(
     logits: torch.Tensor,
+    widths: Sequence[int],
     drafted: Drafted,
     params: Sequence[SamplingParams],
     draws: Sequence[random.Random],
     choose: Choose,
-) -> list[list[int]]:
-    """Choose tokens after verification, waiting for the device.
+) -> torch.Tensor:
+    """Choose the token after each verified row, so that drafts equal to it are accepted.
 
     A draft that was not drawn is accepted if the model chooses it too, with the same random number as without
     drafts. So it is accepted with the model's probability, and neither greedy nor sampled tokens depend on
-    drafts. Each sequence then takes one random number per new token. Drawn drafts of sampled requests are
-    accepted by rejection sampling.
+    drafts. Drawn drafts of sampled requests are accepted by rejection sampling.
 
     Args:
-        logits: [R, vocabulary], for each of N sequences the row of its newest token and one per draft.
+        logits: [R, vocabulary], for each of N sequences the row of its newest token, one per draft, and
+            padding.
+        widths: Each sequence's number of rows.
         drafted: The drafted tokens of each sequence.
         params: N sampling parameters.
-        draws: N sources of random numbers.
+        draws: N sources of random numbers. Sequences with drafts that were not drawn take as many as they
+            could need.
         choose: Chooses one token from each row.
 
     Returns:
-        For each sequence the accepted drafted tokens, then the model's own next token; -1 for a row whose
-        largest logit is not finite.
+        [R] int64; -1 for rows whose largest logit is not finite. Undefined for padding, and for rows that
+        follow a rejected draft.
     """
-    rows = [len(tokens) + 1 for tokens in drafted.tokens]
-    row_params = [param for param, count in zip(params, rows, strict=True) for _ in range(count)]
-    row_draws = [draw for draw, count in zip(draws, rows, strict=True) for _ in range(count)]
-    if drafted.probabilities is not None:
-        chosen = _reject(logits, drafted.tokens, drafted.probabilities, row_params, row_draws, choose)
-        return _runs(chosen.tolist(), drafted.tokens)
-    states = [
-        one.getstate() if tokens and param.temperature > 0 else None
-        for tokens, param, one in zip(drafted.tokens, params, draws, strict=True)
+    row_params: list[SamplingParams] = []
+    row_draws: list[random.Random] = []
+    drawn = [
+        number
+        for number, (tokens, param) in enumerate(zip(drafted.tokens, params, strict=True))
+        if drafted.probabilities is not None and len(tokens) and param.temperature > 0
     ]
-    runs = _runs(choose(logits, row_params, row_draws).tolist(), drafted.tokens)
-    for one, state, run in zip(draws, states, runs, strict=True):
-        if state is not None:
-            one.setstate(state)
-            for _ in run:
-                one.random()
-    return runs
-
-
-def _runs(chosen: list[int], drafted: Sequence[Sequence[int]]) -> list[list[int]]:
-    """For each sequence its chosen tokens up to the first one that is not the drafted one."""
-    runs, left = [], iter(chosen)
-    for tokens in drafted:
-        own = list(islice(left, len(tokens) + 1))
-        accepted = next((i for i, token in enumerate(tokens) if token != own[i]), len(tokens))
-        runs.append(own[: accepted + 1])
-    return runs
+    left = set(drawn)
+    for number, (width, param, one) in enumerate(zip(widths, params, draws, strict=True)):
+        depths = drafted.depths(number)
+        used = _GREEDY if number in left else param
+        row_params += [used] * len(depths) + [_GREEDY] * (width - len(depths))
+        sources = [one] * width
+        if drafted.parents is not None and used.temperature > 0:
+            numbers = [cast(random.Random, _Number(one.random())) for _ in range(max(depths) + 1)]
+            sources = [numbers[depth] for depth in depths] + sources[len(depths) :]
+        row_draws += sources
+    chosen = choose(logits, row_params, row_draws)
+    if drawn:
+        starts = [0, *accumulate(widths)]
+        _reject(chosen, logits, [starts[n] for n in drawn], drawn, drafted, params, draws, choose)
+    return chosen
 
 
 def _reject(
+    chosen: torch.Tensor,
     logits: torch.Tensor,
-    drafted: Sequence[Sequence[int]],
-    probabilities: torch.Tensor,
+    starts: Sequence[int],
+    drawn: Sequence[int],
+    drafted: Drafted,
     params: Sequence[SamplingParams],
     draws: Sequence[random.Random],
     choose: Choose,
-) -> torch.Tensor:
-    """Choose a token for each row by rejection sampling (Leviathan et al., 2023, arXiv 2211.17192).
+) -> None:
+    """Choose tokens by recursive rejection sampling (Leviathan et al., 2023, arXiv 2211.17192).
 
-    A draft with probability p in the model and q in its proposal is accepted with probability min(1, p / q).
-    Otherwise the token is drawn from the normalised max(0, p - q), in which the draft has no mass. The row
-    after the last draft is drawn from p.
+    The drafts that follow the same row are tried in order. p is the model's distribution after this row, and
+    q the one that a draft was drawn from, given the siblings before it: without these if the siblings were
+    drawn without replacement. The draft is accepted with probability min(1, p / q). Otherwise the normalised
+    max(0, p - q) becomes p for the next sibling. The token after the last accepted row is drawn from the p
+    that remains. So each token has the model's distribution, however many siblings there are: one trial maps
+    q and the remaining p to p.
 
     Args:
-        logits: See `verify`.
-        drafted: The drafted tokens of each sequence.
-        probabilities: See `Drafted`.
-        params: R sampling parameters.
-        draws: R sources of random numbers.
-        choose: Chooses the tokens of greedy rows, and of sequences without drafts.
-
-    Returns:
-        [R] int64, the draft where it is accepted; -1 for a row whose largest logit is not finite.
+        chosen: [R] int64, receives the tokens.
+        logits: See `choose_rows`.
+        starts: The first row of each of M sequences.
+        drawn: The indices of these sequences.
+        drafted: See `choose_rows`.
+        params: See `choose_rows`.
+        draws: See `choose_rows`.
+        choose: See `choose_rows`.
     """
+    assert drafted.probabilities is not None
     device, pinned = logits.device, logits.is_cuda
-    count = iter(range(len(probabilities)))
-    places = [place for tokens in drafted for place in (*islice(count, len(tokens)), -1)]  # in all drafts
-    has_drafts = [bool(tokens) for tokens in drafted for _ in range(len(tokens) + 1)]
-    is_drawn = [own and param.temperature > 0 for own, param in zip(has_drafts, params, strict=True)]
-    sampled = [row for row, own in enumerate(is_drawn) if own]
-    others = [row for row, own in enumerate(is_drawn) if not own]  # as without drafts: alone as in a batch
-    tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
-    if others:
-        index = sent(others, torch.int64, device, pin_memory=pinned)
-        tokens[index] = choose(logits[index], [params[row] for row in others], [draws[row] for row in others])
-    if not sampled:
-        return tokens
-    index = sent(sampled, torch.int64, device, pin_memory=pinned)
-    rows, own_draws = logits[index], [draws[row] for row in sampled]
-    _, weights = draw(rows, [params[row] for row in sampled], own_draws)
-    p = weights.double() / weights.sum(-1, keepdim=True)
-    numbers = sent(
-        [(one.random(), one.random()) for one in own_draws], torch.float64, device, pin_memory=pinned
-    )
-    place = sent([places[row] for row in sampled], torch.int64, device, pin_memory=pinned)
-    has_draft = place >= 0
-    flat = sent([*chain(*drafted), 0], torch.int64, device, pin_memory=pinned)
-    drafts = flat[place].unsqueeze(1)
-    q = probabilities.to(p.dtype)[place.clamp(min=0)].where(has_draft.unsqueeze(1), 0.0)
-    accepted = has_draft & _is_accepted(p.gather(1, drafts), q.gather(1, drafts), numbers[:, :1]).squeeze(1)
-    rest = (p - q).clamp(min=0)
-    mass = rest.sum(-1, keepdim=True)
-    rest = rest.where(mass > 0, p)  # p and q are equal up to rounding
-    drawn = pick((rest / rest.amax(-1, keepdim=True) * UNIT).long(), numbers[:, 1:])
-    chosen = drafts.squeeze(1).where(accepted, drawn)
-    tokens[index] = chosen.where(rows.amax(-1).isfinite(), -1)
-    return tokens
+    firsts = [0, *accumulate(map(len, drafted.tokens))]
+    most = 1 + max(len(drafted.tokens[n]) for n in drawn)
+    rows, places, parents, numbers = [], [], [], []
+    for start, n in zip(starts, drawn, strict=True):
+        count, unused = len(drafted.tokens[n]), most - 1 - len(drafted.tokens[n])
+        rows.append([*range(start, start + 1 + count), *[start] * unused])
+        places.append([0, *range(firsts[n], firsts[n] + count), *[0] * unused])
+        parents.append([NONE, *drafted.parent_rows(n), *[NONE] * unused])
+        numbers.append([0.0, *(draws[n].random() for _ in range(count)), *[0.0] * unused])
+    row, place, parent = sent([rows, places, parents], torch.int64, device, pin_memory=pinned)
+    number = sent(numbers, torch.float64, device, pin_memory=pinned)
+    own = logits[row]
+    finite = own.amax(-1).isfinite()
+    p = probabilities(own.flatten(0, 1), [params[n] for n in drawn for _ in range(most)]).view(own.shape)
+    tokens = flat_tokens(drafted, device)[place]
+    at = torch.zeros(len(drawn), 1, dtype=torch.int64, device=device)
+    rest = p[:, 0]
+    for i in range(1, most):
+        token, q = tokens[:, i : i + 1], drafted.probabilities[place[:, i]].double()
+        less = (rest - q).clamp(min=0)
+        mass = less.sum(-1, keepdim=True)
+        is_next = (parent[:, i : i + 1] == at) & finite.gather(1, at)
+        is_equal = mass <= 0  # p and q are equal up to rounding
+        passes = _is_accepted(rest.gather(1, token), q.gather(1, token), number[:, i : i + 1])
+        accepted = is_next & (passes | is_equal)
+        before = row.gather(1, at)
+        chosen[before] = token.where(accepted, chosen[before])
+        rest = torch.where(accepted, p[:, i], (less / mass).where(is_next & ~is_equal, rest))
+        at = at.masked_fill(accepted, i)
+    last = draw(rest, [draws[n] for n in drawn], choose)
+    chosen[row.gather(1, at).squeeze(1)] = last.where(finite.gather(1, at).squeeze(1), -1)
+
+
+def flat_tokens(drafted: Drafted, device: torch.device) -> torch.Tensor:
+    """All drafted tokens, [D] int64 on the device."""
+    if not any(isinstance(tokens, torch.Tensor) for tokens in drafted.tokens):
+        values = [token for tokens in drafted.tokens for token in tokens]
+        return sent(values, torch.int64, device, pin_memory=device.type == "cuda")
+    parts = [torch.as_tensor(tokens, device=device) for tokens in drafted.tokens if len(tokens)]
+    return torch.cat(parts)
 
 
 def _is_accepted(p: torch.Tensor, q: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -136,4 +157,32 @@ def _is_accepted(p: torch.Tensor, q: torch.Tensor, numbers: torch.Tensor) -> tor
     return numbers * q < p
 
 
-__all__ = ["Choose", "verify"]
+def follow(
+    chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Follow the chosen tokens through the drafted ones, as far as they agree.
+
+    Args:
+        chosen: [N, X] int64, the token chosen after each row of a sequence.
+        tokens: [N, X] int64, the token of each row.
+        parents: [N, X] int64, the row before each row, which comes before it; no row's for padding.
+
+    Returns:
+        last: [N] int64, the last accepted row.
+        count: [N, 1] int64, the number of accepted drafts.
+        path: [N, X] int64, the accepted rows in order, from row 0; its own number for places after them.
+    """
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    path = columns.expand_as(tokens).clone()
+    last = torch.zeros_like(tokens[:, :1])
+    count = torch.zeros_like(last)
+    for row in range(1, tokens.shape[1]):
+        own = slice(row, row + 1)
+        is_next = (parents[:, own] == last) & (tokens[:, own] == chosen.gather(1, last))
+        last = last.masked_fill(is_next, row)
+        count = count + is_next
+        path = path.masked_fill(is_next & (columns == count), row)
+    return last.squeeze(1), count, path
+
+
+__all__ = ["choose_rows", "flat_tokens", "follow"]

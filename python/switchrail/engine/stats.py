@@ -58,8 +58,8 @@ class Stats:
         self.prefill_seconds += seconds * share
         self.decode_seconds += seconds * (1 - share)
 
-    def add_drafts(self, drafted: Sequence[Sequence[int]], accepted: int) -> None:
+    def add_drafts(self, drafted: Sequence[int], accepted: int) -> None:
         """Count a step that verified these tokens; sequences without drafts are not counted."""
         self.verifications += sum(map(bool, drafted))
-        self.drafted_tokens += sum(map(len, drafted))
+        self.drafted_tokens += sum(drafted)
         self.accepted_tokens += accepted

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from switchrail.dispatch import Part
+from switchrail.engine.drafts import NONE
 from switchrail.engine.scheduler import Schedule
+from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.transfer import transfer
 from switchrail.errors import DispatchError
-from switchrail.ops.batch import PagedBatch, Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase, StateBatch, VerifyBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """The drafted rows of a step's first N sequences, in tables of X columns.
+
+    Attributes:
+        rows: [N, X] int64, the rows of each sequence in the step; its first row for padding.
+        parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, `NONE` for
+            padding.
+        widths: The rows of each sequence in the step, padding included.
+        are_trees: Whether accepted rows may have to move to other places in the caches.
+    """
+
+    rows: torch.Tensor
+    parents: torch.Tensor
+    widths: tuple[int, ...]
+    are_trees: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +51,7 @@ class Step:
         parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A step with
             only one sort of rows has one part.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
+        drafts: The rows to verify; None if there are none.
     """
 
     input_ids: torch.Tensor
@@ -40,6 +62,7 @@ class Step:
     logit_slots: torch.Tensor
     parts: tuple[Part, ...]
     real_rows: torch.Tensor | None = None
+    drafts: DraftRows | None = None
 
 
 class Running:
@@ -74,7 +97,8 @@ def part_of(
     kv_lens: torch.Tensor,
     kv_seqlens: tuple[int, ...],
     parents: torch.Tensor | None = None,
-    parent_rows: tuple[int, ...] = (),
+    parent_rows: tuple[int, ...] | None = None,
+    are_trees: bool = False,
 ) -> Part:
     """The part for sequences with pages and one state slot each. In `verify`, each row has a parent row."""
     states: dict[str, Any] = {
@@ -84,19 +108,21 @@ def part_of(
         "write_slots": slots,
         "has_initial_state": has_initial_state,
     }
+    pages: dict[str, Any] = {
+        "cu_seqlens": cu_seqlens,
+        "seqlens": seqlens,
+        "page_table": page_table,
+        "kv_lens": kv_lens,
+        "kv_seqlens": kv_seqlens,
+    }
+    if parents is None:
+        return Part(phase=phase, rows=rows, states=StateBatch(**states), pages=PagedBatch(**pages))
+    tree: dict[str, Any] = {"parents": parents, "parent_rows": parent_rows}
     return Part(
         phase=phase,
         rows=rows,
-        states=StateBatch(**states)
-        if parents is None
-        else VerifyBatch(**states, parents=parents, parent_rows=parent_rows),
-        pages=PagedBatch(
-            cu_seqlens=cu_seqlens,
-            seqlens=seqlens,
-            page_table=page_table,
-            kv_lens=kv_lens,
-            kv_seqlens=kv_seqlens,
-        ),
+        states=VerifyBatch(**states, **tree),
+        pages=PagedTreeBatch(**pages, **tree) if are_trees else PagedBatch(**pages),
     )
 
 
@@ -142,7 +168,7 @@ class StepBuilder:
         tasks = decode + [task for task, _ in prefill]
         slots = np.array([task.slot for task in tasks], dtype=np.int64)
         before = np.array([task.length for task in tasks], dtype=np.int64)
-        own = [1 + len(tokens) for tokens in drafted] or [1] * n_decode
+        own = [1] * n_decode if drafted is None else [1 + len(tokens) for tokens in drafted.tokens]
         counts = np.array(own + [count for _, count in prefill], dtype=np.int64)
         ends = counts.cumsum()
         starts = ends - counts
@@ -156,12 +182,12 @@ class StepBuilder:
         read = np.concatenate([np.arange(d_rows), ends[n_decode:][wanted[n_decode:]] - 1])
         padding = np.zeros(max(0, rows - int(ends[-1])), dtype=np.int64)
         unread = np.zeros(max(0, logits - len(read)), dtype=np.int64)
-        news = [np.array([0, *tokens], dtype=np.int64) for tokens in drafted]
+        places = np.arange(ends[-1]) + (before - starts).repeat(counts)
 
         ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = transfer(
             [
-                np.concatenate([*(news or [np.zeros(n_decode, dtype=np.int64)]), *prompts, padding]),
-                np.concatenate([np.arange(ends[-1]) + (before - starts).repeat(counts), padding]),
+                np.concatenate([np.zeros(d_rows, dtype=np.int64), *prompts, padding]),
+                np.concatenate([places, padding]),
                 np.concatenate([slots.repeat(counts), padding]),
                 slots,
                 np.concatenate([read, unread]),
@@ -175,11 +201,12 @@ class StepBuilder:
         )
         pages = page_table[:, : -(-int(after.max()) // self._page_size)]
         page = pages[row_slots, positions // self._page_size].long()
+        kv_rows = page * self._page_size + positions % self._page_size
         kv_seqlens = after.tolist()
         table = pages[d_slots]
 
         def part(
-            phase: Phase, sequences: slice, cu_seqlens: torch.Tensor, initial: torch.Tensor, **chain: Any
+            phase: Phase, sequences: slice, cu_seqlens: torch.Tensor, initial: torch.Tensor, **tree: Any
         ) -> Part:
             return part_of(
                 phase,
@@ -191,18 +218,39 @@ class StepBuilder:
                 page_table=table[sequences],
                 kv_lens=kv_lens[sequences],
                 kv_seqlens=tuple(kv_seqlens[sequences]),
-                **chain,
+                **tree,
             )
 
         parts = []
         decoding, yes = slice(0, n_decode), self._yes[:n_decode]
-        if drafted:
-            first = np.append(starts[:n_decode], d_rows).astype(np.int32)
-            chain = (np.arange(d_rows) - starts[:n_decode].repeat(own) - 1).astype(np.int32)
-            firsts, parents = transfer([first, chain], self._device, self._pin_memory)
-            ids[firsts[:-1]] = last_tokens[d_slots[:n_decode]]
-            rows_before = tuple(chain.tolist())
-            parts.append(part("verify", decoding, firsts, yes, parents=parents, parent_rows=rows_before))
+        drafts = None
+        if drafted is not None:
+            own_before = [(-1, *drafted.parent_rows(number)) for number in range(n_decode)]
+            parent_rows = tuple(chain(*own_before))
+            columns = np.arange(max(own))
+            is_row = columns < np.array(own)[:, None]
+            before_row = np.full(is_row.shape, NONE)
+            before_row[is_row] = parent_rows
+            depths = [drafted.depths(number) for number in range(n_decode)]
+            first, tree, row, parent, news, depth = transfer(
+                [
+                    np.append(starts[:n_decode], d_rows).astype(np.int32),
+                    np.array(parent_rows, dtype=np.int32),
+                    (starts[:n_decode, None] + np.where(is_row, columns, 0)).ravel(),
+                    before_row.ravel(),
+                    np.delete(np.arange(d_rows), starts[:n_decode]),
+                    np.array([*chain(*depths)]) + before[:n_decode].repeat(own),
+                ],
+                self._device,
+                self._pin_memory,
+            )
+            ids[first[:-1]] = last_tokens[d_slots[:n_decode]]
+            ids[news] = flat_tokens(drafted, self._device)
+            are_trees = drafted.parents is not None
+            drafts = DraftRows(row.view(is_row.shape), parent.view(is_row.shape), tuple(own), are_trees)
+            positions = torch.cat([depth, positions[d_rows:]])
+            chains = {"parents": tree, "parent_rows": parent_rows, "are_trees": are_trees}
+            parts.append(part("verify", decoding, first, yes, **chains))
         elif n_decode:
             ids[:n_decode] = last_tokens[d_slots[:n_decode]]
             parts.append(part("decode", decoding, self._count[: n_decode + 1], yes))
@@ -212,10 +260,11 @@ class StepBuilder:
             input_ids=ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             sequence_ids=row_slots.int().unsqueeze(0),
-            kv_rows=page * self._page_size + positions % self._page_size,
+            kv_rows=kv_rows,
             logit_rows=logit_rows,
             logit_slots=logit_slots,
             parts=tuple(parts),
+            drafts=drafts,
         )
 
 

@@ -108,7 +108,7 @@ def try_out(
 
 
 class _Zeros(Drafts):
-    """Proposes as many tokens as allowed, all 0 and drawn, since the verification of drawn tokens takes the most memory."""
+    """Proposes as many tokens as allowed, all 0, and drawn, since these take the most memory."""
 
     def __init__(self, runner: Runner) -> None:
         self._vocab_size = runner.vocab_size

@@ -88,6 +88,17 @@ class KVPool(Pool, Generic[S]):
         for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
 
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies tokens within the cache, in all layers. Sources are read before targets are written.
+
+        Args:
+            sources: [T] int64, rows of the cache viewed as [pages * page, ...].
+            targets: [T] int64, the rows to copy them to; where several are equal, their sources are too.
+        """
+        for cache in self.tensors():
+            rows = cache.flatten(0, 1)
+            rows.index_copy_(0, targets, rows.index_select(0, sources))
+
     def tensors(self) -> list[torch.Tensor]:
         """All cache tensors of all layers."""
         return [tensor for caches in self._caches.values() for tensor in caches]

@@ -1,0 +1,50 @@
+"""Keeps the accepted drafts of a verified step in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from switchrail.engine.memory import Pools
+from switchrail.engine.speculation import follow
+from switchrail.engine.step import Step
+
+
+def accept(
+    step: Step,
+    chosen: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    commit: Callable[[torch.Tensor], None],
+    pools: Pools,
+    last_tokens: torch.Tensor,
+) -> torch.Tensor:
+    """Commit states, move keys and values, and store the newest tokens, without waiting for the device.
+
+    Args:
+        step: The verified step.
+        chosen: [R] int64, the token chosen after each of its rows; -1 for none.
+        slots: [N] int64, the slots of its sequences; -1 for padding.
+        commit: `Dispatcher.commit`.
+        pools: The memory of the model.
+        last_tokens: [slots] int64, receives the newest token of each sequence.
+
+    Returns:
+        [N, 1 + X] int64, for each sequence the number of its accepted drafts, then its new tokens: these
+        drafts and one more. The others are undefined.
+    """
+    drafts = step.drafts
+    assert drafts is not None
+    own = chosen[drafts.rows]
+    last, count, path = follow(own, step.input_ids[0][drafts.rows], drafts.parents)
+    commit(last)
+    if drafts.are_trees:
+        rows = step.kv_rows[drafts.rows]
+        pools.move_tokens(rows.gather(1, path).flatten(), rows.flatten())
+    newest = own.gather(1, last.unsqueeze(1)).squeeze(1)
+    last_tokens[slots.clamp(min=0)] = newest.clamp(min=0)
+    return torch.cat([count, own.gather(1, path)], 1)
+
+
+__all__ = ["accept"]
