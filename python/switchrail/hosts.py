@@ -59,10 +59,11 @@ HOSTS: Final = (
         name="sglang",
         versions=("0.5.11", "0.5.23"),
         kinds={
-            "0.5.11": {"gated_delta": _LINEAR, "full_attention": _ATTENTION},
+            "0.5.11": {"gated_delta": _LINEAR, "full_attention": _ATTENTION, "mla": _ATTENTION},
             "0.5.23": {
                 **dict.fromkeys(("gated_delta", "kda", "lightning", "mamba2", "short_conv"), _LINEAR),
                 "full_attention": _ATTENTION,
+                "mla": _ATTENTION,
             },
         },
         needs={"short_conv": ("transposed_state",), "lightning": ("transposed_state",)},

@@ -63,7 +63,7 @@ def test_the_versions_are_those_of_the_bridge() -> None:
     ("kinds", "served"),
     [
         (["gated_delta", "full_attention"], {"short_conv", "gated_delta", "attention"}),
-        (["kda", "mla"], {"0.5.23": {"short_conv", "kda"}}),
+        (["kda", "mla"], {"0.5.11": {"mla"}, "0.5.23": {"short_conv", "kda", "mla"}}),
         (
             ["short_conv", "full_attention"],
             {"0.5.11": {"attention"}, "0.5.23": {"short_conv", "attention"}},
@@ -93,11 +93,11 @@ def test_only_the_layers_that_the_bridge_serves_are_promised(
     assert own.keys() == {op for layer in layout.layers for op in layer.ops} - promised.keys()
     assert all(backend.startswith("sglang's own: the bridge does not serve") for backend in own.values())
     for op, how in promised.items():
-        assert how == f"--{'attention' if op == 'attention' else 'linear-attn'}-backend switchrail"
+        assert how == f"--{'attention' if op in ('attention', 'mla') else 'linear-attn'}-backend switchrail"
 
 
 def test_the_kinds_are_those_of_the_bridge() -> None:
     kinds = next(host.kinds for host in HOSTS if host.name == "sglang")
     assert {version: set(found) for version, found in kinds.items()} == {
-        version: {*places_of(version).linear_ops, "full_attention"} for version in VERSIONS
+        version: {*places_of(version).linear_ops, "full_attention", "mla"} for version in VERSIONS
     }

@@ -22,7 +22,9 @@ def sglang(monkeypatch):
     yield use
     # The bridge's own module derives a class from one of the stand-ins.
     for name in [
-        name for name in sys.modules if name.split(".")[0] == "sglang" or name.endswith(".sglang.full")
+        name
+        for name in sys.modules
+        if name.split(".")[0] == "sglang" or name.endswith((".sglang.full", ".sglang.latent"))
     ]:
         del sys.modules[name]
 

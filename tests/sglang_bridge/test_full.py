@@ -185,7 +185,6 @@ def test_a_name_chooses_the_backend(made):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"use_mla_backend": True}, "latent attention"),
         ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; valid: torch.float32"),
     ],
 )

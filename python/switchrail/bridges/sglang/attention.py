@@ -1,10 +1,11 @@
-"""SGLang's softmax attention layers: the names of the attention backend."""
+"""SGLang's attention layers: the names of the attention backend."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from switchrail._core import PAGED_OPS
 from switchrail.bridges.sglang.names import names_for
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 def attach(runtime: Runtime, places: Places) -> None:
     """Registers an attention backend under each of Switchrail's names."""
     registry = import_module(_REGISTRY)
-    for name in names_for(runtime, ["attention"]):
+    for name in names_for(runtime, PAGED_OPS):
 
         def make(model_runner: Any, name: str = name) -> Any:
             """Make SGLang's attention backend of this name for a model runner."""
-            from switchrail.bridges.sglang.full import FullAttention
-
-            return FullAttention(runtime, places, model_runner, name)
+            if model_runner.use_mla_backend:
+                from switchrail.bridges.sglang.latent import LatentAttention as Backend
+            else:
+                from switchrail.bridges.sglang.full import FullAttention as Backend
+            return Backend(runtime, places, model_runner, name)
 
         registry.register_attention_backend(name)(make)
 

@@ -11,7 +11,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from switchrail.adapters import needed_features, sequences
 from switchrail.bridges.sglang.drafts import drafts_of
-from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, modules_of
+from switchrail.bridges.sglang.routes import HeadSizes, bind_layers
 from switchrail.bridges.sglang.steps import Steps
 from switchrail.dispatch import Part
 from switchrail.errors import BridgeError
@@ -32,10 +32,14 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     """Softmax attention of one of SGLang's model runners.
 
     Attributes:
+        kind: The kind of the layers in a layout.
+        op: The op of the layers.
         bound: The route plan of the layers, with its backends.
         verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
+
+    kind, op = "full_attention", "attention"
 
     def __init__(self, runtime: Runtime, places: Places, model_runner: Any, name: str) -> None:
         """Resolves and binds the layers' backends, and checks SGLang's memory against their contracts.
@@ -53,15 +57,18 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._locate = _location if places.location else _plain
         self._drafts = drafts_of(places, model_runner)
         _check(model_runner)
-        found = modules_of(model_runner.model, RadixAttention)
         # SGLang's modules of lightning attention have the same class, but no keys and values.
-        own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", found)
-        self._modules = {
-            id: module for id, module in found.items() if id in own or model_runner.is_draft_worker
+        own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", None)
+        self._modules: dict[int, Any] = {
+            module.layer_id: module
+            for module in model_runner.model.modules()
+            if isinstance(module, RadixAttention)
+            and self._stores(module)
+            and (own is None or module.layer_id in own or model_runner.is_draft_worker)
         }
         for module in self._modules.values():
-            _check_layer(module)
-        self._layers: dict[Phase, dict[int, AttentionLayer]] = {}
+            self._check_layer(module)
+        self._layers: dict[Phase, dict[int, Any]] = {}
         live = self._bind(runtime, model_runner, {"prefill": name, "decode": name})
         self.bound = live.bound
         self.verified: BoundPlan | None = None
@@ -77,23 +84,20 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         part = self._example("verify" in asked)
         assert part.pages is not None
         needed: set[str] = set()
-        for id, m in self._modules.items():
-            q = torch.empty(
-                part.rows.stop, m.tp_q_head_num, m.qk_head_dim, dtype=model_runner.dtype, device=self.device
-            )
-            needed |= needed_features(
-                part.phase, AttentionCall(layers[id], q, torch.empty_like(q)), part.pages
-            )
+        for id, module in self._modules.items():
+            shape = part.rows.stop, module.tp_q_head_num, module.qk_head_dim
+            q = torch.empty(shape, dtype=model_runner.dtype, device=self.device)
+            needed |= needed_features(part.phase, self._call(module, layers[id], q), part.pages)
         dispatcher = bind_layers(
             runtime,
             model_runner,
-            "full_attention",
+            self.kind,
             {
                 id: HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
                 for id, m in self._modules.items()
             },
             asked,
-            {"attention": needed},
+            {self.op: needed},
             page_size=self._page,
         )
         for id, layer in layers.items():
@@ -137,10 +141,10 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             place = self._locate(forward_batch.out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.steps.dispatch(AttentionCall(self._layers[self.steps.phase][layer.layer_id], q, out))
-        self.steps.zero_padding(out)
-        return out.view(len(q), -1)
+        call = self._call(layer, self._layers[self.steps.phase][layer.layer_id], q)
+        self.steps.dispatch(call)
+        self.steps.zero_padding(call.out)
+        return call.out.view(len(q), -1)  # type: ignore[no-any-return]
 
     forward_extend = forward_decode
 
@@ -236,7 +240,29 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         tokens: torch.Tensor = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
         return tokens if self._page == 1 else tokens // self._page
 
-    def _layer(self, module: Any) -> AttentionLayer:
+    def _stores(self, module: Any) -> bool:
+        """Whether a module of SGLang reads the cache."""
+        return True
+
+    def _check_layer(self, module: Any) -> None:
+        """Refuses a layer that the ops can't compute."""
+        problems = {
+            "attends across sequences": module.is_cross_attention,
+            "attends to later positions": module.attn_type != AttentionType.DECODER,
+            "scales its logits by position": module.xai_temperature_len > 0,
+            **self._problems(module),
+        }
+        for problem, found in problems.items():
+            if found:
+                raise BridgeError(
+                    f"layer {module.layer_id} {problem}, which Switchrail does not serve in SGLang"
+                )
+
+    def _problems(self, module: Any) -> dict[str, bool]:
+        return {"has values of another size than its keys": module.qk_head_dim != module.v_head_dim}
+
+    def _layer(self, module: Any) -> Any:
+        """The constant arguments of a layer."""
         pool = self.token_to_kv_pool
         keys, values = pool.get_key_buffer(module.layer_id), pool.get_value_buffer(module.layer_id)
         window = module.sliding_window_size
@@ -247,6 +273,10 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             window=window + 1 if window > 0 else None,
             soft_cap=float(module.logit_cap) if module.logit_cap else None,
         )
+
+    def _call(self, module: Any, layer: Any, q: torch.Tensor) -> Any:
+        """A layer's call."""
+        return AttentionCall(layer, q, torch.empty_like(q, memory_format=torch.contiguous_format))
 
     def _example(self, verifies: bool) -> Part:
         """A pass over two requests, from which the needed features are read."""
@@ -286,8 +316,6 @@ def _plain(place: torch.Tensor) -> torch.Tensor:
 
 def _check(model_runner: Any) -> None:
     """Refuses options that the backend does not serve, before the first request."""
-    if model_runner.use_mla_backend:
-        raise BridgeError("Switchrail does not serve latent attention (MLA) in SGLang yet")
     pool = model_runner.token_to_kv_pool
     if getattr(pool, "swa_kv_pool", None) is not None:
         raise BridgeError("Switchrail serves no separate pool of sliding windows in SGLang")
@@ -298,18 +326,6 @@ def _check(model_runner: Any) -> None:
             found=str(model_runner.kv_cache_dtype),
             valid=(str(model_runner.dtype),),
         )
-
-
-def _check_layer(module: Any) -> None:
-    problems = {
-        "attends across sequences": module.is_cross_attention,
-        "attends to later positions": module.attn_type != AttentionType.DECODER,
-        "scales its logits by position": module.xai_temperature_len > 0,
-        "has values of another size than its keys": module.qk_head_dim != module.v_head_dim,
-    }
-    for problem, found in problems.items():
-        if found:
-            raise BridgeError(f"layer {module.layer_id} {problem}, which Switchrail does not serve in SGLang")
 
 
 __all__ = ["FullAttention"]

@@ -41,7 +41,10 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
     """Adds Switchrail's names to SGLang's choices, which `undo` reverts; makes unregistered names errors."""
     choices = import_module(places.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
-    for names, ops in ((linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)):
+    lists = [(linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)]
+    if places.chunked_prefixes:
+        lists.append((choices.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS, PAGED_OPS))
+    for names, ops in lists:
         for name in names_for(runtime, ops):
             if name not in names:
                 names.append(name)

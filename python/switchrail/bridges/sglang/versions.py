@@ -28,6 +28,7 @@ class Places:
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
         speculation: Returns an object with the options of speculative decoding for a model runner.
+        chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
         location: Whether places in the cache are passed as a `KVWriteLoc`.
     """
 
@@ -41,6 +42,7 @@ class Places:
     graph_hooks: Mapping[str, Callable[..., None]]
     shared_windows: str | None
     speculation: Callable[[Any], Any]
+    chunked_prefixes: bool
     location: bool
 
 
@@ -101,6 +103,7 @@ _PLACES: Mapping[str, Places] = {
         },
         shared_windows=None,
         speculation=lambda model_runner: model_runner.server_args,
+        chunked_prefixes=False,
         location=False,
     ),
     "0.5.23": Places(
@@ -113,6 +116,7 @@ _PLACES: Mapping[str, Places] = {
         graph_hooks={"init_forward_metadata_out_graph": _out_graph},
         shared_windows="sglang.srt.mem_cache.memory_pool.conv_window_dedup_enabled",
         speculation=_options,
+        chunked_prefixes=True,
         location=True,
     ),
 }
