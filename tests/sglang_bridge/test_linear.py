@@ -528,6 +528,18 @@ def test_a_layer_that_takes_another_path_is_counted(served, caplog):
     assert "layer 2 did not run its gated_delta" in caplog.text
 
 
+def test_a_pass_without_any_call_is_counted(served, caplog):
+    made = served()
+    found = made.model.layers
+    made.model.layers = nn.ModuleList()
+    passed(made, "decode", [1], [1])
+    made.model.layers = found
+    passed(made, "decode", [1], [1])
+    made.backend.switchrail.steps.end()
+    assert made.backend.switchrail.steps.bypassed == 1
+    assert "no layer was called in a pass" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["switchrail:recorded", "switchrail:interpreted"])
 def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
     """A recorded pass is repeated with other slots.

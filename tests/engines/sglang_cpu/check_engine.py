@@ -9,7 +9,12 @@ import torch
 NEW_TOKENS = 6
 TRACKED = 64
 """The number of tokens between the states that SGLang's prefix cache keeps."""
-OURS = {"linear_attn_backend": "switchrail:acme", "attention_backend": "switchrail"}
+OURS = {"linear_attn_backend": "switchrail:acme", "attention_backend": "switchrail:acme"}
+DRAFTS = {
+    "speculative_algorithm": "NGRAM",
+    "speculative_num_draft_tokens": 6,
+    "speculative_ngram_max_bfs_breadth": 3,
+}
 OWN = {"linear_attn_backend": "triton", "attention_backend": "torch_native"}
 
 
@@ -66,6 +71,15 @@ def doubled(engine, options, batches):
     return run
 
 
+@pytest.fixture(scope="module")
+def drafted(engine, options, batches):
+    """Trees of drafts from the texts so far, so that repeated prompts have drafts that are accepted."""
+    first, again, _ = batches
+    run = engine({**options, **OURS, **DRAFTS}, [first, first, again, again])
+    assert run.status == 0, run.log[-4000:]
+    return run
+
+
 def test_prompts_are_found_whose_tokens_can_all_be_compared(model):
     assert len(model[1]) == 5
 
@@ -93,15 +107,38 @@ def test_the_vendors_kernel_serves_every_call_in_the_schedulers_process(ours):
     assert last["calls"]["decode"] == last["calls"]["prefill"] == layers * (len(extends) + 1 + len(decodes))
 
 
-def test_switchrail_serves_full_attention(ours):
+def test_the_vendors_kernel_serves_full_attention(ours):
     assert {tuple(each) for line in ours.watched for each in line["full"]} == {
-        ("decode", "torch"),
-        ("prefill", "torch"),
+        ("decode", "acme"),
+        ("prefill", "acme"),
     }
+    last = max(ours.watched, key=lambda line: line["full_calls"]["decode"])
+    assert last["full_calls"]["decode"] == last["full_calls"]["prefill"] == len(ours.watched)
 
 
-def test_no_pass_takes_another_path(ours):
-    assert {(line["bypassed"], line["full_bypassed"]) for line in ours.watched} == {(0, 0)}
+def test_hooks_of_both_systems_watch_the_scheduler(ours):
+    assert [line["seen"] for line in ours.watched] == [*range(1, len(ours.watched) + 1)]
+    assert "Scheduler.run_batch: around, by engine-watch, with switchrail's hooks" in ours.log
+    assert "Scheduler.run_batch: before, by engine-watch, with sglang's hooks" in ours.log
+
+
+@pytest.mark.parametrize("name", ["ours", "drafted"])
+def test_no_pass_takes_another_path(name, request):
+    watched = request.getfixturevalue(name).watched
+    assert {(line["bypassed"], line["full_bypassed"]) for line in watched} == {(0, 0)}
+
+
+def test_drafts_change_no_token_and_the_vendors_kernels_verify_them(drafted, model):
+    *short, long = [tokens for _, tokens in model[1]]
+    assert [[one["tokens"] for one in batch] for batch in drafted.answers] == [short, short, [long], [long]]
+    assert sum(one["accepted"] for batch in drafted.answers[1::2] for one in batch) > len(short)
+    assert drafted.answers[3][0]["cached"] == TRACKED
+    passes = [line for line in drafted.watched if line["mode"] != "EXTEND"]
+    assert {tuple(each) for line in passes for each in line["backends"] if each[0] == "gated_delta"} == {
+        ("gated_delta", phase, "acme") for phase in ("decode", "prefill", "verify")
+    }
+    last = drafted.watched[-1]
+    assert (last["calls"]["verify"], last["full_calls"]["verify"]) == (3 * len(passes), len(passes))
 
 
 def test_a_prefix_comes_from_the_cache(ours):

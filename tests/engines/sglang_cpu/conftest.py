@@ -44,6 +44,7 @@ def engine(tmp_path_factory):
         variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # for ninja
             "ENGINE_WATCH": str(watch),
             "SGLANG_MAMBA_CONV_DTYPE": "float16",  # that of the model
             **environment,

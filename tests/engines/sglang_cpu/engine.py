@@ -2,7 +2,7 @@
 
 The request has the Engine's `options` and the `batches`, each with prompts of token ids and the number of new
 tokens. The answer has for each prompt the new tokens, and the number of prompt tokens that came from the
-prefix cache.
+prefix cache and of drafted tokens that were accepted.
 """
 
 import json
@@ -31,7 +31,14 @@ def main():
         params = {"max_new_tokens": batch["new_tokens"], "temperature": 0, "ignore_eos": True}
         outputs = engine.generate(input_ids=batch["prompts"], sampling_params=params)
         answers.append(
-            [{"tokens": one["output_ids"], "cached": one["meta_info"]["cached_tokens"]} for one in outputs]
+            [
+                {
+                    "tokens": one["output_ids"],
+                    "cached": one["meta_info"]["cached_tokens"],
+                    "accepted": one["meta_info"].get("spec_num_correct_drafts"),
+                }
+                for one in outputs
+            ]
         )
     Path(sys.argv[2]).write_text(json.dumps(answers))
     engine.shutdown()

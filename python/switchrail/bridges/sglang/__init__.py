@@ -28,7 +28,7 @@ def activate() -> None:
     """
     places = places_of(version("sglang"))
 
-    from switchrail.bridges.sglang import asked, attention, linear, mixers, names
+    from switchrail.bridges.sglang import asked, attention, linear, listing, mixers, names
     from switchrail.current import current_runtime
 
     runtime = current_runtime()
@@ -39,6 +39,7 @@ def activate() -> None:
         undo.callback(lambda: hooks.remove(*(_all(hooks) - before)))
         names.offer(runtime, places, undo)
         asked.attach(runtime, places)
+        listing.attach(runtime)
         linear.attach(runtime, places)
         mixers.attach(runtime, places)
         attention.attach(runtime, places)

@@ -59,7 +59,7 @@ class LatentAttention(FullAttention):
             )
 
     def init_mha_chunk_metadata(self, forward_batch: Any, disable_flashinfer_ragged: bool = False) -> None:
-        """Describes the chunks of cached prefixes. SGLang's wrapper of hybrid models passes both arguments."""
+        """Describes the chunks of cached prefixes. SGLang's wrapper of hybrid models passes two arguments."""
         assert self._own is not None
         self._chunks = [
             RaggedBatch(
@@ -88,6 +88,7 @@ class LatentAttention(FullAttention):
             raise BridgeError(
                 f"layer {layer.layer_id} has expanded keys and values in a step without prompts"
             )
+        self.steps.served_elsewhere()
         to_prefix = bool(forward_batch.attn_attend_prefix_cache)
         batch = self._chunks[forward_batch.prefix_chunk_idx] if to_prefix else self._own
         rows, keys = sum(batch.seqlens), sum(batch.seqlens_k)

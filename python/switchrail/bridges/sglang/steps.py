@@ -26,7 +26,7 @@ class Steps:
 
     Attributes:
         dispatchers: By phase, the dispatcher that runs the layers' calls.
-        bypassed: Passes in which a layer's call took another path through SGLang's code.
+        bypassed: Passes in which a layer's call, or all of them, took another path through SGLang's code.
     """
 
     def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
@@ -36,6 +36,7 @@ class Steps:
         self._running: AbstractContextManager[None] | None = None
         self._called: set[object] = set()
         self._captured: dict[tuple[str, int], Prepared] = {}
+        self._is_due = False  # whether the calls of an eager pass are still to come
 
     @property
     def phase(self) -> Phase:
@@ -46,6 +47,11 @@ class Steps:
         """Plans a pass."""
         self.end()
         self._prepared = self.dispatchers[parts[0].phase].prepare(parts)
+        self._is_due = True
+
+    def served_elsewhere(self) -> None:
+        """Marks the pass as one whose layers need none of the planned calls."""
+        self._is_due = False
 
     def capture(self, part: Part, bounds: Bounds) -> None:
         """Plans a pass that a graph records and repeats."""
@@ -66,6 +72,7 @@ class Steps:
     def dispatch(self, call: Any) -> None:
         """Runs a layer's call."""
         dispatcher = self.dispatchers[self.phase]
+        self._is_due = False
         if self._running is None or call[0] in self._called:
             self.end()
             self._running = dispatcher.running(self._prepared)
@@ -83,14 +90,20 @@ class Steps:
         """Ends the current pass, if any; counts the pass if a layer was not called."""
         running, self._running = self._running, None
         self._called.clear()
+        if self._is_due:
+            self._is_due = False
+            self._bypass("no layer was called in a pass")
         if running is None:
             return
         try:
             running.__exit__(None, None, None)
         except DispatchError as error:
-            self.bypassed += 1
-            if self.bypassed == 1:
-                _log.warning("SGLang left its usual path, and used its own kernels there: %s", error)
+            self._bypass(str(error))
+
+    def _bypass(self, problem: str) -> None:
+        self.bypassed += 1
+        if self.bypassed == 1:
+            _log.warning("SGLang left its usual path, and used its own kernels there: %s", problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,29 @@
 """A plugin of Switchrail whose hook watches the batches of SGLang's scheduler.
 
 For each batch, a line of JSON goes to the file that ENGINE_WATCH names. It has the process, the mode, the
-calls counted so far by the backends of the first linear layer and of the full layers, and the bytes that
-torch allocated.
+calls counted so far by the backends of the first linear layer and of the full layers, the bytes that torch
+allocated, and the calls seen by a hook of SGLang's own on the same function.
 """
 
 import json
 import os
 
 FILE = "ENGINE_WATCH"
+TARGET = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+seen = []
 
 
 def register(registry):
     """Put the hook on SGLang's scheduler, if a file is named."""
     if os.environ.get(FILE):
-        registry.hook("sglang.srt.managers.scheduler.Scheduler.run_batch", run_batch, "around")
+        registry.hook(TARGET, run_batch, "around")
+
+
+def sglangs_hook():
+    """Put one of SGLang's own hooks on the same function; the target of an entry point of SGLang."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(TARGET, lambda *args, **kwargs: seen.append(1), HookType.BEFORE)
 
 
 def run_batch(original, scheduler, *args, **kwargs):
@@ -22,14 +31,15 @@ def run_batch(original, scheduler, *args, **kwargs):
     from torch.profiler import ProfilerActivity, profile
 
     mode = (args[0] if args else kwargs["batch"]).forward_mode.name
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = original(scheduler, *args, **kwargs)
-    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiled.events())
     line = {
         "process": os.getpid(),
         "parent": os.getppid(),
         "mode": mode,
         "allocated": allocated,
+        "seen": len(seen),
         **served(scheduler.tp_worker.model_runner.attn_backend),
     }
     with open(os.environ[FILE], "a") as file:

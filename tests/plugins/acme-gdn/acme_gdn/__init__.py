@@ -1,4 +1,4 @@
-"""Acme's gated delta rule. Registering it imports neither torch nor the kernel."""
+"""Acme's gated delta rule and softmax attention. Registering them imports neither torch nor the kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from switchrail import Registry
+
+
+PHASES = ("prefill", "decode", "verify")
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,19 @@ def register(registry: Registry) -> None:
         "acme",
         "acme_gdn.kernel:AcmeGatedDelta",
         op="gated_delta",
+        phases=PHASES,
         devices=("cpu", "cuda"),
         state_layouts=("VK",),
+        features=("row_states", "device_parents"),
         config=AcmeConfig,
+    )
+    registry.register(
+        "acme",
+        "acme_gdn.kernel:AcmeAttention",
+        op="attention",
+        phases=PHASES,
+        devices=("cpu", "cuda"),
+        features=("trees", "device_parents"),
+        priority=-10,
     )
     registry.family("acme_hybrid", "acme_gdn.model:FAMILY", kinds=kinds)

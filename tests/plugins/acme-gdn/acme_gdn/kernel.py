@@ -1,10 +1,11 @@
-"""The kernel: here Switchrail's plain-torch one, with a configurable scale of its output."""
+"""The kernels: here Switchrail's plain-torch ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from switchrail.ops import GatedDeltaCall, StateBatch
+from switchrail.ops import AttentionCall, GatedDeltaCall, PagedBatch, StateBatch
+from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 
 
@@ -19,3 +20,14 @@ class AcmeGatedDelta(TorchGatedDelta):
         self.calls += 1
         call.out.mul_(self.config.scale)
         return record
+
+
+class AcmeAttention(TorchAttention):
+    """Counts its calls."""
+
+    calls = 0
+
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: Any) -> None:
+        """See `Backend.run`."""
+        super().run(call, batch, plan)
+        self.calls += 1

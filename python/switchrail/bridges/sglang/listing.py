@@ -1,0 +1,66 @@
+"""The hooks on SGLang's modules: Switchrail's, and those that plugins registered with SGLang itself."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from switchrail.bridges.sglang.names import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from switchrail.runtime import Runtime
+
+_log = logging.getLogger("switchrail")
+_REGISTRY = "sglang.srt.plugins.hook_registry"
+
+
+class ListedHook(NamedTuple):
+    """A hook on one of SGLang's functions or classes.
+
+    Attributes:
+        target: The dotted path of the target.
+        kind: `before`, `after`, `around` or `replace`.
+        source: The distribution or the plugin that added it.
+        system: `switchrail` or `sglang`, whose hooks these are.
+    """
+
+    target: str
+    kind: str
+    source: str
+    system: str
+
+
+def hooks(runtime: Runtime) -> list[ListedHook]:
+    """All hooks on SGLang's modules in this process, by target."""
+    return sorted([*_ours(runtime), *_sglangs()])
+
+
+def _ours(runtime: Runtime) -> Iterator[ListedHook]:
+    for hook in {*runtime.hooks.list(), *runtime.hooks.waiting()}:
+        if hook.target_name.split(".")[0] == "sglang":
+            yield ListedHook(hook.target_name, hook.kind, hook.source, "switchrail")
+
+
+def _sglangs() -> Iterator[ListedHook]:
+    registered: dict[str, list[Any]] = import_module(_REGISTRY).HookRegistry._hooks
+    for target, added in registered.items():
+        for kind, _, source in added:
+            name = "unknown" if source is None else source.dist_name or source.plugin_name
+            yield ListedHook(target, kind.value, name, "sglang")
+
+
+def attach(runtime: Runtime) -> None:
+    """Logs the hooks of plugins once SGLang has loaded its plugins and applied their hooks."""
+
+    def applied(result: None, *_: Any) -> None:
+        found = [hook for hook in hooks(runtime) if hook.source != OURS]
+        for target, kind, source, system in found:
+            _log.info("%s: %s, by %s, with %s's hooks", target, kind, source, system)
+
+    runtime.hooks.add(f"{_REGISTRY}.HookRegistry.apply_hooks", applied, "after", source=OURS)
+
+
+__all__ = ["ListedHook", "attach", "hooks"]

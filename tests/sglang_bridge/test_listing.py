@@ -1,0 +1,31 @@
+"""Hooks of both systems on SGLang's modules, with stand-ins for SGLang's classes."""
+
+import logging
+from importlib import import_module
+
+from switchrail.bridges.sglang.listing import hooks
+
+
+def double(result, *_, **__):
+    return result
+
+
+def test_hooks_of_both_systems_are_listed_and_logged(runtime, caplog):
+    registry = import_module("sglang.srt.plugins.hook_registry")
+    target = "sglang.srt.layers.attention.attention_registry.register_attention_backend"
+    source = registry.HookSource("counter", "counting-plugin")
+    registry.HookRegistry.register(target, double, source=source)
+    registry.HookRegistry.register(target, double, registry.HookType.BEFORE)
+    runtime.hooks.add(target, double, "after", source="vendor")
+    found = [hook for hook in hooks(runtime) if hook.target == target]
+    assert found == [
+        (target, "after", "counting-plugin", "sglang"),
+        (target, "after", "vendor", "switchrail"),
+        (target, "before", "unknown", "sglang"),
+    ]
+    own = [hook for hook in hooks(runtime) if hook.source == "switchrail"]
+    assert any(hook.target.endswith("GDNAttnBackend.__init__") for hook in own)
+    with caplog.at_level(logging.INFO, logger="switchrail"):
+        registry.HookRegistry.apply_hooks()
+    assert f"{target}: after, by counting-plugin, with sglang's hooks" in caplog.text
+    assert "GDNAttnBackend" not in caplog.text
