@@ -62,8 +62,12 @@ def try_out(
         Bytes that steps and graphs need in addition to the pools. 0, without a trial, if the largest useful
         pools leave half of the memory free. None, with a warning, if the trial failed.
     """
-    rounds = _rounds(options, max_length)
-    pages = max(sum(_pages(length, options) for length in lengths) for lengths in rounds)
+    params = _params(options, max_length)
+    rounds = _rounds(options, max_length, params.max_new_tokens)
+    pages = max(
+        sum(pages_of(length + params.max_new_tokens, options.page_size) for length in lengths)
+        for lengths in rounds
+    )
     before = memory_in_use(platform)
     try:
         runner = make(replace(options, num_pages=pages + 1, compile="off"))
@@ -89,7 +93,7 @@ def try_out(
                 drafts=drafts,
             )
             for lengths in rounds:
-                _run(core, lengths, options)
+                _run(core, lengths, params, options.page_size)
             more = 0.0
             if capture is not None:
                 graphs = runner.prepare_graphs(capture)
@@ -120,32 +124,34 @@ class _Zeros(Drafts):
         return Drafted([[0] * limit for limit in limits], odds)
 
 
-def _params(options: EngineOptions) -> SamplingParams:
-    """Parameters for a request whose step verifies as many drafts as possible."""
-    return _SAMPLED if options.draft is None else replace(_SAMPLED, max_new_tokens=2 + options.draft_tokens)
+def _params(options: EngineOptions, max_length: int) -> SamplingParams:
+    """Parameters for requests one of whose steps together verifies as many drafts as possible.
+
+    A draft model may need two steps before it proposes for all of them. Until then they get up to 2 +
+    `draft_tokens` tokens.
+    """
+    if options.draft is None:
+        return _SAMPLED
+    return replace(_SAMPLED, max_new_tokens=min(3 + 2 * options.draft_tokens, max_length - 1))
 
 
-def _rounds(options: EngineOptions, max_length: int) -> list[list[int]]:
+def _rounds(options: EngineOptions, max_length: int, new: int) -> list[list[int]]:
     """Lengths of the prompts that run together: first the longest possible, then as many as possible."""
     rows = options.max_tokens_per_step
-    longest = max(1, min(rows, max_length - _params(options).max_new_tokens))
+    longest = max(1, min(rows, max_length - new))
     few = min(options.max_sequences, -(-rows // longest))
     share = max(1, min(longest, rows // options.max_sequences))
     return [[longest] * few, [share] * options.max_sequences]
 
 
-def _pages(length: int, options: EngineOptions) -> int:
-    return pages_of(length + _params(options).max_new_tokens - 1, options.page_size)
-
-
-def _run(core: EngineCore, lengths: Sequence[int], options: EngineOptions) -> None:
+def _run(core: EngineCore, lengths: Sequence[int], params: SamplingParams, page_size: int) -> None:
     core.add(
         Task(
             ids=np.zeros(length, dtype=np.int64),
-            params=_params(options),
+            params=params,
             end_tokens=frozenset(),
             draws=random.Random(0),
-            needed_pages=_pages(length, options),
+            needed_pages=pages_of(length + params.max_new_tokens - 1, page_size),
         )
         for length in lengths
     )
