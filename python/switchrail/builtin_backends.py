@@ -18,7 +18,8 @@ def register_builtins(registry: Registry) -> None:
         registry: An open transaction.
     """
     for op, definition in DEFINITIONS.items():
-        for name, priority in (("torch", 0), ("reference", -100)):
+        features = definition.claims["features"]
+        for name, priority, steps in (("torch", 0, definition.steps), ("reference", -100, ())):
             registry.register(
                 name,
                 f"switchrail.ops.{op}.{name}:{name.capitalize()}{definition.stem}",
@@ -27,7 +28,7 @@ def register_builtins(registry: Registry) -> None:
                 devices=("cpu", "cuda"),
                 dtypes=FLOATS,
                 priority=priority,
-                **definition.claims,
+                **{**definition.claims, "features": (*features, *steps)},
             )
 
 

@@ -10,10 +10,11 @@ from switchrail import config
 from switchrail._core import PAGED_OPS, PHASES
 from switchrail.errors import BackendImportError
 from switchrail.nearest import nearest
+from switchrail.ops.steps import declared, step_problems
 from switchrail.overrides import check_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from switchrail._core import Registration
     from switchrail.ops.backend import AnyBackend
@@ -41,18 +42,28 @@ class Implementation:
         name, op, path = registration.name, registration.op, registration.path
         try:
             found = _import(name, op, path) if isinstance(self.target, str) else self.target
-            cls = check_class(found, name, op, path, registration.phases)
+            features = registration.capabilities["features"]
+            cls = check_class(found, name, op, path, registration.phases, features)
         except BackendImportError as error:
             raise _with_ways_out(error, registration) from error.__cause__
         values = None
         if self.config_type is not None:
             where = f"configuration of {op} backend {name!r}"
             values = config.validate(self.config_type, registration.effective_config, where)
-        return cls(values)
+        backend = cls(values)
+        missing = [step for step in declared(features) if step not in backend.optional_steps()]
+        if missing:  # a wrapper's steps depend on its parts
+            problem = f"its registration has the feature {missing[0]!r}, but none of its parts has this step"
+            raise _with_ways_out(_error(name, op, path, problem), registration)
+        return backend
 
 
-def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[AnyBackend]:
+def check_class(
+    cls: object, name: str, op: str, path: str, phases: Iterable[str], features: Collection[str]
+) -> type[AnyBackend]:
     """Checks that a class is a backend for an op, has its own `run`, and matches its base class.
+
+    Its optional steps must match the features of its registration.
 
     Raises:
         BackendImportError: The class fails one of these checks.
@@ -75,9 +86,11 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
         raise _error(name, op, path, "it has no method 'run'")
     if "verify" in phases and op not in PAGED_OPS and cls.commit is backend.Backend.commit:
         raise _error(name, op, path, "it is registered for verify but has no method 'commit'")
-    problems = check_overrides(cls, backend.Backend)
+    is_wrapper = cls.optional_steps is not backend.Backend.optional_steps
+    problems = [problem.text for problem in check_overrides(cls, backend.Backend)]
+    problems += step_problems(cls, features, is_wrapper=is_wrapper)
     if problems:
-        raise _error(name, op, path, "; ".join(problem.text for problem in problems))
+        raise _error(name, op, path, "; ".join(problems))
     return cls
 
 

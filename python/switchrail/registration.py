@@ -169,6 +169,7 @@ class Registrar(ABC):
         where = f"configuration of {op} backend {name!r}"
         config_type, defaults = configs.read_defaults(given["config"], where)
         phases = arguments.texts("phases", given["phases"])
+        features = arguments.texts("features", given["features"])
         spec = {
             "name": name,
             "op": op,
@@ -179,7 +180,7 @@ class Registrar(ABC):
             "head_sizes": _each("head_sizes", given["head_sizes"], head_size, optional=True),
             "page_sizes": _each("page_sizes", given["page_sizes"], arguments.whole, optional=True),
             "state_layouts": arguments.texts("state_layouts", given["state_layouts"], optional=True),
-            "features": arguments.texts("features", given["features"]),
+            "features": features,
             "packages": arguments.texts("packages", given["packages"]),
             "priority": arguments.whole("priority", given["priority"], -(2**31), 2**31 - 1),
             "config": defaults,
@@ -188,7 +189,7 @@ class Registrar(ABC):
         def add(target: type[Any] | str) -> None:
             if isinstance(target, type):
                 path = f"{target.__module__}:{target.__qualname__}"
-                check_class(target, name, op, path, phases)
+                check_class(target, name, op, path, phases, features)
             elif isinstance(target, str):
                 path = arguments.text("target", target)
             else:

@@ -11,13 +11,14 @@ import pytest
 import switchrail
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.contract import Contract
+from switchrail.ops.steps import STEPS
 from switchrail.testing.inputs import GENERATORS
 from switchrail_kernels import BACKENDS
 
 pytest.importorskip("triton")
 
 LIBRARIES = ("cuda", "cutlass", "flash_qla", "flashinfer", "tilelang")
-NOT_ARGUMENTS = {"batch_invariant", "cuda_graph"}
+NOT_ARGUMENTS = {"batch_invariant", "cuda_graph", *STEPS}
 LENGTHS = {"prefill": [3, 2], "decode": [1, 1], "verify": [3, 2]}
 NAMES = [(op, name) for op in DEFINITIONS for name in ("reference", "torch")] + list(BACKENDS)
 

@@ -16,7 +16,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
-from switchrail.ops.batch import Bounds
+from switchrail.ops.adapter import sequences
+from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.mla import prefix
+from switchrail.ops.mla.contract import MlaCall
 from switchrail.testing.compare import Error, verify
 from switchrail.testing.inputs import (
     GENERATORS,
@@ -146,6 +149,59 @@ class MlaWrapper(Paged):
                 lse[rows] = total
 
 
+class RaggedWrapper(Paged):
+    """Attention to packed keys; refuses another number of rows than it planned, as the library does."""
+
+    computes = True
+
+    def __init__(self, workspace, kv_layout, *, backend):
+        super().__init__(workspace)
+        assert (kv_layout, backend) == ("NHD", "fa3")
+        self.planned_rows = 0
+
+    def plan(
+        self,
+        qo_indptr,
+        kv_indptr,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim_qk,
+        head_dim_vo,
+        *,
+        causal,
+        sm_scale,
+        q_data_type,
+    ):
+        assert is_host(qo_indptr, kv_indptr)
+        assert (qo_indptr.diff() > 0).all(), "the library can't take an empty sequence"
+        assert (kv_indptr.diff() > 0).all(), "the library can't take a sequence without keys"
+        assert not causal or (kv_indptr.diff() >= qo_indptr.diff()).all()
+        assert sm_scale > 0
+        assert num_qo_heads == num_kv_heads
+        self.planned_rows, self.planned_keys = int(qo_indptr[-1]), int(kv_indptr[-1])
+        self.starts, self.scale, self.causal = (qo_indptr.tolist(), kv_indptr.tolist()), sm_scale, causal
+        self.sizes = (num_qo_heads, head_dim_qk, head_dim_vo, q_data_type)
+
+    def run(self, q, k, v, *, out, lse, return_lse):
+        if len(q) != self.planned_rows:
+            raise ValueError(f"q.shape[0] ({len(q)}) does not match qo_indptr[-1] ({self.planned_rows}).")
+        assert len(k) == len(v) == self.planned_keys
+        assert self.sizes == (q.shape[1], q.shape[2], v.shape[2], q.dtype)
+        assert all(x.is_contiguous() for x in (q, k, v, out, lse))
+        assert return_lse
+        if not self.computes:
+            out.zero_()
+            lse.zero_()
+            return
+        for low, high, first, end in zip(*(x[i:] for x in self.starts for i in (0, 1)), strict=False):
+            logits = torch.einsum("thd,shd->hts", q[low:high], k[first:end]) * self.scale
+            if self.causal:
+                last = torch.arange(high - low)[:, None] + (end - first) - (high - low)
+                logits = logits.masked_fill(torch.arange(end - first) > last, -math.inf)
+            out[low:high] = torch.einsum("hts,shd->thd", logits.softmax(-1), v[first:end])
+            lse[low:high] = logits.logsumexp(-1).T / math.log(2)
+
+
 def step(q, k, v, decay, beta, state, scale):
     """One token of [H, K], [HV, V], [HV] or [HV, K], [HV] and the state [HV, V, K], in place."""
     group = v.shape[0] // k.shape[0]
@@ -256,6 +312,7 @@ def make(monkeypatch):
     contents = {
         "flashinfer": {
             "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
+            "BatchPrefillWithRaggedKVCacheWrapper": RaggedWrapper,
             "chunk_gated_delta_rule": chunk_gated_delta_rule,
             "recurrent_kda": recurrent_kda,
         },
@@ -334,6 +391,81 @@ def test_latent_attention(make, phase, absorbed):
         dtype=torch.float32,
     )
     verify(make("mla", "FlashInferMla"), call)
+
+
+EXPANDED = {"nope_size": 128, "rope_size": 64, "value_size": 128, "heads": 2}
+
+
+@pytest.mark.parametrize("capacity", [8192, 30, 7])
+@pytest.mark.parametrize("scale", [0.1, -0.1])
+def test_an_expanded_prefill(make, monkeypatch, capacity, scale):
+    """In one shot, and with a prefix in chunks, against the oracle."""
+    backend = make("mla", "FlashInferMla")
+    call = mla_call(
+        RAGGED["lengths"],
+        kv_lengths=[5, 3, 40, 80, 17],
+        padding=(1, 4),
+        lse=True,
+        dtype=torch.float32,
+        **EXPANDED,
+    )
+    call.options["scale"] = scale
+    monkeypatch.setattr(prefix, "CHUNK", capacity)
+    plan = backend.plan("prefill", call.batch)
+    backend.plan_chunked_prefix(plan, call.batch, ragged=True, chunked=True)
+    assert bool(plan.prefix.chunks) == (capacity < 8192)
+    call.bind(backend, plan)()
+    expected = run_reference(call)
+    torch.testing.assert_close(call.out, expected.out.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(call.made.lse, expected.made.lse.float(), rtol=1e-4, atol=1e-5)
+    assert {type(wrapper) for wrapper in plan._planned.values()} == {RaggedWrapper}
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_rows_planned_for_a_prefill_are_those_of_its_step(make, monkeypatch, ragged, chunked):
+    """After a step of 800 rows, one of 8,218: SGLang ran the second on the plan of the first."""
+    monkeypatch.setattr(RaggedWrapper, "computes", False)
+    backend = make("mla", "FlashInferMla")
+    planned = []
+    for wrapper in (RaggedWrapper, MlaWrapper):
+        monkeypatch.setattr(wrapper, "plan", _noting(wrapper.plan, planned))
+    monkeypatch.setattr(MlaWrapper, "run", lambda *_, **__: None)
+    monkeypatch.setattr(sys.modules[type(backend).__module__], "project", lambda *_, **__: None)
+    call = mla_call([1], heads=1, latent_size=16, nope_size=128, rope_size=64, value_size=128)
+    page, layer = 16, call.made.layer
+    for lengths, past in (((800,), 0), ((8000, 218), 100), ((800,), 0)):
+        total = sum(lengths)
+        kv = tuple(length + past for length in lengths)
+        batch = PagedBatch(
+            **sequences(lengths, "cpu"),
+            page_table=torch.zeros(len(lengths), -(-max(kv) // page), dtype=torch.int32),
+            kv_lens=torch.tensor(kv, dtype=torch.int32),
+            kv_seqlens=kv,
+        )
+        plan = backend.plan("prefill", batch)
+        backend.optional_steps()["plan_chunked_prefix"](
+            plan=plan, batch=batch, ragged=ragged, chunked=chunked
+        )
+        rows = [torch.zeros(total, 1, size, dtype=layer.kv_cache.dtype) for size in (128, 64, 128)]
+        for _ in range(2):  # layers
+            backend.run(MlaCall(layer, *rows), batch, plan)
+        expanded = ragged and (chunked or not past)
+        kind = RaggedWrapper if expanded else MlaWrapper
+        assert [(each, rows) for each, rows, _ in planned] == [(kind, total)] * (
+            2 if expanded and past else 1
+        )
+        if expanded and past:
+            assert [keys for *_, keys in planned] == [total, past * len(lengths)]
+        planned.clear()
+
+
+def _noting(plan, planned):
+    def noted(self, rows, starts, *args, **options):
+        planned.append((type(self), int(rows[-1]), int(starts[-1])))
+        plan(self, rows, starts, *args, **options)
+
+    return noted
 
 
 @pytest.mark.parametrize(("op", "generate"), [("attention", attention_call), ("mla", mla_call)])

@@ -10,6 +10,7 @@ from switchrail.ops.call import take_rows
 from switchrail.ops.catalog import OfEach
 from switchrail.ops.contract import REMEMBERED, TensorSpec, parse_axis
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.steps import STEPS, declared, own_steps
 from switchrail.testing.inputs import (
     CONTRACTS,
     GENERATORS,
@@ -373,7 +374,8 @@ def test_the_built_in_backends_are_what_their_registration_says():
         assert capabilities["priority"] == (0 if name == "torch" else -100)
         assert backend.run is not Backend.run
         assert (backend.commit is not Backend.commit) == (backend.op not in PAGED_OPS)
-        assert set(capabilities["features"]) == set(contract.features)
+        assert set(capabilities["features"]) - STEPS.keys() == set(contract.features)
+        assert set(declared(capabilities["features"])) == own_steps(backend()).keys()
         if contract.state_layout is not None:
             assert capabilities["state_layouts"] == (contract.state_layout,)
 

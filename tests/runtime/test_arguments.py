@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from switchrail import Layout, Runtime, RuntimeState, _core
 from switchrail.errors import ArgumentError, PreferenceError, RegistrationError, SwitchrailError
 from switchrail.ops import CONTRACTS, GatedDeltaBackend
+from switchrail.ops.steps import STEPS
 from switchrail.testing import isolated
 
 LAYOUT = Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
@@ -298,7 +299,8 @@ def test_the_known_features_are_those_of_the_contract_and_the_suite(op: str) -> 
     contract = CONTRACTS[op]
     with isolated() as runtime, pytest.raises(RegistrationError) as caught:
         runtime.register("acme", "acme:Acme", op=op, features=["no such feature"])
-    assert set(caught.value.valid) == {*contract.features, "batch_invariant", "cuda_graph", "oot:NAME"}
+    own = [step.name for step in STEPS.values() if op in step.ops]
+    assert set(caught.value.valid) == {*contract.features, *own, "batch_invariant", "cuda_graph", "oot:NAME"}
     assert contract.state_layout in (None, "VK")
 
 

@@ -7,8 +7,14 @@ LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 25
 padded."""
 
 BACKENDS: Backends = {
-    "triton": ("TritonMla", {"head_sizes": LATENT_SIZES, "features": ("cuda_graph", *PAGE_FEATURES)}),
-    "flashinfer": ("FlashInferMla", {"head_sizes": ((576, 512),), "features": ("lse",)}),
+    "triton": (
+        "TritonMla",
+        {"head_sizes": LATENT_SIZES, "features": ("cuda_graph", "plan_chunked_prefix", *PAGE_FEATURES)},
+    ),
+    "flashinfer": (
+        "FlashInferMla",
+        {"head_sizes": ((576, 512),), "features": ("lse", "plan_chunked_prefix")},
+    ),
 }
 
 __all__ = ["BACKENDS"]

@@ -1,12 +1,17 @@
-"""FlashInfer's paged latent attention as a backend: absorbed in all phases."""
+"""FlashInfer's latent attention as a backend: paged and absorbed, or ragged and expanded in prefill."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
+from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
+from switchrail.ops.mla.prefix import ChunkedPrefix, Piece
 
 from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors
@@ -19,24 +24,52 @@ MOST = 16384
 """Maximum work items of the library's plan, which does not check this limit."""
 
 
+EXPANDED = (192, 128)
+"""Head sizes of expanded keys and values for which the library has ragged Hopper kernels."""
+
+
+class MlaPlan(WrapperPlan):
+    """A step's plan.
+
+    Attributes:
+        prefix: The pieces of a prefill with expanded keys; None for attention to latents.
+    """
+
+    prefix: ChunkedPrefix | None = None
+
+
 class FlashInferMla(MlaBackend):
-    """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64."""
+    """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64.
+
+    It is absorbed, except in a prefill for which `plan_chunked_prefix` was called.
+    """
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
         self._wrappers = Wrappers(lambda room: BatchMLAPagedAttentionWrapper(room, backend="fa3"))
+        self._ragged = Wrappers(lambda room: BatchPrefillWithRaggedKVCacheWrapper(room, "NHD", backend="fa3"))
 
-    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
         """Prepare the tables. The library's own plan is made with the first layer of each shape."""
-        return WrapperPlan(CONTRACT, phase, batch)
+        return MlaPlan(CONTRACT, phase, batch)
 
-    def run(self, call: MlaCall, batch: PagedBatch, plan: WrapperPlan) -> None:
+    def plan_chunked_prefix(self, plan: MlaPlan, batch: PagedBatch, ragged: bool, chunked: bool) -> None:
+        """Split a prefill into pieces; the library plans each with the first layer of each shape."""
+        check_plan(plan, batch, (MlaPlan,))
+        plan.prefix = ChunkedPrefix.of(batch, ragged=ragged, chunked=chunked)
+
+    def run(self, call: MlaCall, batch: PagedBatch, plan: MlaPlan) -> None:
         """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, (WrapperPlan,))
+        check_plan(plan, batch, (MlaPlan,))
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         if plan.is_empty:
+            plan.clear_padding(out, lse)
+            return
+        sizes = q_nope.shape[2] + q_rope.shape[2], out.shape[2]
+        if plan.prefix is not None and plan.prefix.serves(layer) and sizes == EXPANDED:
+            plan.prefix.run(call, partial(self._attend, plan), q_nope.dtype)
             plan.clear_padding(out, lse)
             return
         check_pool(CONTRACT, "kv_cache", kv_cache)
@@ -95,5 +128,35 @@ class FlashInferMla(MlaBackend):
             out.copy_(result)
         plan.clear_padding(out, lse)
 
+    def _attend(
+        self, plan: MlaPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ragged attention of a piece."""
+        if scale < 0:
+            q, scale = -q, -scale
+        heads, size = q.shape[1:]
+        value_size = v.shape[2]
+        out = q.new_empty((len(q), heads, value_size))
+        lse = q.new_empty((len(q), heads), dtype=torch.float32)
 
-__all__ = ["FEATURES", "FlashInferMla"]
+        def prepare(wrapper: BatchPrefillWithRaggedKVCacheWrapper) -> None:
+            wrapper.plan(
+                piece.starts,
+                piece.starts_k,
+                heads,
+                heads,
+                size,
+                value_size,
+                causal=piece.causal,
+                sm_scale=scale,
+                q_data_type=q.dtype,
+            )
+
+        key = (piece, heads, size, value_size, q.dtype, scale)
+        with torch.cuda.device(q.get_device()):
+            wrapper = plan.wrapper(self._ragged, key, prepare)
+            wrapper.run(q, k, v, out=out, lse=lse, return_lse=True)
+        return out, lse.mul_(math.log(2))  # the library's log-sum-exp has base 2
+
+
+__all__ = ["EXPANDED", "FEATURES", "FlashInferMla", "MlaPlan"]

@@ -205,7 +205,11 @@ class Tiles(PagedPlan):
         expanded: By layer, the sequences that are expanded.
         rests: By layer, the rows of the others.
         expansions: By the arguments of `expansion`.
+        ragged: Whether sequences may be expanded.
+        chunked: Whether sequences with a cached prefix may be expanded.
     """
+
+    ragged = chunked = True
 
     def __init__(self, batch: PagedBatch) -> None:
         super().__init__(batch)
@@ -259,7 +263,10 @@ class Tiles(PagedPlan):
 
     def _expands(self, layer: Layer) -> np.ndarray:
         if layer not in self.expanded:
-            self.expanded[layer] = layer.expands(self.batch)
+            can = np.full(len(self.batch.seqlens), self.ragged)
+            if not self.chunked:
+                can &= np.asarray(self.batch.seqlens) == np.asarray(self.batch.kv_seqlens)
+            self.expanded[layer] = can & layer.expands(self.batch)
         return self.expanded[layer]
 
     def _work(self, tokens: int, programs: int, rest_of: Layer | None) -> Work:

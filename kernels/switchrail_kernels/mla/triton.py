@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
+from switchrail.ops.adapter import Adapted
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 
@@ -119,6 +121,17 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     features = PAGE_FEATURES
     pieces = Pieces
     tiles = Tiles
+
+    def plan_chunked_prefix(
+        self, plan: Tiles | Adapted, batch: PagedBatch, ragged: bool, chunked: bool
+    ) -> None:
+        """Limit which sequences are expanded where that is faster; before the first call of the plan.
+
+        Its kernels expand new tokens and prefix alike, in rounds that carry the softmax over.
+        """
+        own = plan.plan if isinstance(plan, Adapted) else plan
+        check_plan(own, batch, (Tiles,))
+        own.ragged, own.chunked = ragged, chunked
 
     def prepare(
         self, call: MlaCall, batch: PagedBatch, plan: Pieces | Tiles

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
+from switchrail.ops.steps import STEPS, Call, agreed, declared
 
 _log = logging.getLogger("switchrail.dispatch")
 
@@ -36,12 +37,14 @@ class _User:
         op: The op.
         backend: The backend.
         name: Its name.
+        steps: Its optional steps that complete a plan of the part.
     """
 
     part: int
     op: str
     backend: AnyBackend
     name: str
+    steps: Mapping[str, Call] = field(compare=False)
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
         """The start of the note that is added to the backend's exceptions, such as `backend x failed in `."""
@@ -139,6 +142,7 @@ class Dispatcher:
         ops: Collection[str] | None = None,
         needed: Mapping[str, Collection[str]] | None = None,
         announced: set[tuple[str, str, str]] | None = None,
+        flags: Mapping[str, bool] | None = None,
     ) -> None:
         """Creates a dispatcher for the layers of a plan, which must then be added.
 
@@ -149,8 +153,10 @@ class Dispatcher:
                 `Adapter` can add them.
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the
                 dispatchers of a plan.
+            flags: Flags of optional steps that are not True; see `switchrail.ops.steps`.
         """
         self.bound = bound
+        self._flags = {flag: True for step in STEPS.values() for flag in step.flags} | dict(flags or {})
         self._needed = needed or {}
         self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
         self._adapters: dict[int, AnyBackend] = {}
@@ -230,6 +236,7 @@ class Dispatcher:
             batch = parts[user.part].batch(user.op)
             try:
                 plan = user.backend.plan(parts[user.part].phase, batch, bounds)
+                self._complete(user, plan, batch)
             except Exception as error:
                 _note(error, user.failure(parts, "planning "))
                 raise
@@ -247,10 +254,52 @@ class Dispatcher:
             plan = prepared.planned[index][1]
             try:
                 user.backend.refresh(plan, batch)
+                self._complete(user, plan, batch)
             except Exception as error:
                 _note(error, user.failure(parts, "refreshing its plan of "))
                 raise
             prepared.planned[index] = batch, plan
+
+    def _complete(self, user: _User, plan: object, batch: SequenceBatch) -> None:
+        """Runs the optional steps that complete a plan."""
+        for name, step in user.steps.items():
+            step(plan=plan, batch=batch, **{flag: self._flags[flag] for flag in STEPS[name].flags})
+
+    def once(
+        self, name: str, routes: Iterable[BatchRoutes], ops: Collection[str], **arguments: object
+    ) -> Any:
+        """Runs an optional step that belongs to no plan, on each backend that has it.
+
+        Args:
+            name: The step.
+            routes: The tables with the backends.
+            ops: The ops whose backends run it.
+            **arguments: The step's arguments.
+
+        Returns:
+            The result; None if no backend has the step.
+
+        Raises:
+            DispatchError: The results of backends differ.
+            Exception: A backend's exception, with a note (PEP 678) that names the backend.
+        """
+        results: dict[str, Any] = {}
+        seen: set[int] = set()
+        for route in routes:
+            for layer_id, op, own in route.table:
+                registration = route.registration(op, layer_id)
+                backend = self._adapted(route.backend(op, layer_id), registration)
+                if op not in ops or id(backend) in seen:
+                    continue
+                seen.add(id(backend))
+                if name in declared(registration.capabilities["features"]):
+                    where = f"{own} for {op} {route.phase}"
+                    try:
+                        results[where] = backend.optional_steps()[name](**arguments)
+                    except Exception as error:
+                        _note(error, f"backend {where} failed in {name}")
+                        raise
+        return agreed(name, results)
 
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
@@ -365,9 +414,10 @@ class Dispatcher:
         for index, route in enumerate(routes):
             names = {(layer, op): name for layer, op, name in route.table}
             for layer, (layer_id, op) in planned.items():
-                own = route.backend(op, layer_id)
-                backend = self._adapted(own, route.registration(op, layer_id))
-                user = _User(index, op, backend, names[layer_id, op])
+                own, registration = route.backend(op, layer_id), route.registration(op, layer_id)
+                backend = self._adapted(own, registration)
+                steps = _steps(backend, registration, route.phase)
+                user = _User(index, op, backend, names[layer_id, op], steps)
                 if user not in users:
                     users.append(user)
                     self._announce(route.phase, user)
@@ -388,6 +438,8 @@ class Dispatcher:
         if used not in self._announced:
             self._announced.add(used)
             _log.info("first use of %s %s: %s", op, phase, name)
+            for step in user.steps:
+                _log.info("%s of %s %s: %s", step, op, phase, name)
 
     def _refusal(self, layer: Layer) -> DispatchError:
         if layer not in self._layers:
@@ -421,6 +473,15 @@ class _Running:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.dispatcher._end(self.step, failed=kind is not None)
+
+
+def _steps(backend: AnyBackend, registration: Registration, phase: str) -> dict[str, Call]:
+    """The declared steps of a backend that complete plans of a phase."""
+    names = [name for name in declared(registration.capabilities["features"]) if STEPS[name].phase == phase]
+    if not names:
+        return {}
+    steps = backend.optional_steps()
+    return {name: steps[name] for name in names}
 
 
 def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:

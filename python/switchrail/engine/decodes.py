@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -28,8 +28,9 @@ class Decodes:
         bound: BoundPlan,
         inputs: DecodeInputs,
         eager: Collection[str],
+        keys: Iterable[Key],
     ) -> None:
-        """Store the arguments without capturing anything.
+        """Store the arguments, and let backends allocate the state of graphs; nothing is captured yet.
 
         Args:
             capturer: Captures steps.
@@ -37,12 +38,24 @@ class Decodes:
             bound: The routes of captured decodes.
             inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
+            keys: The keys that may be captured, among others.
+
+        Raises:
+            DispatchError: Backends return different fill values.
         """
         self._capturer = capturer
         self._dispatcher = dispatcher
         self._bound = bound
         self._inputs = inputs
         self._eager = frozenset(eager)
+        sizes = [(key.rows, key.tokens) for key in keys if key.tokens is not None]
+        routes = {bound.at("decode", (1,) * rows, (tokens,) * rows) for rows, tokens in sizes}
+        ops = dispatcher.ops - self._eager
+        rows, tokens = (max(each, default=0) for each in (zip(*sizes, strict=True) if sizes else ((), ())))
+        dispatcher.once(
+            "init_graph_state", routes, ops, bounds=Bounds(sequences=rows, rows=rows, tokens=tokens)
+        )
+        inputs.padding = dispatcher.once("graph_fill_value", routes, ops) or 0
 
     def capture(self, key: Key) -> Captured:
         """Capture the decodes of a key."""

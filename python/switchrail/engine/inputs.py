@@ -20,6 +20,9 @@ class DecodeInputs:
 
     The host sends only each row's position and slot. The device derives everything else from these and the
     page table (`derive`), so that a step needs only one small transfer.
+
+    Attributes:
+        padding: The cached tokens of padding sequences, on the reserved page; 0 unless backends need more.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class DecodeInputs:
             pin_memory: Whether the device copies from pinned memory asynchronously.
             derived: The function for the operation `DecodeRows`.
         """
+        self.padding = 0
         self._derived = derived
         self._page_table = page_table
         self._last_tokens = last_tokens
@@ -82,7 +86,7 @@ class DecodeInputs:
             kv_rows=self._kv_rows[rows],
             logit_rows=self._count[rows],
             logit_slots=self._rows[_SLOTS, rows],
-            parts=(self._part(table, (0,) * sequences),),
+            parts=(self._part(table, (self.padding,) * sequences),),
             real_rows=self._real_rows,
         )
 
@@ -96,7 +100,7 @@ class DecodeInputs:
         """
         (made,) = step.parts
         assert made.pages is not None
-        padding = (0,) * (len(made.lengths) - len(tasks)) if padded else ()
+        padding = (self.padding,) * (len(made.lengths) - len(tasks)) if padded else ()
         lengths = (*(task.length + 1 for task in tasks), *padding)
         return self._part(made.pages.page_table[: len(lengths)], lengths)
 
@@ -114,6 +118,8 @@ class DecodeInputs:
                 *(part.pages.kv_lens, step.sequence_ids[0], self._real_rows),
             ),
         )
+        if self.padding:
+            part.pages.kv_lens.clamp_(min=self.padding)
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         rows = slice(0, len(lengths))

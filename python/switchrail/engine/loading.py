@@ -18,7 +18,7 @@ from switchrail.engine.models.binding import find_mixers, read_shapes
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.routes import layout_of, plan_routes
+from switchrail.engine.routes import check_prefill_steps, layout_of, plan_routes
 from switchrail.engine.runner import Runner
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
@@ -88,6 +88,7 @@ def load_model(
         phases=phases,
     )
     routes = plan(runtime, preferences=backends)
+    check_prefill_steps(routes, options)
     names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
     _log.info("backends: %s", " ".join(names))
     bound: BoundPlan = runtime.bind(routes)

@@ -52,6 +52,11 @@ class EngineOptions:
             a path, as for `Engine`), or a `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
+        ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
+            as ragged tensors, instead of attending to latents. None if its backend has the step
+            `plan_chunked_prefix`; with True, it must have it.
+        chunked_prefix: Likewise for the cached prefix of a sequence, some chunks of it at a time. If False, a
+            prefill with a prefix attends to latents. No effect with `ragged_prefill=False`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
             used. Convolution windows, keys and values have the model's dtype.
         seed: Seed of torch's random numbers on host and device, which backends may use; None leaves them
@@ -74,6 +79,8 @@ class EngineOptions:
     overlap: bool = True
     draft: str | os.PathLike[str] | Drafts | None = None
     draft_tokens: int = DRAFT_TOKENS
+    ragged_prefill: bool | None = None
+    chunked_prefix: bool | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int | None = None
 
@@ -146,6 +153,13 @@ class EngineOptions:
                 ),
                 ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
+                *(
+                    (name, value, value is None or isinstance(value, bool), "None, True or False")
+                    for name, value in (
+                        ("ragged_prefill", self.ragged_prefill),
+                        ("chunked_prefix", self.chunked_prefix),
+                    )
+                ),
                 (
                     "state_dtype",
                     self.state_dtype,
@@ -155,6 +169,11 @@ class EngineOptions:
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],
         )
+
+    @property
+    def step_flags(self) -> dict[str, bool]:
+        """The flags of backends' optional steps."""
+        return {"ragged": self.ragged_prefill is not False, "chunked": self.chunked_prefix is not False}
 
     @classmethod
     def of(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import switchrail
 from switchrail._core import LINEAR_OPS, OPS, PHASES
 from switchrail.errors import (
     BackendUnfitError,
+    ConfigError,
     LayoutError,
     PlatformError,
     PreferenceError,
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from switchrail._core import Layout, RoutePlan
+    from switchrail.engine.options import EngineOptions
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
+
+PREFILL_STEP: Final = "plan_chunked_prefix"
+"""The optional step of MLA's prefill."""
 
 
 def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
@@ -110,6 +115,29 @@ def plan_routes(
             **error.fields,
             platform=platform.kind,
         ) from error
+
+
+def check_prefill_steps(routes: RoutePlan, options: EngineOptions) -> None:
+    """Check that the backends of an MLA prefill have the step that the options ask for.
+
+    Raises:
+        ConfigError: One of them lacks it.
+    """
+    asked = [name for name in ("ragged_prefill", "chunked_prefix") if getattr(options, name)]
+    for decision in routes.decisions if asked else ():
+        if (decision.op, decision.phase) != ("mla", "prefill"):
+            continue
+        serving = {name for name, _ in decision.serving}
+        for backend in routes.backends:
+            lacks = PREFILL_STEP not in backend.capabilities["features"]
+            if lacks and backend.op == "mla" and backend.name in serving and "prefill" in backend.phases:
+                valid = f"another backend for mla.prefill, or {asked[0]}=None to do without"
+                raise ConfigError(
+                    f"EngineOptions: {asked[0]} is True, but mla.prefill={backend.name} lacks the step "
+                    f"{PREFILL_STEP}; valid: {valid}",
+                    problems={asked[0]: f"{backend.name} lacks {PREFILL_STEP}"},
+                    valid={asked[0]: valid},
+                )
 
 
 def _default_backend(platform: Platform, op: str, phase: str) -> str | None:

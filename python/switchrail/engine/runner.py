@@ -128,7 +128,7 @@ class Runner:
             device=torch.device(platform.device),
             pin_memory=platform.hardware.pin_memory_available(),
         )
-        self.dispatcher = Dispatcher(bound)
+        self.dispatcher = Dispatcher(bound, flags=options.step_flags)
         self.running = Running()
         self.sequences: Sequences[Any] = sequences or Sequences(
             self.pools.pages,
@@ -188,7 +188,7 @@ class Runner:
         plan = capture.plan
         self.graphs = Graphs(
             plan,
-            Decodes(capturer, self.dispatcher, capture.bound, inputs, plan.eager),
+            Decodes(capturer, self.dispatcher, capture.bound, inputs, plan.eager, plan.keys),
             MixedSteps(
                 capturer,
                 self.dispatcher,

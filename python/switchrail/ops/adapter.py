@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import torch
 
-from switchrail.ops.backend import AnyBackend, Backend, foreign
+from switchrail.ops.backend import AnyBackend, foreign
 from switchrail.ops.batch import Bounds, Phase, SequenceBatch, StateBatch
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
+from switchrail.ops.delegate import Wrapper
 from switchrail.ops.delta import activate_beta, activate_gate
 
 ADAPTED: Mapping[str, str] = {
@@ -185,7 +186,7 @@ def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Ten
     return (call._replace(**changed) if changed else call), results
 
 
-class Adapter(Backend[Any, Any]):
+class Adapter(Wrapper):
     """A backend with added features: copies small tables or rows, never pools or caches.
 
     Args:
@@ -204,6 +205,17 @@ class Adapter(Backend[Any, Any]):
         self._own = tuple(features)
         self.added = frozenset(ADAPTED) & self._contract.features.keys() - set(features)
         self._features = (*self._own, *sorted(self.added))
+
+    @property
+    def parts(self) -> Mapping[str, AnyBackend]:
+        """The backend."""
+        return {"backend": self.backend}
+
+    def inside(self, plan: Any, batch: Any) -> tuple[str, Any, Any]:
+        """The backend's plan, and the plain form of the batch."""
+        if not isinstance(plan, Adapted):
+            raise foreign("plan", plan)
+        return "backend", plan.plan, plan.batch
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Adapted:
         """Plan the plain form of the batch."""

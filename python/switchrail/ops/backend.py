@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from switchrail.errors import ArgumentError
 from switchrail.ops.batch import Bounds, Phase, SequenceBatch, VerifyBatch
 from switchrail.ops.call import CallT
+from switchrail.ops.steps import Call, own_steps
 
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
 
@@ -92,6 +94,14 @@ class Backend(Generic[CallT, BatchT]):
         A backend without this method is never captured in a graph.
         """
         raise NotImplementedError
+
+    def optional_steps(self) -> Mapping[str, Call]:
+        """The optional steps that it has, of `switchrail.ops.steps.STEPS`, called with all arguments by name.
+
+        A backend has a step if it has a method of that name, which takes any of the step's arguments. A
+        wrapper overrides this to show the steps of its parts; see `switchrail.ops.delegate`.
+        """
+        return own_steps(self)
 
     def run(self, call: CallT, batch: BatchT, plan: Any) -> Any:
         """Run a call: write its outputs, and update its layer's state in place.

@@ -44,6 +44,7 @@ class OpDefinition:
     Attributes:
         op: The op's name, in the core and of its folder.
         claims: The claims of its `torch` and `reference` backends in addition to those of all ops.
+        steps: The optional steps of its `torch` backend.
         arguments: For each axis of the contract, the generator argument that sets its size.
         head_size: The axes that a head size refers to, for q and k and for v; None for an op without heads.
         heads: The axes that count the heads of q and of v; an axis is None if the number is always one. None
@@ -53,6 +54,7 @@ class OpDefinition:
 
     op: str
     claims: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
     arguments: Mapping[str, str]
     head_size: tuple[str, str] | None = None
     heads: tuple[str, str | None] | None = None

@@ -315,13 +315,18 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
         )
 
 
-def check_paged_plan(plan: PagedPlan, batch: PagedBatch) -> None:
+def check_paged_plan(plan: PagedPlan, batch: PagedBatch, made: type[PagedPlan] = PagedPlan) -> None:
     """Refuse a plan of another backend, or for other lengths of sequences or caches.
+
+    Args:
+        plan: The plan.
+        batch: The batch.
+        made: The type of the backend's plans.
 
     Raises:
         ArgumentError: The plan doesn't match.
     """
-    check_plan(plan, batch, (PagedPlan,))
+    check_plan(plan, batch, (made,))
     if plan.kv_seqlens != batch.kv_seqlens:
         raise foreign("plan", plan)
 

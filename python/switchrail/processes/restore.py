@@ -172,7 +172,11 @@ def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implemen
         if registration.path not in found:
             return None
         target = found[registration.path]
-        check_class(target, registration.name, registration.op, registration.path, registration.phases)
+        check_class(
+            target,
+            *(registration.name, registration.op, registration.path, registration.phases),
+            registration.capabilities["features"],
+        )
     return Implementation(target, config_type)
 
 

@@ -5,6 +5,7 @@ from switchrail.ops.definition import PAGES, OpDefinition
 DEFINITION = OpDefinition(
     op="mla",
     claims={"features": PAGES},
+    steps=("plan_chunked_prefix",),
     arguments={
         "H": "heads",
         "D": "nope_size",

@@ -6,11 +6,23 @@ import torch
 
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
+from switchrail.ops.mla.prefix import ChunkedPrefix, Piece
 from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan, take
+from switchrail.ops.ragged import ragged_attention
 from switchrail.ops.softmax import attend, merge
 
 KEYS = 512
 """Positions attended to at once. Bounds the memory for logits and for expanded keys and values."""
+
+
+class MlaPlan(PagedPlan):
+    """A step's plan.
+
+    Attributes:
+        prefix: The pieces of a prefill with ragged keys and chunks of the prefix; None for none.
+    """
+
+    prefix: ChunkedPrefix | None = None
 
 
 class TorchMla(MlaBackend):
@@ -18,22 +30,32 @@ class TorchMla(MlaBackend):
 
     Single-row sequences of similar length are batched and attend to the latents, as one key that all heads
     share. For a sequence with several rows, keys and values are expanded for `KEYS` positions at a time, and
-    the results are merged by their log-sum-exps. On CUDA, torch's settings determine the precision of float32
-    products; the default is IEEE.
+    the results are merged by their log-sum-exps. After `plan_chunked_prefix`, a prefill is expanded in larger
+    pieces, all sequences together. On CUDA, torch's settings determine the precision of float32 products; the
+    default is IEEE.
     """
 
-    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
         """Split the batch into calls."""
-        return PagedPlan(CONTRACT, phase, batch)
+        return MlaPlan(CONTRACT, phase, batch)
 
-    def run(self, call: MlaCall, batch: PagedBatch, plan: PagedPlan) -> None:
+    def plan_chunked_prefix(self, plan: MlaPlan, batch: PagedBatch, ragged: bool, chunked: bool) -> None:
+        """Split a prefill into ragged keys and chunks of the prefix; see `switchrail.ops.steps`."""
+        check_paged_plan(plan, batch, MlaPlan)
+        plan.prefix = ChunkedPrefix.of(batch, ragged=ragged, chunked=chunked)
+
+    def run(self, call: MlaCall, batch: PagedBatch, plan: MlaPlan) -> None:
         """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, CONTRACT.feature_names)
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
-        check_paged_plan(plan, batch)
-        parts = plan.parts(kv_cache.shape[1], causal=False)
+        check_paged_plan(plan, batch, MlaPlan)
         compute = torch.promote_types(q_nope.dtype, torch.float32)
+        if plan.prefix is not None and plan.prefix.serves(layer):
+            plan.prefix.run(call, _attend_ragged, compute)
+            plan.clear_padding(out, lse)
+            return
+        parts = plan.parts(kv_cache.shape[1], causal=False)
         latent_size = kv_cache.shape[2] - q_rope.shape[2]
         plain, rotated = q_nope.to(compute), q_rope.to(compute)
         key_weights = None if w_k is None else w_k.to(compute)
@@ -64,6 +86,20 @@ class TorchMla(MlaBackend):
             if lse is not None:
                 lse[rows] = total.T
         plan.clear_padding(out, lse)
+
+
+def _attend_ragged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return ragged_attention(
+        *(q, k, v),
+        cu_seqlens=piece.cu_seqlens,
+        cu_seqlens_k=piece.cu_seqlens_k,
+        seqlens=piece.seqlens,
+        seqlens_k=piece.seqlens_k,
+        scale=scale,
+        causal=piece.causal,
+    )
 
 
 def _attend_in_pieces(

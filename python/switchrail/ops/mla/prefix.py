@@ -1,0 +1,209 @@
+"""MLA's prefill with expanded keys and values: ragged for the new tokens, in chunks for the cached prefix.
+
+A sequence's new tokens attend to each other's keys, then to the keys of its prefix, some chunks of them at a
+time. The results are merged by their log-sum-exps. Short sequences are expanded whole, prefix included, and
+attended to in one shot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
+from switchrail.ops.mla.contract import CONTRACT, MlaCall, MlaLayer
+from switchrail.ops.pages import check_pages, take
+from switchrail.ops.slots import indices
+from switchrail.ops.softmax import merge
+
+CHUNK = 8192
+"""Tokens of cached prefixes that are expanded at once, of all sequences together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Rows of some sequences, and the keys that they attend to at once.
+
+    Attributes:
+        batch: The batch of the rows.
+        sequences: The indices of the sequences, ascending; none is empty.
+        seqlens: Their rows.
+        firsts: The position of their first key.
+        seqlens_k: Their keys, 1 or more each.
+        causal: Whether the last row attends to all keys and each row before it to one less; otherwise every
+            row attends to all keys.
+        rows: The packed rows of the sequences.
+        starts: [M + 1] int32 on the host, the first row of each sequence, counted from 0, and their total.
+        starts_k: [M + 1] int32 on the host, the first key of each sequence, and their total.
+        cu_seqlens: `starts` on the device.
+        cu_seqlens_k: `starts_k` on the device.
+    """
+
+    batch: PagedBatch
+    sequences: tuple[int, ...]
+    firsts: tuple[int, ...]
+    seqlens_k: tuple[int, ...]
+    causal: bool
+    seqlens: tuple[int, ...] = field(init=False)
+    rows: slice | torch.Tensor = field(init=False)
+    starts: torch.Tensor = field(init=False)
+    starts_k: torch.Tensor = field(init=False)
+    cu_seqlens: torch.Tensor = field(init=False)
+    cu_seqlens_k: torch.Tensor = field(init=False)
+    _places: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device, lengths = self.batch.page_table.device, self.batch.seqlens
+        first_rows = [0, *accumulate(lengths)]
+        spans = [(first_rows[n], first_rows[n + 1]) for n in self.sequences]
+        rows: slice | torch.Tensor = slice(spans[0][0], spans[-1][1])
+        if sum(stop - start for start, stop in spans) != spans[-1][1] - spans[0][0]:
+            rows = indices([row for span in spans for row in range(*span)], device)
+        starts, starts_k = (
+            torch.tensor([0, *accumulate(each)], dtype=torch.int32)
+            for each in ((lengths[n] for n in self.sequences), self.seqlens_k)
+        )
+        for name, value in (
+            ("seqlens", tuple(lengths[n] for n in self.sequences)),
+            ("rows", rows),
+            ("starts", starts),
+            ("starts_k", starts_k),
+            ("cu_seqlens", starts.to(device, non_blocking=True)),
+            ("cu_seqlens_k", starts_k.to(device, non_blocking=True)),
+        ):
+            object.__setattr__(self, name, value)
+
+    def places(self, page: int) -> torch.Tensor:
+        """The places of the keys in a cache with pages of `page` tokens, [S] int64; made once."""
+        if page not in self._places:
+            check_pages(CONTRACT, self.batch, page)
+            table = self.batch.page_table
+            total = sum(self.seqlens_k)
+            numbers = [*self.sequences, *self.firsts, *self.starts_k[:-1].tolist(), *self.seqlens_k]
+            owners, firsts, starts, counts = indices(numbers, table.device).view(4, -1)
+            which = torch.repeat_interleave(counts, output_size=total)
+            count = torch.arange(total, device=table.device)
+            positions = count + (firsts - starts).index_select(0, which)
+            pages = table[owners.index_select(0, which), positions // page].long()
+            self._places[page] = pages * page + positions % page
+        return self._places[page]
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Piece, float], tuple[torch.Tensor, torch.Tensor]]
+"""Ragged attention of a piece, `attend(q, k, v, piece, scale)`: q [T, H, D + E], k [S, H, D + E] and v [S, H,
+V] to the output [T, H, V] and its log-sum-exp [T, H] float32, natural log."""
+
+
+class ChunkedPrefix:
+    """The pieces of a prefill: the new tokens, then the cached prefixes.
+
+    Attributes:
+        own: The rows with the keys of the new tokens, or in one shot with all keys.
+        chunks: The rows with the keys of their prefixes, at most `capacity` at once.
+    """
+
+    def __init__(self, batch: PagedBatch, capacity: int, live: Sequence[int]) -> None:
+        """Plan a batch.
+
+        Args:
+            batch: The batch.
+            capacity: Maximum tokens of prefixes that are expanded at once.
+            live: The sequences that have rows and keys, one at least.
+        """
+        rows, keys = batch.seqlens, batch.kv_seqlens
+        prefix = {n: keys[n] - rows[n] for n in live}
+        one_shot = sum(keys[n] for n in live) <= capacity
+        firsts = tuple(0 if one_shot else prefix[n] for n in live)
+        counts = tuple(keys[n] - first for n, first in zip(live, firsts, strict=True))
+        self.own = Piece(batch, tuple(live), firsts, counts, causal=True)
+        self.chunks: tuple[Piece, ...] = ()
+        if not one_shot:
+            chunks: list[list[tuple[int, int, int]]] = []
+            room = 0
+            for n, total in prefix.items():
+                first = 0
+                while first < total:
+                    if not room:
+                        chunks.append([])
+                        room = capacity
+                    count = min(room, total - first)
+                    chunks[-1].append((n, first, count))
+                    room, first = room - count, first + count
+            self.chunks = tuple(
+                Piece(
+                    batch,
+                    tuple(n for n, _, _ in chunk),
+                    tuple(first for _, first, _ in chunk),
+                    tuple(count for _, _, count in chunk),
+                    causal=False,
+                )
+                for chunk in chunks
+            )
+
+    @classmethod
+    def of(cls, batch: PagedBatch, *, ragged: bool, chunked: bool) -> ChunkedPrefix | None:
+        """Plan a batch; None if it must run otherwise: on the latents.
+
+        Args:
+            batch: The batch.
+            ragged: Whether new tokens may be expanded.
+            chunked: Whether cached prefixes may be expanded.
+        """
+        if not ragged or batch.kv_bounds or isinstance(batch, PagedTreeBatch):
+            return None
+        live = [n for n, length in enumerate(batch.seqlens) if length and batch.kv_seqlens[n]]
+        if not live or (not chunked and any(batch.kv_seqlens[n] > batch.seqlens[n] for n in live)):
+            return None
+        return cls(batch, CHUNK, live)
+
+    def serves(self, layer: MlaLayer) -> bool:
+        """Whether the layer has both weights, by which latents are expanded."""
+        return layer.w_k is not None and layer.w_v is not None
+
+    def run(self, call: MlaCall, attend: Attend, dtype: torch.dtype) -> None:
+        """Run a call. Rows of padding are not written.
+
+        Args:
+            call: The call.
+            attend: Ragged attention.
+            dtype: The dtype of queries, expanded keys and values.
+        """
+        layer, q_nope, q_rope, out, lse = call
+        queries = torch.cat([q_nope, q_rope], dim=-1).to(dtype)
+        result, total = attend(queries[self.own.rows], *expand(layer, self.own, dtype), self.own, layer.scale)
+        if self.chunks:
+            compute = torch.promote_types(dtype, torch.float32)
+            sums = torch.zeros(out.shape, dtype=compute, device=out.device)
+            totals = torch.full(out.shape[:2], -torch.inf, dtype=total.dtype, device=out.device)
+            sums[self.own.rows], totals[self.own.rows] = result.to(compute), total
+            for chunk in self.chunks:
+                rows = chunk.rows
+                part = attend(queries[rows], *expand(layer, chunk, dtype), chunk, layer.scale)
+                sums[rows], totals[rows] = merge(sums[rows], totals[rows], *part)
+            result, total = sums[self.own.rows], totals[self.own.rows]
+        out[self.own.rows] = result.to(out.dtype)
+        if lse is not None:
+            lse[self.own.rows] = total.to(lse.dtype)
+
+
+def expand(layer: MlaLayer, piece: Piece, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys [S, H, D + E] and values [S, H, V] of a piece, from the latents in the cache."""
+    w_k, w_v, cache = layer.w_k, layer.w_v, layer.kv_cache
+    assert w_k is not None
+    assert w_v is not None
+    heads, size, latent_size = w_k.shape
+    cached = take(cache, piece.places(cache.shape[1])).to(dtype)
+    latents, rotated = cached[:, :latent_size], cached[:, latent_size:]
+    shared = latents.expand(heads, -1, -1)
+    keys = cached.new_empty(len(cached), heads, size + rotated.shape[1])
+    values = cached.new_empty(len(cached), heads, w_v.shape[1])
+    torch.bmm(shared, w_k.to(dtype).mT, out=keys[..., :size].transpose(0, 1))
+    torch.bmm(shared, w_v.to(dtype).mT, out=values.transpose(0, 1))
+    keys[..., size:] = rotated[:, None]
+    return keys, values
+
+
+__all__ = ["CHUNK", "Attend", "ChunkedPrefix", "Piece", "expand"]

@@ -1,0 +1,218 @@
+"""The optional steps of backends, and how a wrapper shows those of its parts.
+
+A backend declares an optional step as a feature of its registration, and has a method of that name. The
+method takes any of the step's arguments, by name. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, signature
+from types import MappingProxyType
+from typing import Any, Final
+
+from switchrail._core import OPS, PAGED_OPS
+from switchrail.errors import DispatchError
+from switchrail.nearest import nearest
+
+Call = Callable[..., Any]
+"""A step that is called with all of its arguments, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An optional step of backends.
+
+    Attributes:
+        name: The name of its feature and of its method.
+        arguments: The arguments that a method may take.
+        about: What it is for.
+        ops: The ops whose backends may have it.
+        phase: The phase whose plans it completes; None for a step before any plan.
+        flags: Those of the arguments that permit something. A method that doesn't take a flag is called only
+            if the flag is True.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    about: str
+    ops: tuple[str, ...] = OPS
+    phase: str | None = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it completes a plan."""
+        return self.phase is not None
+
+
+STEPS: Final[Mapping[str, Step]] = MappingProxyType(
+    {
+        step.name: step
+        for step in (
+            Step(
+                "plan_chunked_prefix",
+                ("plan", "batch", "ragged", "chunked"),
+                "plans attention to expanded keys and values: ragged for the new tokens, in chunks for the "
+                "cached prefix",
+                ops=("mla",),
+                phase="prefill",
+                flags=("ragged", "chunked"),
+            ),
+            Step(
+                "fill_verify_buffers",
+                ("plan", "batch"),
+                "fills buffers that depend on the drafted tokens, such as a tree's mask",
+                phase="verify",
+            ),
+            Step(
+                "init_graph_state",
+                ("bounds",),
+                "allocates the state of captured decodes, once for the largest of them",
+            ),
+            Step(
+                "graph_fill_value",
+                (),
+                "returns the number of cached tokens that a captured decode gives its padding sequences, "
+                "instead of 0",
+                ops=PAGED_OPS,
+            ),
+        )
+    }
+)
+"""The optional steps by name."""
+
+
+def taken(step: Step, method: Call) -> tuple[str, ...]:
+    """The arguments of a step that a method takes.
+
+    Raises:
+        TypeError: It takes an argument that the step doesn't have, or one that has no name.
+    """
+    names: list[str] = []
+    for parameter in signature(method).parameters.values():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            return step.arguments
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
+            raise TypeError(
+                f"{step.name} takes {parameter.name!r}, which has no name in calls; valid: {_valid(step)}"
+            )
+        if parameter.name not in step.arguments:
+            near = nearest(parameter.name, step.arguments)[1]
+            raise TypeError(f"{step.name} takes {parameter.name!r}{near}; valid: {_valid(step)}")
+        names.append(parameter.name)
+    return tuple(names)
+
+
+def _valid(step: Step) -> str:
+    return f"any of {', '.join(step.arguments)}" if step.arguments else "no arguments"
+
+
+def adapted_step(step: Step, method: Call) -> Call:
+    """A method that takes some of a step's arguments, as a call with all of them."""
+    names = taken(step, method)
+    unknown_flags = [flag for flag in step.flags if flag not in names]
+
+    def call(**arguments: Any) -> Any:
+        if all(arguments[flag] for flag in unknown_flags):
+            return method(**{name: arguments[name] for name in names})
+        return None
+
+    return call
+
+
+def own_steps(backend: object) -> dict[str, Call]:
+    """The steps for which a backend has a method."""
+    found = {name: getattr(backend, name, None) for name in STEPS}
+    return {name: adapted_step(STEPS[name], method) for name, method in found.items() if callable(method)}
+
+
+def declared(features: Collection[str]) -> tuple[str, ...]:
+    """The steps among the features of a registration."""
+    return tuple(name for name in STEPS if name in features)
+
+
+def forwarded(
+    parts: Mapping[str, Mapping[str, Call]], inside: Callable[[Any, Any], tuple[str, Any, Any]]
+) -> dict[str, Call]:
+    """The steps of a wrapper: every step that one of its parts has.
+
+    A step that completes a plan goes to the part that made the plan, if that part has the step. The others go
+    to all parts that have them, whose results must agree.
+
+    Args:
+        parts: By part, its steps.
+        inside: Maps a plan of the wrapper and its batch to the part, its plan and its batch.
+    """
+
+    def of_plan(name: str, /, plan: Any, batch: Any, **flags: Any) -> Any:
+        part, own_plan, own_batch = inside(plan, batch)
+        step = parts[part].get(name)
+        return None if step is None else step(plan=own_plan, batch=own_batch, **flags)
+
+    def of_all(name: str, /, **arguments: Any) -> Any:
+        return agreed(
+            name, {part: steps[name](**arguments) for part, steps in parts.items() if name in steps}
+        )
+
+    return {
+        name: partial(of_plan if step.is_planned else of_all, name)
+        for name, step in STEPS.items()
+        if any(name in steps for steps in parts.values())
+    }
+
+
+def agreed(name: str, results: Mapping[str, Any]) -> Any:
+    """The result of a step that several backends have run; None if none has one.
+
+    Raises:
+        DispatchError: Their results differ.
+    """
+    found = {backend: result for backend, result in results.items() if result is not None}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{backend} returned {result!r}" for backend, result in found.items())
+        raise DispatchError(f"{name}: {listed}; valid: one value for all backends of a step", found=found)
+    return next(iter(found.values()), None)
+
+
+def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool) -> list[str]:
+    """Why a class's steps don't match its registration.
+
+    Args:
+        cls: The class.
+        claimed: The features of its registration.
+        is_wrapper: Whether instances take steps from other backends, which the class doesn't tell.
+    """
+    problems = []
+    for name, step in STEPS.items():
+        owner = next((one for one in cls.__mro__ if name in vars(one)), None)
+        if owner is None:
+            if name in claimed and not is_wrapper:
+                near = nearest(name, (each for each in dir(cls) if not each.startswith("_")))[1]
+                problems.append(
+                    f"its registration has the feature {name!r}, but it has no method {name!r}{near}"
+                )
+            continue
+        try:
+            taken(step, partial(vars(owner)[name], None))
+        except TypeError as error:
+            problems.append(f"{cls.__qualname__}.{error}")
+        if name not in claimed and owner.__module__.partition(".")[0] != "switchrail":
+            problems.append(f"it has the method {name!r}, but its registration has no feature {name!r}")
+    return problems
+
+
+__all__ = [
+    "STEPS",
+    "Call",
+    "Step",
+    "adapted_step",
+    "agreed",
+    "declared",
+    "forwarded",
+    "own_steps",
+    "step_problems",
+    "taken",
+]
