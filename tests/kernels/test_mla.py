@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from switchrail.testing.compare import Error, same_bits, verify
-from switchrail.testing.inputs import mla_call
+from switchrail.testing.inputs import mla_call, run_reference
 from switchrail_kernels.mla import expansion, plan
 from switchrail_kernels.mla import triton as kernels
 from switchrail_kernels.mla.triton import TritonMla
@@ -208,3 +208,19 @@ def test_queries_that_are_multiplied_on_the_way_keep_their_digits(backend, devic
         [40, 9, 17], kv_lengths=[40, 25, 33], phase=phase, dtype=torch.float16, norm=8.0, device=device
     )
     verify(backend, call, bound=Error(1e-3, 2e-3))  # with one rounding the errors are 8.1e-4 / 7.4e-3
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("table", [torch.int32, torch.int64])  # the second is adapted
+def test_options_of_a_prefill_limit_which_sequences_are_expanded(
+    backend, device, expands, ragged, chunked, table
+):
+    call = mla_call([9, 6, 5], kv_lengths=[9, 40, 5], device=device)
+    batch = dataclasses.replace(call.batch, page_table=call.batch.page_table.to(table))
+    plan = backend.plan("prefill", batch)
+    backend.optional_steps()["plan_chunked_prefix"](plan=plan, batch=batch, ragged=ragged, chunked=chunked)
+    dataclasses.replace(call, batch=batch).bind(backend, plan)()
+    torch.testing.assert_close(call.out, run_reference(call).out.float(), rtol=1e-4, atol=1e-5)
+    (found,) = getattr(plan, "plan", plan).expanded.values()
+    assert found.tolist() == [ragged, ragged and chunked, ragged]

@@ -188,7 +188,9 @@ def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool)
     problems = []
     for name, step in STEPS.items():
         owner = next((one for one in cls.__mro__ if name in vars(one)), None)
-        if owner is None:
+        found: Any = None if owner is None else vars(owner)[name]
+        method = found.__get__(object(), cls) if hasattr(found, "__get__") else found
+        if owner is None or not callable(method):
             if name in claimed and not is_wrapper:
                 near = nearest(name, (each for each in dir(cls) if not each.startswith("_")))[1]
                 problems.append(
@@ -196,7 +198,7 @@ def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool)
                 )
             continue
         try:
-            taken(step, partial(vars(owner)[name], None))
+            taken(step, method)
         except TypeError as error:
             problems.append(f"{cls.__qualname__}.{error}")
         if name not in claimed and owner.__module__.partition(".")[0] != "switchrail":

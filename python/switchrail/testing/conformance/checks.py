@@ -10,7 +10,7 @@ from switchrail._core import OPS
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.samples.engine import FORMS
 from switchrail.ops.samples.scenario import Scenario
-from switchrail.testing.conformance import behaviour, engine, host, memory, special
+from switchrail.testing.conformance import behaviour, engine, host, memory, prefix, special
 from switchrail.testing.conformance.one_layer import calls_of_one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
@@ -230,6 +230,13 @@ CHECKS: tuple[Check, ...] = (
         run=behaviour.merged,
         ops=PAGED,
         features=("lse",),
+    ),
+    Check(
+        name="chunked-prefix",
+        about="a prefill planned with and without ragged keys and chunks of the prefix has one result",
+        run=prefix.chunked_prefix,
+        phases=("prefill",),
+        features=("plan_chunked_prefix",),
     ),
     *map(_of_feature, FORMS),
     Check(
