@@ -7,12 +7,15 @@ constructs each backend once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from switchrail.ops.adapter import ADAPTED, Adapter, adapted, dense_call, plain, sequences
 from switchrail.ops.catalog import CONTRACTS
+from switchrail.ops.delegate import Delegate, Wrapper
+from switchrail.ops.steps import STEPS, complete, completing
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +57,13 @@ class Planned:
         backend: The backend.
         batch: The batch.
         plan: The backend's plan.
+        complete: Runs the optional steps that complete a plan for a batch.
     """
 
     backend: AnyBackend
     batch: SequenceBatch
     plan: Any
+    complete: Callable[[Any, SequenceBatch], None]
 
     def run(self, call: Any) -> Any:
         """Runs a layer's call. Returns the record for `commit` in phase `verify`, else None."""
@@ -71,6 +76,7 @@ class Planned:
     def refresh(self, batch: SequenceBatch) -> None:
         """Updates in place, for another batch, a plan that was made with bounds."""
         self.backend.refresh(self.plan, batch)
+        self.complete(self.plan, batch)
         self.batch = batch
 
 
@@ -89,6 +95,7 @@ class Served:
         *,
         device: Platform | str,
         dtype: str | torch.dtype,
+        flags: Mapping[str, bool] | None = None,
         **query: Any,
     ) -> None:
         """Choose and construct the backends.
@@ -100,6 +107,7 @@ class Served:
                 `ADAPTED` are adapted.
             device: As for `Runtime.resolve`.
             dtype: As for `Runtime.resolve`.
+            flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
             query: Further arguments of `Runtime.resolve`, such as `state_dtype` and `preferences`.
 
         Raises:
@@ -108,6 +116,7 @@ class Served:
         self.decisions: dict[Phase, Decision] = {}
         self._needed = {phase: frozenset(features) for phase, features in needed.items()}
         self._backends: dict[tuple[Phase, str], AnyBackend] = {}
+        self._complete: dict[tuple[Phase, str], Callable[[Any, SequenceBatch], None]] = {}
         instances: dict[int, AnyBackend] = {}
         for phase, features in self._needed.items():
             decision = runtime.resolve(
@@ -119,7 +128,10 @@ class Served:
                 if registration.id not in instances:
                     instances[registration.id] = runtime.build(op, name, phase)
                 own = features_of(registration)
-                self._backends[phase, name] = adapted(instances[registration.id], own, features)
+                backend = adapted(instances[registration.id], own, features)
+                self._backends[phase, name] = backend
+                steps = completing(backend, own, phase)
+                self._complete[phase, name] = partial(complete, steps, flags=flags or {})
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Planned:
         """Plans a batch with the backend that serves it, once for all layers of a step.
@@ -130,7 +142,9 @@ class Served:
         cached = getattr(batch, "kv_seqlens", None)
         name = self.decisions[phase].at(batch.seqlens, cached)
         backend = self._backends[phase, name]
-        return Planned(backend, batch, backend.plan(phase, batch, bounds))
+        planned = Planned(backend, batch, backend.plan(phase, batch, bounds), self._complete[phase, name])
+        planned.complete(planned.plan, batch)
+        return planned
 
     def explain(self) -> str:
         """One line per phase: the backend that serves it, and the features that an adapter adds."""
@@ -155,9 +169,12 @@ def _op_of(call: Any) -> str:
 
 __all__ = [
     "ADAPTED",
+    "STEPS",
     "Adapter",
+    "Delegate",
     "Planned",
     "Served",
+    "Wrapper",
     "adapted",
     "dense_call",
     "features_of",

@@ -154,7 +154,8 @@ def test_explain(switchrail, plugins, checkpoint):
     assert [decision.split(",")[0] for decision in verified] == ["gated_delta verify", "short_conv verify"]
 
     document = json.loads(switchrail(*explain, "--json").output)
-    assert list(document) == ["model", "platform", "layers", "routes", "capture", "engines"]
+    assert list(document) == ["model", "platform", "layers", "routes", "capture", "steps", "engines"]
+    assert document["steps"]["plan_chunked_prefix"] == {}
     assert document["capture"] == {"steps": [], "reason": "platform cpu has no graphs", "hooks": []}
     assert document["platform"]["kind"] == "cpu"
     assert [layer["id"] for layer in document["layers"]] == list(range(len(document["layers"])))

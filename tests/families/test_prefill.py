@@ -29,8 +29,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, 
         step(self, plan, batch, ragged, chunked)
         found = plan.prefix
         rows = sum(batch.seqlens)
-        own = 0 if found is None else sum(found.own.seqlens)
-        chunks = None if found is None else tuple(sum(chunk.seqlens_k) for chunk in found.chunks)
+        own = 0 if found is None else sum(found.own.ragged.seqlens)
+        chunks = None if found is None else tuple(sum(chunk.ragged.seqlens_k) for chunk in found.chunks)
         seen.append((rows, own, chunks, batch.kv_seqlens != batch.seqlens))
 
     monkeypatch.setattr(TorchMla, "plan_chunked_prefix", noted)

@@ -299,9 +299,11 @@ def test_a_prefill_in_pieces(
     if capacity == 8192:
         assert not found.chunks
     else:
-        assert sum(found.own.seqlens_k) == sum(found.own.seqlens)
-        assert [sum(chunk.seqlens_k) for chunk in found.chunks[:-1]] == [capacity] * (len(found.chunks) - 1)
-        assert sum(sum(chunk.seqlens_k) for chunk in found.chunks) == sum(prefixes)
+        assert sum(found.own.ragged.seqlens_k) == sum(found.own.ragged.seqlens)
+        assert [sum(chunk.ragged.seqlens_k) for chunk in found.chunks[:-1]] == [capacity] * (
+            len(found.chunks) - 1
+        )
+        assert sum(sum(chunk.ragged.seqlens_k) for chunk in found.chunks) == sum(prefixes)
     verify(Expanded(), call)
     verify(Expanded(), mla_call((9, 3), lse=True))
     verify(Expanded(), mla_call((3, 1), absorbed=True))

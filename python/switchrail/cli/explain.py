@@ -27,11 +27,12 @@ from switchrail.cli.hooks import explain_hook
 from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table, times_table
 from switchrail.hosts import installed, served_in
+from switchrail.ops.steps import STEPS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from switchrail import Route
+    from switchrail import Route, RoutePlan
 
 
 def explain(
@@ -89,6 +90,7 @@ def explain(
                 "layers": [layout.layer(i).to_dict() for i in ids],
                 "routes": [route.to_dict() for route in routes],
                 "capture": None if capture is None else capture_document(capture),
+                "steps": _steps(plan),
                 "engines": [
                     dict(zip(("engine", "version", "op", "phase", "backend", "ask"), row, strict=True))
                     for row in elsewhere
@@ -110,6 +112,14 @@ def explain(
     if layer is None and capture is not None:
         out.print()
         print_capture(out, capture)
+    if layer is None:
+        steps = [
+            (name, call, ", ".join(backends))
+            for name, calls in _steps(plan).items()
+            for call, backends in (calls or {"": ["none: skipped"]}).items()
+        ]
+        out.print()
+        out.print(table("optional steps", ("step", "op and phase", "backends"), steps))
     if layer is None and elsewhere:
         out.print()
         out.print(
@@ -120,6 +130,26 @@ def explain(
                 fold=("backend", "ask for it with"),
             )
         )
+
+
+def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
+    """By optional step: the calls whose backends have it, by op and phase, and these backends."""
+    features = {
+        (backend.op, phase, backend.name): backend.capabilities["features"]
+        for backend in plan.backends
+        for phase in backend.phases
+    }
+    return {
+        name: {
+            f"{one.op}.{one.phase}": names
+            for one in plan.decisions
+            if one.phase == (step.phase or "decode")
+            and (
+                names := [own for own, _ in one.serving if name in features.get((one.op, one.phase, own), ())]
+            )
+        }
+        for name, step in STEPS.items()
+    }
 
 
 def _elsewhere(

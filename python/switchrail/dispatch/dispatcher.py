@@ -18,7 +18,7 @@ from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
-from switchrail.ops.steps import STEPS, Call, agreed, declared
+from switchrail.ops.steps import Call, agreed, complete, completing, declared
 
 _log = logging.getLogger("switchrail.dispatch")
 
@@ -153,10 +153,10 @@ class Dispatcher:
                 `Adapter` can add them.
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the
                 dispatchers of a plan.
-            flags: Flags of optional steps that are not True; see `switchrail.ops.steps`.
+            flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
         """
         self.bound = bound
-        self._flags = {flag: True for step in STEPS.values() for flag in step.flags} | dict(flags or {})
+        self._flags = flags or {}
         self._needed = needed or {}
         self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
         self._adapters: dict[int, AnyBackend] = {}
@@ -236,7 +236,7 @@ class Dispatcher:
             batch = parts[user.part].batch(user.op)
             try:
                 plan = user.backend.plan(parts[user.part].phase, batch, bounds)
-                self._complete(user, plan, batch)
+                complete(user.steps, plan, batch, self._flags)
             except Exception as error:
                 _note(error, user.failure(parts, "planning "))
                 raise
@@ -254,16 +254,11 @@ class Dispatcher:
             plan = prepared.planned[index][1]
             try:
                 user.backend.refresh(plan, batch)
-                self._complete(user, plan, batch)
+                complete(user.steps, plan, batch, self._flags)
             except Exception as error:
                 _note(error, user.failure(parts, "refreshing its plan of "))
                 raise
             prepared.planned[index] = batch, plan
-
-    def _complete(self, user: _User, plan: object, batch: SequenceBatch) -> None:
-        """Runs the optional steps that complete a plan."""
-        for name, step in user.steps.items():
-            step(plan=plan, batch=batch, **{flag: self._flags[flag] for flag in STEPS[name].flags})
 
     def once(
         self, name: str, routes: Iterable[BatchRoutes], ops: Collection[str], **arguments: object
@@ -416,7 +411,7 @@ class Dispatcher:
             for layer, (layer_id, op) in planned.items():
                 own, registration = route.backend(op, layer_id), route.registration(op, layer_id)
                 backend = self._adapted(own, registration)
-                steps = _steps(backend, registration, route.phase)
+                steps = completing(backend, registration.capabilities["features"], route.phase)
                 user = _User(index, op, backend, names[layer_id, op], steps)
                 if user not in users:
                     users.append(user)
@@ -473,15 +468,6 @@ class _Running:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.dispatcher._end(self.step, failed=kind is not None)
-
-
-def _steps(backend: AnyBackend, registration: Registration, phase: str) -> dict[str, Call]:
-    """The declared steps of a backend that complete plans of a phase."""
-    names = [name for name in declared(registration.capabilities["features"]) if STEPS[name].phase == phase]
-    if not names:
-        return {}
-    steps = backend.optional_steps()
-    return {name: steps[name] for name in names}
 
 
 def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:

@@ -134,6 +134,21 @@ def declared(features: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in STEPS if name in features)
 
 
+def completing(backend: Any, features: Collection[str], phase: str) -> dict[str, Call]:
+    """The declared steps of a backend that complete its plans of a phase."""
+    names = [name for name in declared(features) if STEPS[name].phase == phase]
+    if not names:
+        return {}
+    steps = backend.optional_steps()
+    return {name: steps[name] for name in names}
+
+
+def complete(steps: Mapping[str, Call], plan: object, batch: object, flags: Mapping[str, bool]) -> None:
+    """Run steps that complete a plan; flags that are missing are True."""
+    for name, step in steps.items():
+        step(plan=plan, batch=batch, **{flag: flags.get(flag, True) for flag in STEPS[name].flags})
+
+
 def forwarded(
     parts: Mapping[str, Mapping[str, Call]], inside: Callable[[Any, Any], tuple[str, Any, Any]]
 ) -> dict[str, Call]:
@@ -212,6 +227,8 @@ __all__ = [
     "Step",
     "adapted_step",
     "agreed",
+    "complete",
+    "completing",
     "declared",
     "forwarded",
     "own_steps",

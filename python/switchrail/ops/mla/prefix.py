@@ -8,7 +8,6 @@ attended to in one shot.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.mla.contract import CONTRACT, MlaCall, MlaLayer
 from switchrail.ops.pages import check_pages, take
+from switchrail.ops.ragged import RaggedBatch
 from switchrail.ops.slots import indices
 from switchrail.ops.softmax import merge
 
@@ -23,70 +23,57 @@ CHUNK = 8192
 """Tokens of cached prefixes that are expanded at once, of all sequences together."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Rows of some sequences, and the keys that they attend to at once.
 
     Attributes:
-        batch: The batch of the rows.
-        sequences: The indices of the sequences, ascending; none is empty.
-        seqlens: Their rows.
-        firsts: The position of their first key.
-        seqlens_k: Their keys, 1 or more each.
+        rows: The packed rows of the sequences.
+        ragged: The rows and the keys of the sequences, both packed without gaps; no sequence is empty.
         causal: Whether the last row attends to all keys and each row before it to one less; otherwise every
             row attends to all keys.
-        rows: The packed rows of the sequences.
-        starts: [M + 1] int32 on the host, the first row of each sequence, counted from 0, and their total.
-        starts_k: [M + 1] int32 on the host, the first key of each sequence, and their total.
-        cu_seqlens: `starts` on the device.
-        cu_seqlens_k: `starts_k` on the device.
+        starts: `ragged.cu_seqlens` on the host.
+        starts_k: `ragged.cu_seqlens_k` on the host.
     """
 
-    batch: PagedBatch
-    sequences: tuple[int, ...]
-    firsts: tuple[int, ...]
-    seqlens_k: tuple[int, ...]
-    causal: bool
-    seqlens: tuple[int, ...] = field(init=False)
-    rows: slice | torch.Tensor = field(init=False)
-    starts: torch.Tensor = field(init=False)
-    starts_k: torch.Tensor = field(init=False)
-    cu_seqlens: torch.Tensor = field(init=False)
-    cu_seqlens_k: torch.Tensor = field(init=False)
-    _places: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
+    def __init__(self, batch: PagedBatch, spans: Sequence[tuple[int, int, int]], *, causal: bool) -> None:
+        """Make the tables of a piece.
 
-    def __post_init__(self) -> None:
-        device, lengths = self.batch.page_table.device, self.batch.seqlens
-        first_rows = [0, *accumulate(lengths)]
-        spans = [(first_rows[n], first_rows[n + 1]) for n in self.sequences]
-        rows: slice | torch.Tensor = slice(spans[0][0], spans[-1][1])
-        if sum(stop - start for start, stop in spans) != spans[-1][1] - spans[0][0]:
-            rows = indices([row for span in spans for row in range(*span)], device)
-        starts, starts_k = (
-            torch.tensor([0, *accumulate(each)], dtype=torch.int32)
-            for each in ((lengths[n] for n in self.sequences), self.seqlens_k)
+        Args:
+            batch: The batch of the rows.
+            spans: For each sequence: its index, the position of its first key, and the number of its keys.
+            causal: See the attributes.
+        """
+        device = batch.page_table.device
+        first_rows = [0, *accumulate(batch.seqlens)]
+        rows = [range(first_rows[n], first_rows[n + 1]) for n, _, _ in spans]
+        seqlens, seqlens_k = tuple(map(len, rows)), tuple(count for _, _, count in spans)
+        self.starts, self.starts_k = (
+            torch.tensor([0, *accumulate(each)], dtype=torch.int32) for each in (seqlens, seqlens_k)
         )
-        for name, value in (
-            ("seqlens", tuple(lengths[n] for n in self.sequences)),
-            ("rows", rows),
-            ("starts", starts),
-            ("starts_k", starts_k),
-            ("cu_seqlens", starts.to(device, non_blocking=True)),
-            ("cu_seqlens_k", starts_k.to(device, non_blocking=True)),
-        ):
-            object.__setattr__(self, name, value)
+        self.rows: slice | torch.Tensor = slice(rows[0].start, rows[-1].stop)
+        if sum(seqlens) != rows[-1].stop - rows[0].start:
+            self.rows = indices([row for own in rows for row in own], device)
+        self.ragged = RaggedBatch(
+            cu_seqlens=self.starts.to(device, non_blocking=True),
+            cu_seqlens_k=self.starts_k.to(device, non_blocking=True),
+            seqlens=seqlens,
+            seqlens_k=seqlens_k,
+        )
+        self.causal = causal
+        self._batch = batch
+        self._spans = spans
+        self._places: dict[int, torch.Tensor] = {}
 
     def places(self, page: int) -> torch.Tensor:
         """The places of the keys in a cache with pages of `page` tokens, [S] int64; made once."""
         if page not in self._places:
-            check_pages(CONTRACT, self.batch, page)
-            table = self.batch.page_table
-            total = sum(self.seqlens_k)
-            numbers = [*self.sequences, *self.firsts, *self.starts_k[:-1].tolist(), *self.seqlens_k]
-            owners, firsts, starts, counts = indices(numbers, table.device).view(4, -1)
+            check_pages(CONTRACT, self._batch, page)
+            table, total = self._batch.page_table, sum(self.ragged.seqlens_k)
+            numbers = [number for span in self._spans for number in span]
+            owners, firsts, counts = indices(numbers, table.device).view(-1, 3).unbind(1)
+            starts = self.ragged.cu_seqlens_k[:-1].long()
             which = torch.repeat_interleave(counts, output_size=total)
-            count = torch.arange(total, device=table.device)
-            positions = count + (firsts - starts).index_select(0, which)
+            positions = torch.arange(total, device=table.device) + (firsts - starts).index_select(0, which)
             pages = table[owners.index_select(0, which), positions // page].long()
             self._places[page] = pages * page + positions % page
         return self._places[page]
@@ -116,9 +103,8 @@ class ChunkedPrefix:
         rows, keys = batch.seqlens, batch.kv_seqlens
         prefix = {n: keys[n] - rows[n] for n in live}
         one_shot = sum(keys[n] for n in live) <= capacity
-        firsts = tuple(0 if one_shot else prefix[n] for n in live)
-        counts = tuple(keys[n] - first for n, first in zip(live, firsts, strict=True))
-        self.own = Piece(batch, tuple(live), firsts, counts, causal=True)
+        own = [(n, 0, keys[n]) if one_shot else (n, prefix[n], rows[n]) for n in live]
+        self.own = Piece(batch, own, causal=True)
         self.chunks: tuple[Piece, ...] = ()
         if not one_shot:
             chunks: list[list[tuple[int, int, int]]] = []
@@ -132,16 +118,7 @@ class ChunkedPrefix:
                     count = min(room, total - first)
                     chunks[-1].append((n, first, count))
                     room, first = room - count, first + count
-            self.chunks = tuple(
-                Piece(
-                    batch,
-                    tuple(n for n, _, _ in chunk),
-                    tuple(first for _, first, _ in chunk),
-                    tuple(count for _, _, count in chunk),
-                    causal=False,
-                )
-                for chunk in chunks
-            )
+            self.chunks = tuple(Piece(batch, chunk, causal=False) for chunk in chunks)
 
     @classmethod
     def of(cls, batch: PagedBatch, *, ragged: bool, chunked: bool) -> ChunkedPrefix | None:

@@ -91,15 +91,7 @@ class TorchMla(MlaBackend):
 def _attend_ragged(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return ragged_attention(
-        *(q, k, v),
-        cu_seqlens=piece.cu_seqlens,
-        cu_seqlens_k=piece.cu_seqlens_k,
-        seqlens=piece.seqlens,
-        seqlens_k=piece.seqlens_k,
-        scale=scale,
-        causal=piece.causal,
-    )
+    return ragged_attention(q, k, v, piece.ragged, scale=scale, causal=piece.causal)
 
 
 def _attend_in_pieces(
