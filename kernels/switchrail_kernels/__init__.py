@@ -32,14 +32,14 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
 OPERATIONS: dict[str, str] = {
     name: path for folder in _FOLDERS.values() for name, path in getattr(folder, "OPERATIONS", {}).items()
 }
-"""By operation of `switchrail.platforms`: the path of the function that implements it on GPUs."""
+"""By operation of `switchrail.platforms`, the path of the function that implements it on GPUs."""
 
 
 def register(registry: Registry) -> None:
     """Register all backends and operations. This distribution's entry point.
 
-    With Triton's interpreter (`TRITON_INTERPRET=1`), the Triton kernels also run on CPU tensors. They are so
-    slow there that they are never chosen by default.
+    With Triton's interpreter (`TRITON_INTERPRET=1`), the Triton kernels also run on CPU tensors, but so
+    slowly that they are never chosen by default.
     """
     from switchrail.registration import DeviceSupport
 

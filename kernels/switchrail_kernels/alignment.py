@@ -18,7 +18,7 @@ def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
 
 
 def is_transposed(state: torch.Tensor) -> bool:
-    """Whether the last two axes of a pool of states are in the other order in memory."""
+    """Whether the last two axes of a pool of states are swapped in memory."""
     return state.stride(-1) != 1 and state.shape[-1] != 1
 
 
@@ -28,12 +28,12 @@ def gaps(cache: torch.Tensor) -> tuple[int, ...]:
 
 
 def nonzero(strides: Iterable[int]) -> tuple[int, ...]:
-    """The strides with 1 in place of 0, which an axis of size 1 may have: kernels take 0 for dense memory."""
+    """The strides, with 1 in place of 0 (for an axis of size 1): kernels take 0 to mean dense memory."""
     return tuple(stride or 1 for stride in strides)
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
-    """Make queries that the library can address: aligned rows, less than 2^31 elements apart."""
+    """Make queries that the library can address: aligned rows less than 2^31 elements apart."""
     if is_aligned(queries) and queries.shape[0] * queries.stride(0) < 2**31:
         return queries
     return queries.clone(memory_format=torch.contiguous_format)
@@ -48,8 +48,8 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
     if not is_aligned(pool, alignment):
         raise contract.error(
             name,
-            f"rows at addresses that are no multiples of {alignment} bytes",
-            "multiples for this backend",
+            f"rows at addresses that are not multiples of {alignment} bytes",
+            "aligned rows for this backend",
         )
 
 

@@ -56,7 +56,7 @@ CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "flashinfer": ((9, 0), (9, 0)),
     "flashqla": ((9, 0), (9, 0)),
 }
-"""By backend: the first and the last supported compute capability."""
+"""By backend, the first and the last supported compute capability."""
 
 COMMON: dict[str, Claims] = {
     "triton": {
@@ -80,7 +80,7 @@ COMMON: dict[str, Claims] = {
         "priority": 50,
     },
 }
-"""By backend: its claims for each op in all phases, unless the op's folder overrides them."""
+"""By backend, its claims for each op in all phases, unless the op's folder overrides them."""
 
 INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
 

@@ -16,18 +16,18 @@ CutT = TypeVar("CutT")
 
 
 class DecodePlan(PagedPlan, Generic[CallT, CutT]):
-    """A plan that splits caches by their lengths or, within bounds, as if all had the maximum length.
+    """A plan that splits caches by their lengths; within bounds, as if all had the maximum length.
 
     So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
     only from the batch's own tensors.
 
     Args:
-        batch: A batch that was checked.
+        batch: A batch that has passed the contract's check.
         bounds: The bounds passed to `plan`.
 
     Attributes:
         contract: The op's contract.
-        cuts: The splits by `key`.
+        cuts: How caches are split, by `key`.
         bounds: The bounds.
         lengths: The cache lengths that determine the splits.
 
@@ -50,21 +50,21 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
     @staticmethod
     @abstractmethod
     def key(call: CallT) -> tuple[Any, ...]:
-        """The values that determine a call's split; the first is the shape of its cache."""
+        """The values that determine how a call's caches are split; the first is the shape of its cache."""
 
     @abstractmethod
     def decide(self, call: CallT, programs: int) -> CutT:
         """Decide how to split the caches for a call; see `cut`."""
 
     def cut(self, call: CallT, programs: int) -> CutT:
-        """The split for a call, decided at the first call with the same key.
+        """How a call's caches are split, decided at the first call with the same key.
 
         Args:
             call: The call.
-            programs: Programs per sequence and piece.
+            programs: The number of programs per sequence and piece.
 
         Raises:
-            ContractError: The page table has no room for a sequence.
+            ContractError: The page table has too few columns for a sequence.
         """
         key = self.key(call)
         if key not in self.cuts:
@@ -75,7 +75,7 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         return self.cuts[key]
 
     def check_refresh(self, batch: PagedBatch) -> None:
-        """Check that the plan can be reused for another batch; there is nothing to update on the device.
+        """Check that the plan can be reused for another batch. Nothing needs to be updated on the device.
 
         Raises:
             ContractError: The plan has no bounds, or the batch is not within them.

@@ -33,7 +33,7 @@ def wait(EARLY: tl.constexpr):
 
 @triton.jit
 def wait_first(EARLY: tl.constexpr):
-    """Same as `wait`, but the next kernel starts only after all kernels before this one have ended.
+    """Like `wait`, but the next kernel starts only after all kernels before this one have ended.
 
     So the next kernel may read the results of those earlier kernels before it waits. It must bypass the L1
     cache, which may hold older data.
@@ -44,7 +44,7 @@ def wait_first(EARLY: tl.constexpr):
 
 
 def _driver_version() -> int:
-    """The CUDA driver's version number: 12030 is 12.3."""
+    """The version number of the CUDA driver; 12030 means 12.3."""
     found = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
     return found.value
@@ -52,7 +52,7 @@ def _driver_version() -> int:
 
 @cache
 def begins_early(index: int) -> bool:
-    """Whether the device `index` supports dependent launches, also in captured graphs; -1 is the CPU."""
+    """Whether the device `index` supports dependent launches, even in captured graphs; -1 is the CPU."""
     if index < 0 or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(index) >= (9, 0) and _driver_version() >= _DRIVER

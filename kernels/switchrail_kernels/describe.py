@@ -1,4 +1,4 @@
-"""Markdown tables of the registrations' capabilities, and of the devices whose measured times plans use.
+"""Markdown tables of the backends' capabilities, and of the devices whose measured times the plans use.
 
 `python -m switchrail_kernels.describe` prints both.
 """
@@ -23,7 +23,7 @@ _HEAD = ("op", "backend", "phases", "dtypes", "states", "head sizes", "features"
 def support() -> str:
     """The table of backends by op: those of this distribution, and the core's `torch` backends.
 
-    If Triton's interpreter is on, the table lists the capabilities under the interpreter.
+    With Triton's interpreter on, the table lists the capabilities under the interpreter.
     """
     runtime = switchrail.Runtime()
     with runtime.transaction() as registry:
@@ -62,9 +62,9 @@ def _row(registration: Registration) -> tuple[str, ...]:
 
 
 def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
-    """The supported head sizes: one number if q, k and v have it, else `q and k / v`.
+    """The supported head sizes: one number if q, k and v have the same size, else `q and k / v`.
 
-    If every pair of the listed sizes is supported: `any two of ...`.
+    If all pairs of the listed sizes are supported, the result is `any two of ...`.
     """
     if not sizes:
         return "any"

@@ -1,11 +1,11 @@
-"""Drafted tokens of the ops with a state: plans and commits.
+"""Drafted tokens of ops with a state: plans and commits.
 
-The rows of a sequence form a chain or a tree, and some will not be accepted. A [V, K] state per head is many
-times larger than the keys and values of a few rows. So no state is stored per row. `verify` reads the state
-before the drafts once, leaves it unchanged, and records each row's effect on a state: a decay by exp(g) and
-an added u k^T. `commit` reads the state again and applies the rows on the path to the last accepted one.
-Together they move each state three times, for any number of rows; storing a state per row would add one move
-per row.
+The rows of a sequence form a chain or a tree, and some will not be accepted. Storing the state after each row
+would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So
+`verify` reads the state before the drafts once, leaves it unchanged, and records each row's effect on a
+state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
+to the last accepted one. Together they move each state three times, for any number of rows; storing a state
+per row would add one move per row.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -36,7 +36,7 @@ class Drafts:
     """The drafted rows of a batch.
 
     Attributes:
-        seqlens: The sequences' numbers of rows.
+        seqlens: The number of rows of each sequence.
         tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence each, as in `split_rows`.
         paths: [T, words] int32: bit j % 32 of word j / 32 is set if row j of the sequence is the row itself
             or one of its ancestors.
@@ -71,7 +71,7 @@ class Drafts:
         return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
     def update(self, batch: VerifyBatch) -> None:
-        """Find the paths of another batch of the same lengths in place, on the device."""
+        """Find the paths for another batch with the same lengths, in place and on the device."""
         words = self.paths.shape[1]
         if self.paths.numel():
             _launch_find_paths(
@@ -85,7 +85,7 @@ class Drafts:
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _find_paths(p_parents, p_cu_seqlens, p_paths, words, BW: tl.constexpr):
-    """The paths of one sequence, row by row: a row's parent comes before it."""
+    """The paths of one sequence, row by row, since a row's parent comes before it."""
     row = tl.load(p_cu_seqlens + tl.program_id(0)).to(tl.int64)
     rows = (tl.load(p_cu_seqlens + tl.program_id(0) + 1) - row).to(tl.int32)
     o_w = tl.arange(0, BW)
@@ -104,7 +104,7 @@ _launch_find_paths = Launcher(_find_paths)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The effect of one layer's drafted rows on the states: S <- exp(g) S + u k^T.
+    """The effect that one layer's drafted rows have on the states: S <- exp(g) S + u k^T.
 
     Attributes:
         u: [T, HV, V] float32.
@@ -139,7 +139,7 @@ class Record:
 
 @triton.jit
 def on_path(p_path, o_j, rows):
-    """Which of the rows `o_j` below `rows` are on the paths at `p_path`."""
+    """Whether each row of `o_j` is below `rows` and on the path at `p_path`."""
     b_word = tl.load(p_path + (o_j >> 5), mask=o_j < rows, other=0)
     return ((b_word >> (o_j & 31)) & 1) != 0
 
@@ -149,7 +149,7 @@ def _apply(
     b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The state after the rows below `rows` that are on the path at `p_path`, from the state `b_s`."""
+    """The state after the rows below `rows` on the path at `p_path`, starting from the state `b_s`."""
     for i in range(0, rows, DRAFT_ROWS):
         o_j = i + tl.arange(0, DRAFT_ROWS)
         o_row = o_j.to(tl.int64)
@@ -163,7 +163,8 @@ def _apply(
         b_k = tl.load(p_k + o_row[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_jk, other=0.0)
         on = on_path(p_path, o_j, end)
         on_next = on_path(p_path, o_j + 1, end)
-        # Later rows decay the contribution of a row. The decays come from sums of gates, never differences of
+        # A row's contribution is decayed by the rows after it. These decays are sums of gates, never
+        # differences of
         # sums.
         if CHANNELS:
             p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
@@ -194,9 +195,9 @@ def _replay(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head and `BV` rows of its state.
+    """One sequence, one head and `BV` rows of the head's state.
 
-    The path is read last, so that all earlier loads wait only for slots and lengths.
+    The path is read last, so that all other loads wait only for slots and lengths.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -239,8 +240,8 @@ def replay(
     Args:
         drafts: The plan.
         record: The record of `verify`.
-        accepted: [N] int64, the last accepted row; -1 for none. Values beyond a sequence's end mean its last
-            row.
+        accepted: [N] int64, the last accepted row, or -1 for none. A value beyond a sequence's end means its
+            last row.
         state: The pool [slots, HV, V, K].
         batch: The batch.
     """
@@ -274,9 +275,9 @@ def _each(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head and `BV` rows of its states after each row.
+    """One sequence, one head and `BV` rows of the state after each drafted row.
 
-    The state is read before the first one is written, since its slot may be among theirs.
+    The state is read before the first result is written, since its slot may be among the results' slots.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -326,7 +327,7 @@ def store_rows(
         drafts: The plan.
         record: The record of `verify`.
         state: The pool [slots, HV, V, K].
-        row_states: The pool for these states; None if it is `state`.
+        row_states: The pool for the states after rows; None means `state`.
         batch: The batch.
     """
     rows, groups, key_size = record.k.shape

@@ -1,7 +1,7 @@
-"""Measured constants of the kernels' plans, in one table per device.
+"""Measured constants that the kernels' plans use, in one table per device.
 
-They affect speed, never results. Tile sizes, which are compiled into kernels, are defined with the kernels
-instead.
+They affect speed, never results. Tile sizes are not here: they are compiled into kernels and defined with
+these.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Pace:
         points: Pairs of programs and microseconds, ascending. The time is linear between points and constant
             before the first. If two points have the same number of programs, the first applies at that
             number.
-        each: Microseconds per program beyond the last point.
-        rounds: Whether programs beyond it run in rounds, each taking as long as a full one.
+        each: Microseconds per further program, beyond the last point.
+        rounds: Whether programs beyond the last point run in rounds that each take as long as a full one.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -50,13 +50,13 @@ class Costs:
 
     Attributes:
         pace: Time per chunk.
-        end: Work per chunk of computing a segment's function, relative to scanning the chunk.
+        end: Cost per chunk of computing a segment's function, relative to scanning the chunk.
         compose: Microseconds to compose one segment's function.
         parts: Programs that scan a segment of one head.
         end_parts: Programs that compute the segment's function.
         first: Length of a first segment relative to the others.
-        resident: Maximum programs of a first launch per multiprocessor, counting only split sequences.
-        least: Minimum chunks of a split sequence.
+        resident: Maximum number of programs of a first launch per multiprocessor; only split sequences count.
+        least: Minimum number of chunks of a sequence that is split.
     """
 
     pace: Pace
@@ -75,11 +75,12 @@ class Latents:
 
     Attributes:
         make: Cost of one K/V-expansion product relative to one latent-attention product.
-        attend: Cost of one product of attention to expanded keys and values, relative to the same.
-        row: Fixed cost of an absorbed row, in keys: products with both weights, and a start.
+        attend: Cost of one product of attention to expanded keys and values, relative to one latent-attention
+        product.
+        row: Fixed cost of an absorbed row, in keys: its products with both weights, and a program's start.
         tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
         call: Fixed cost of a call that attends to latents, in products: launches and their tails.
-        fewest: Minimum rows of a sequence for which expansion is worth it.
+        fewest: Minimum number of rows of a sequence for which expansion pays off.
         start: Fixed cost of a program that attends to a piece of a cache, in keys.
         merge: Cost of merging pieces, in keys.
     """
@@ -114,11 +115,11 @@ class Fitted:
     """The constants of one device.
 
     Attributes:
-        device: Its name.
-        capability: Its compute capability.
+        device: The device's name.
+        capability: The device's compute capability.
         date: The date of the measurement.
         versions: The versions of torch and Triton.
-        command: The command that measures them.
+        command: The command that made the measurement.
         walks: Cost of scanning a state, by kernel.
         latents: Cost of `mla`.
         caches: How `attention` splits caches.
@@ -139,7 +140,7 @@ H200 = Fitted(
     capability=(9, 0),
     date="2026-11-21",
     versions="torch 2.11, Triton 3.6",
-    command="none was kept",
+    command="not recorded",
     walks={
         # Two programs on a multiprocessor take nearly as long as one after the other.
         "delta": Costs(
@@ -185,7 +186,7 @@ DEVICES = (H200,)
 
 
 def nearest(capability: tuple[int, int], devices: tuple[Fitted, ...] = DEVICES) -> Fitted:
-    """The table for a compute capability: its own, else the latest earlier one, else the first."""
+    """The table for a compute capability: its own, else that of the nearest lower one, else the first."""
     earlier = [fitted for fitted in devices if fitted.capability <= capability]
     return earlier[-1] if earlier else devices[0]
 

@@ -1,4 +1,4 @@
-"""Launching kernels with less overhead than Triton, which inspects every argument at each launch."""
+"""Launches kernels with less overhead than Triton, which inspects every argument at each launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchrail_kernels.dependent import begins_early
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 
 _MOST = 4096
-"""Maximum binaries per kernel, since a constant that depends on the batch could add binaries without end."""
+"""Maximum binaries per kernel: a constant that depends on the batch could add more without end."""
 
 TABLES = (
     *("p_cu_seqlens", "p_read_slots", "p_write_slots", "p_has_initial_state", "p_kept_slots", "p_slots"),
@@ -33,10 +33,10 @@ TABLES = (
     ),
     *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
 )
-"""Kernel parameters that are tables of a step.
+"""The names of kernel parameters that are tables of a step.
 
-Kernels are not specialized for their alignment, which depends on the batch, since loads of single numbers
-gain nothing from it.
+Kernels are not specialized for the alignment of these tables, which depends on the batch, since loads of
+single numbers would gain nothing from it.
 """
 
 
@@ -50,18 +50,18 @@ def launch_options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def padded(size: int, least: int = 1) -> int:
-    """The next power of 2, at least `least`; Triton's own function takes longer than a launch."""
+    """The next power of 2, at least `least`. Triton's own function for this takes longer than a launch."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
-    Triton specializes kernels for the dtypes and the alignment of tensors, and for the size of integers,
-    their being 1 and their divisibility by 16. So a launch that matches an earlier one in these, in constants
-    and in options uses the same binary. The binary is then launched directly with plain addresses, whereas
-    Triton would query the driver about each tensor. If hooks on Triton's launches are set, for example by a
-    profiler, they see every launch.
+    Triton specializes kernels for the dtypes and the alignment of tensors, for the width of integers, and for
+    whether they are 1 or divisible by 16. So a launch that matches an earlier one in these properties, in
+    constants and in options uses the same binary. The binary is then launched directly with plain addresses,
+    whereas Triton would query the driver about each tensor. If hooks on Triton's launches are set, for
+    example by a profiler, they see every launch.
 
     Args:
         kernel: The kernel.
@@ -90,15 +90,17 @@ class Launcher:
 
         Args:
             grid: The programs.
-            tensors: The kernel's tensors.
-            numbers: Its numbers.
-            constants: Its constants.
+            tensors: The tensors that the kernel takes.
+            numbers: The numbers that the kernel takes.
+            constants: The constants that the kernel takes.
             num_warps: Warps per program.
-            num_stages: Pipeline stages of its loads.
+            num_stages: Pipeline stages of the kernel's loads.
             **options: Other compiler options.
 
         Raises:
-            KeyError: A call is being recorded, and a tensor is neither one of its own nor scratch.
+            KeyError: A call is being recorded, and a tensor belongs neither to the call nor to the layer, and
+                is not
+            scratch memory.
         """
         call = recording()
         places = None if call is None else call.places(tensors)

@@ -1,4 +1,4 @@
-"""Common parts of the Triton backends of ops over a paged cache: plans, and the order of a call."""
+"""The base classes of Triton backends over a paged cache: plans, and the order of work in a call."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from switchrail_kernels.replay import Calls, Options, Tensors, calls_of
 
 
 class PagedPlan:
-    """A step's plan. Caches the launch arguments for each kind of layer.
+    """A plan of one step. It caches the launch arguments for each kind of layer.
 
     Attributes:
-        batch: The step's batch, which was checked.
+        batch: The step's batch, which has passed the contract's check.
     """
 
     def __init__(self, batch: PagedBatch) -> None:
@@ -50,7 +50,7 @@ class PagedPlan:
 
 
 class TritonPaged(Backend[CallT, PagedBatch]):
-    """For compute capability 8.0 and later."""
+    """A backend for compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]]
@@ -61,7 +61,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     """The type of a plan for prefill or verification."""
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Any:
-        """Check the batch. The first layer decides how rows and caches are split."""
+        """Check the batch. How rows and caches are split is decided at the first layer's call."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
         own = batch
@@ -74,12 +74,12 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
-        """Update a plan for another batch within the bounds. The device computes a decode's split.
+        """Update a plan for another batch within the bounds. A decode's split is computed on the device.
 
         Raises:
-            ArgumentError: The plan is not this backend's.
-            ContractError: The plan has no bounds, the batch is not within them, or its tables have other
-                forms than the plan was made for.
+            ArgumentError: Another backend made the plan.
+            ContractError: The plan has no bounds, the batch is not within them, or its tables have forms
+                other than those of the planned batch.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         if not isinstance(own, (self.pieces, self.tiles)):
@@ -107,13 +107,13 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
         if longest > max(plan.batch.kv_seqlens, default=0):
             most = max(plan.batch.kv_seqlens, default=0)
-            raise self.contract.error("batch.kv_seqlens", f"{longest} tokens", f"{most} at most, as bounds")
+            raise self.contract.error("batch.kv_seqlens", f"{longest} tokens", f"at most {most}, as bounds")
 
     @abstractmethod
     def prepare(
         self, call: CallT, batch: PagedBatch, plan: Any
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """Launch arguments that don't follow from the call and its batch, and the launching function."""
+        """The launch arguments other than those of the call and its batch; and the function that launches."""
 
     def run(self, call: CallT, batch: PagedBatch, plan: Any) -> None:
         """Compute attention for T packed query rows of N sequences of any length; one row each in decode."""
@@ -152,13 +152,13 @@ class TritonPaged(Backend[CallT, PagedBatch]):
 
 
 def _bounded(batch: PagedBatch, bounds: Bounds | None) -> PagedBatch:
-    """The batch with caches of the maximum length within bounds."""
+    """The batch with all caches at the maximum length that the bounds allow."""
     if bounds is None:
         return batch
     return replace(batch, kv_seqlens=(bounds.tokens,) * len(batch.seqlens), kv_bounds=True)
 
 
 _WIDE = ("page_table",)
-"""The tables whose rows may have gaps."""
+"""The names of tables whose rows may have gaps."""
 
 __all__ = ["PagedPlan", "TritonPaged"]

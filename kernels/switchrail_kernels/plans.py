@@ -1,4 +1,4 @@
-"""The plan of a decode, for the ops with a state, and the check of the forms of tables."""
+"""The plan of a decode for ops with a state, and a check of the forms of tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchrail.ops.contract import Contract
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The plan of a decode, which splits nothing; its type marks the phase.
+    """The plan of a decode, which has nothing to split. Its type marks the phase.
 
     Attributes:
         sequences: N.
@@ -33,7 +33,7 @@ def refresh_decode(
     """Check that a decode's plan fits the batch; there is nothing to update.
 
     Raises:
-        ArgumentError: The plan is another phase's.
+        ArgumentError: The plan is for another phase.
         ContractError: The batch is not a decode, or has another number of sequences.
     """
     if not isinstance(plan, Decode):
@@ -46,7 +46,7 @@ def refresh_decode(
 
 
 def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[str] = ()) -> None:
-    """Refuse a batch that must be adapted, for a plan that was made for one that needed no adapting.
+    """Refuse a batch that needs an `Adapter`, if the plan was made for a batch that needed none.
 
     Args:
         contract: The op's contract.
@@ -54,7 +54,7 @@ def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[st
         wide: Tables that may have gaps between rows.
 
     Raises:
-        ContractError: The batch must be adapted.
+        ContractError: The batch needs an adapter.
     """
     if not is_plain(batch, wide=wide):
         found = "tables or slots in another form than the plan's"

@@ -1,4 +1,4 @@
-"""Common parts of the Triton backends of ops with a state: plans, the order of a call, commits of drafts."""
+"""The base classes of Triton backends with a state: plans, the order of work in a call, commits of drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from switchrail_kernels.segments import Chunks
 
 
 class TritonState(Backend[CallT, StateBatch]):
-    """For compute capability 8.0 and later."""
+    """A backend for compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]] = STATE_FEATURES
@@ -35,7 +35,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def cut_rows(self, batch: StateBatch) -> Any:
-        """The plan of a prefill."""
+        """Make the plan of a prefill."""
 
     @abstractmethod
     def launch_step(self, call: CallT, batch: StateBatch) -> None:
@@ -43,7 +43,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def planned(self, call: CallT, batch: StateBatch, plan: Any) -> tuple[Tensors, Options]:
-        """A prefill's launch arguments that don't follow from the call and its slots."""
+        """A prefill's launch arguments other than those of the call and its slots."""
 
     @abstractmethod
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Any) -> None:
@@ -77,9 +77,9 @@ class TritonState(Backend[CallT, StateBatch]):
         """Update the plan of a decode, or of drafted rows of the same lengths, for another batch.
 
         Raises:
-            ArgumentError: The plan is another phase's.
+            ArgumentError: The plan is for another phase.
             ContractError: The batch has another number of sequences, rows of other lengths, or tables in
-                other forms than the plan was made for.
+                forms other than those of the planned batch.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         if isinstance(own, self.drafts):
@@ -158,7 +158,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
 
 class TritonRecurrent(TritonState[CallT]):
-    """For ops with a [V, K] state per head; any head sizes, groups and strides."""
+    """A backend for an op with a [V, K] state per head; any head sizes, groups and strides."""
 
     features: ClassVar[tuple[str, ...]] = (*STATE_FEATURES, "time_innermost")
     cut = Chunks
@@ -169,7 +169,7 @@ class TritonRecurrent(TritonState[CallT]):
     per_block: ClassVar[int] = 1
     """Chunks prepared per program."""
     costs: ClassVar[Walk]
-    """The key of its scan in a device's table."""
+    """The scan's key in a device's table of costs."""
 
     def cut_rows(self, batch: StateBatch) -> Chunks:
         """The chunks of all sequences."""

@@ -1,11 +1,11 @@
-"""Replaying the launches of earlier calls with less overhead.
+"""Repeats the launches of earlier calls with less overhead.
 
-Triton inspects every argument of a launch, and a contract every tensor of a call, which takes tens of
-microseconds per layer. The results depend only on the kind of layer (its options and the properties of its
+For each call, Triton inspects every argument of each launch, and a contract every tensor; this takes tens of
+microseconds per layer. The outcome depends only on the kind of layer (its options and the properties of its
 tensors) and on the call's `tensors` and `options`. So if a call matches an earlier call of any layer of the
 same kind, it is valid too and launches the same kernels with the same numbers. `replay.c` repeats the
-launches in C, with the addresses of the new call and layer and with separate scratch memory. The records of a
-kind are freed with its last layer.
+launches in C, with the addresses of the new call and layer, and with scratch memory of its own. The records
+of a kind are freed with its last layer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Options = tuple[int | float | str | None, ...]
 
 
 def _build() -> Any:
-    """Compile `replay.c` in the way Triton builds its launcher."""
+    """Compile `replay.c` in the way in which Triton builds its launcher."""
     from triton.runtime.build import compile_module_from_src  # internal to Triton
 
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -57,7 +57,7 @@ def _build() -> Any:
 
 @cache
 def _native() -> Any:
-    """The compiled `replay.c`, built for the first call on a GPU; None, with a warning, if that fails."""
+    """The compiled `replay.c`, built at the first call on a GPU; None, with a warning, if that fails."""
     try:
         return _build()
     except Exception as error:  # no compiler, or other versions of headers, torch or Triton
@@ -84,7 +84,7 @@ class _Table:
 
     Attributes:
         records: The table of `replay.c`; None while it is empty.
-        number: A unique number of 1 or more.
+        number: The unique number of the kind, 1 or more.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ def _own_tensors(layer: Layer) -> list[torch.Tensor]:
 
 
 def _kind(layer: Layer) -> tuple[object, ...] | None:
-    """Everything except addresses that determines a layer's launches; None if that is not possible."""
+    """Everything except addresses that determines a layer's launches; None if it can't be determined."""
     kind: list[object] = [type(layer)]
     seen: dict[int, int] = {}
     for value in _values(layer):
@@ -122,7 +122,7 @@ def _kind(layer: Layer) -> tuple[object, ...] | None:
             except RuntimeError:  # a tensor without strides
                 return None
         elif type(value) in _OPTIONS:
-            kind.append(repr(value))  # by repr, since 1, 1.0 and True are equal, and so are 0.0 and -0.0
+            kind.append(repr(value))  # as repr, since 1, 1.0 and True are equal, and so are 0.0 and -0.0
         else:
             return None
     return tuple(kind)
@@ -133,8 +133,8 @@ def calls_of(layer: Layer, owner: object) -> Calls:
 
     Args:
         layer: The layer.
-        owner: A backend's class, or a pair of it and a name. For one owner, launches must depend only on the
-            kind of layer and a call's arguments.
+        owner: A backend's class, or a pair of the class and a name. For one owner, launches must depend only
+            on the kind of layer and a call's arguments.
     """
     calls: Calls = layer.kept.get(owner) or layer.kept.setdefault(owner, Calls(layer, owner))
     return calls
@@ -144,11 +144,11 @@ class Calls:
     """The recorded calls of one layer, shared with all layers of its kind.
 
     Attributes:
-        again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True, or
-            returns False. Calls are equal if shapes, strides, dtypes, devices and alignment of their tensors
-            agree, the same arguments are one object, and options have the same types and values. If hooks on
-            Triton's launches are set, for example by a profiler, or another device is current, it launches
-            nothing.
+        again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True;
+            otherwise returns False. Two calls are equal if shapes, strides, dtypes, devices and alignment of
+            their tensors agree, the same arguments are one object, and options have the same types and
+            values. If hooks on Triton's launches are set (for example by a profiler) or another device is
+            current, it launches nothing and returns False.
         kind: A unique number for each kind of layer; 0 if the kind is unknown.
     """
 
@@ -176,13 +176,13 @@ class Calls:
 
         Args:
             layer: The layer.
-            tensors: All tensors of the kernels except the layer's and scratch; None for absent ones.
-            options: Everything else that determines the launches or the contract's check, except the layer's.
+            tensors: All tensors of the kernels except the layer's and scratch memory; None for absent ones.
+            options: All other values that determine the launches or the contract's check, except the layer's.
         """
         return Recording(self, layer, tensors, options)
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
-        """Add a call in the format of `replay.c`."""
+        """Add a recorded call, in the format of `replay.c`."""
         if self._table is None:
             return
         native = _native()
@@ -199,7 +199,7 @@ class Calls:
 
 
 class Recording:
-    """A call during its first launches."""
+    """A call that is being recorded during its first launches."""
 
     def __init__(self, calls: Calls, layer: Layer, tensors: Tensors, options: Options) -> None:
         self._calls = calls
@@ -207,7 +207,7 @@ class Recording:
         self._options = options
         self._places = {id(tensor): (_KEPT, i) for i, tensor in enumerate(_own_tensors(layer))}
         brought = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
-        # A tensor that is both the call's and the layer's could be two tensors in another call.
+        # A tensor that belongs to both the call and the layer could be two tensors in another call.
         self._known = brought.keys().isdisjoint(self._places)
         self._places |= brought
         self._scratch: list[torch.Tensor] = []
@@ -233,7 +233,7 @@ class Recording:
             )
 
     def is_running(self, frame: FrameType | None) -> bool:
-        """Whether the recording function is `frame`'s, or one of its callers."""
+        """Whether `frame` is the recording function, or was called by it."""
         while frame is not None and frame is not self._caller:
             frame = frame.f_back
         return frame is not None
@@ -247,10 +247,10 @@ class Recording:
         return tensor
 
     def places(self, tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
-        """The places where a later call finds each of a kernel's tensors.
+        """Where a later call finds each of a kernel's tensors.
 
         Raises:
-            KeyError: A tensor is neither the call's, nor the layer's, nor scratch.
+            KeyError: A tensor belongs neither to the call nor to the layer, and is not scratch memory.
         """
         return [self._places[id(tensor)] for tensor in tensors]
 
@@ -264,10 +264,10 @@ class Recording:
         """Add a launch.
 
         Args:
-            grid: The programs.
+            grid: The launch's programs.
             binary: The kernel; None if the launch can't be repeated.
-            places: The places of its tensors.
-            values: Its numbers and constants.
+            places: The places of the kernel's tensors.
+            values: The kernel's numbers and constants.
         """
         if binary is None or not binary.is_plain:
             self._known = False
@@ -290,7 +290,7 @@ def recording() -> Recording | None:
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate memory for the duration of a call; each replay gets its own."""
+    """Allocate memory for the duration of a call. Each replay gets its own."""
     call = recording()
     return (
         torch.empty(shape, dtype=dtype, device=device) if call is None else call.empty(shape, dtype, device)
@@ -323,15 +323,15 @@ def _declared(compiled: Any) -> list[str]:
 
 
 class Binary:
-    """A compiled kernel, as the driver launches it.
+    """A compiled kernel, in the form that the driver launches.
 
     Attributes:
-        is_plain: Whether its parameters are the addresses and numbers of `parameters`, and a launch needs no
-            other attribute than `early`.
-        function: The driver's handle.
+        is_plain: Whether its parameters are the addresses and numbers of `parameters`, and its launch needs
+            no other attribute than `early`.
+        function: The driver's handle of the kernel.
         threads: Threads per program.
         shared: Bytes of shared memory per program.
-        early: Whether its programs start while the previous kernel still ends.
+        early: Whether its programs may start before the previous kernel has ended.
     """
 
     def __init__(self, compiled: Any) -> None:
@@ -358,7 +358,7 @@ class Binary:
     def parameters(
         self, places: list[tuple[int, int]], values: tuple[float, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """The driver's parameters: for each one its place, or a constant with its bits."""
+        """The driver's parameters, each one as a place or as the bits of a constant."""
         arguments: list[Any] = [*places, *values]
         found: list[tuple[int, int]] = []
         for kind, argument in zip(self._types, arguments, strict=True):

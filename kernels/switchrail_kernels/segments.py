@@ -1,10 +1,10 @@
-"""Splitting the time axis if a few long sequences would leave most of the device idle.
+"""Splits the time axis, if a few long sequences would otherwise leave most of the device idle.
 
-A sequence is split into segments of equal length, except the first, which is shorter because its launch has
-more to do. A segment maps the state before it to a linear function of it. The first launch (`PASS` 1) scans
-the first segment of each sequence and computes the functions of all others except the last. The second launch
-(`PASS` 2) composes them, in float32, into the state before each segment, and scans all other segments. `PASS`
-is 0 if no sequence is split and one launch is enough.
+A sequence is split into segments of equal length, except that the first one is shorter, because its launch
+has more to do. A segment maps the state before it linearly to the state after it. The first launch (`PASS` 1)
+scans the first segment of each sequence and computes these maps for all others except the last. The second
+launch (`PASS` 2) composes the maps, in float32, into the state before each segment, and scans all segments
+but the first. `PASS` is 0 if no sequence is split and one launch is enough.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -39,7 +39,7 @@ def locate(
         p_cu_seqlens: The batch's `cu_seqlens`.
         sequences: The number of nonempty sequences.
         first: Tokens in a first segment.
-        length: Tokens in another segment.
+        length: Tokens in any other segment.
         most: Segments of the longest sequence.
         CHUNK: Tokens per chunk.
         PASS: The launch.
@@ -92,7 +92,7 @@ class Segments:
 
     Attributes:
         first: Chunks in a first segment.
-        length: Chunks in another segment.
+        length: Chunks in any other segment.
         most: Segments of the longest sequence.
         split: The number of sequences with more than one segment.
     """
@@ -103,7 +103,7 @@ class Segments:
     split: int = 0
 
     def programs(self, sequences: int) -> tuple[tuple[int, int], ...]:
-        """The launches, each a `PASS` and the number of programs per head and block of values."""
+        """The launches: for each one its `PASS`, and the number of programs per head and block of values."""
         if not self.split:
             return ((0, sequences),)
         return (1, sequences + self.split * (self.most - 2)), (2, self.split * (self.most - 1))
@@ -114,14 +114,14 @@ class Chunks:
     """The chunks that the kernels scan.
 
     Attributes:
-        blocks: [blocks, 4] int32, blocks of some chunks, as in `split_rows`.
-        sequences: [nonempty sequences, 2] int32, longest first: the sequence and its first chunk.
-        counts: The numbers of chunks of these sequences.
+        blocks: [blocks, 4] int32, the blocks of chunks, as in `split_rows`.
+        sequences: [nonempty sequences, 2] int32, longest first: the sequence's number and its first chunk.
+        counts: The number of chunks of each of these sequences.
         seqlens: The lengths of all sequences.
-        abreast: The total number of chunks in units of the longest sequence.
+        abreast: The total number of chunks divided by that of the longest sequence.
         every: Rows between checkpoints; 0 for none.
-        places: Room in chunks between checkpoints.
-        segments: The results of `plan_segments` by number of heads. None if checkpoints split blocks: then
+        places: The number of chunks that fit between checkpoints.
+        segments: The results of `plan_segments`, by number of heads. None if checkpoints split blocks; then
             the time axis is not split.
     """
 
@@ -191,7 +191,7 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     """Choose the segments with the smallest estimated time.
 
     Args:
-        counts: The sequences' numbers of chunks, in descending order.
+        counts: The number of chunks of each sequence, in descending order.
         heads: Heads, which are scanned independently.
         programs: The device's multiprocessors.
         costs: The cost of a chunk.
@@ -237,6 +237,6 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 _SHORT = 32
 
 _MANY = 1000.0
-"""The number of programs per multiprocessor from which on all multiprocessors are busy to the end."""
+"""With this number of programs per multiprocessor or more, all multiprocessors are busy to the end."""
 
 __all__ = ["Chunks", "Segments", "clear_rows", "locate", "plan_segments"]

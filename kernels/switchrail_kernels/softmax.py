@@ -1,4 +1,4 @@
-"""Attention over a paged cache inside the kernels: a program's rows, visible keys, and the softmax.
+"""Device functions for attention over a paged cache: a program's rows, the visible keys, and the softmax.
 
 The softmax is online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of
 2.
@@ -16,11 +16,11 @@ import triton.language as tl
 
 @triton.jit
 def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
-    """The rows of a tile: a sequence in decode, otherwise an item of `Work.items`.
+    """Finds the rows of a tile: a sequence in decode, otherwise an item of `Work.items`.
 
     Returns:
-        Its item, the sequence, the first row within the sequence, the first packed row, the number of rows,
-        the row of their queries, the sequence's number of keys, and the number of keys before its rows.
+        The tile's item, the sequence, the first row within the sequence, the first packed row, the number of
+        rows, the row of the queries, the sequence's number of keys, and the number of keys before its rows.
     """
     if DECODE:
         i_n = i_tile
@@ -44,14 +44,15 @@ def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
 
 @triton.jit
 def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
-    """The keys visible to rows: [BM, BN]. Keys and rows count from the sequence's first row.
+    """[BM, BN]: whether each row sees each key. Keys and rows count from the sequence's first row.
 
     Args:
         o_row: [BM], the rows.
         o_key: [BN], the keys.
-        first: The first of the keys.
+        first: The first one of the keys.
         p_parents: The parent of each row, if TREES.
-        TREES: Whether a row attends only to its ancestors among the sequence's rows, not to all before it.
+        TREES: Whether a row attends only to its ancestors among the sequence's rows, instead of all rows
+            before it.
     """
     if TREES:
         m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
@@ -59,7 +60,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
         while tl.max(b_row) >= tl.maximum(first, 0):
             m_seen |= b_row[:, None] == o_key[None, :]
             b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-            b_row = tl.minimum(b_parent, b_row - 1)  # terminates for any parents
+            b_row = tl.minimum(b_parent, b_row - 1)  # so that the loop ends for any parents
     else:
         m_seen = o_row[:, None] >= o_key[None, :]
     return m_seen
@@ -67,11 +68,11 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
 
 @triton.jit
 def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
-    """Add further keys to the sums, with values `b_v` and logits `unit` times `b_s`, -inf if masked."""
+    """Add more keys to the sums: values `b_v`, logits `unit` times `b_s` (-inf if masked)."""
     b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
     b_ref = b_new
     if MASKED:
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # rows that have no visible key so far
+        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # for rows without a visible key so far
     b_p = tl.exp2(b_s * unit - b_ref[:, None])
     b_scale = tl.exp2(b_max - b_ref)
     b_sum = b_sum * b_scale + tl.sum(b_p, 1)
@@ -81,7 +82,7 @@ def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
 
 @triton.jit
 def add_parts(b_acc, b_max, b_sum, b_part, b_weight):
-    """Add further parts of one row to its sums; their log-sum-exps are `b_weight`."""
+    """Add more parts of one row to the row's sums. Their log-sum-exps are `b_weight`."""
     b_new = tl.maximum(b_max, tl.max(b_weight, 0))
     b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_weight = tl.exp2(b_weight - b_ref)

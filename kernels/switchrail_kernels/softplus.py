@@ -14,7 +14,7 @@ import triton.language as tl
 def softplus(b_x):
     """log(1 + e^x) in float32, accurate for small results: max(x, 0) + log(1 + e^-|x|).
 
-    log(1 + y) = 2 artanh(y / (2 + y)), by its series.
+    log(1 + y) is computed as the series of 2 artanh(y / (2 + y)).
     """
     b_y = tl.exp(-tl.abs(b_x))
     b_y = b_y / (2.0 + b_y)

@@ -1,4 +1,4 @@
-"""Index tables for the kernels' grids, built from the host lengths once per step."""
+"""Index tables for the kernels' grids, built once per step from the lengths on the host."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy a small host table; on a GPU the copy is queued and the host doesn't wait for it."""
+    """Copy a small host table. On a GPU the copy is queued, and the host doesn't wait for it."""
     tensor = torch.from_numpy(table)
     if device.type == "cpu":
         return tensor
@@ -23,20 +23,20 @@ def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copy int32 tables at once; each is aligned to 16 bytes if those before it have 4 n columns."""
+    """Copy int32 tables at once. Each is aligned to 16 bytes if all tables before it have 4 n columns."""
     whole = to_device(np.concatenate([table.ravel() for table in tables]), device)
     parts = torch.split(whole, [table.size for table in tables])
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]
 
 
 def ranges(counts: np.ndarray) -> np.ndarray:
-    """The numbers from 0 to below each count, one count after another."""
+    """For each count, the numbers from 0 to count - 1; concatenated."""
     within: np.ndarray = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return within
 
 
 def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
-    """Split every sequence into pieces of at most `rows` rows; empty sequences get none.
+    """Split every sequence into pieces of at most `rows` rows. Empty sequences have no piece.
 
     Returns:
         [pieces, 4] int32, in order of sequence and time: sequence, first row within the sequence, first

@@ -1,4 +1,4 @@
-"""Tiles of rows over a paged cache, for prefill or verification, and their programs."""
+"""Tiles of rows over a paged cache, for prefill or verification, and the programs that compute them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from switchrail_kernels.tables import all_to_device, ranges
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Programs for tiles of rows whose keys are split into pieces.
+    """The programs for tiles of rows whose keys are split into pieces.
 
     Attributes:
         items: [programs, 8] int32, most keys first: sequence, first row within it, first packed row, number
             of rows, piece, number of pieces, first slot of the parts, first row of the queries and results.
         rows: [merged rows, 8] int32: packed row, slot of its first part, slots between parts, number of
             parts, row of the query and result, unused.
-        slots: The number of slots for parts.
-        base: Pieces of a tile of usual length.
+        slots: The number of slots for partial results.
+        base: The number of pieces of a tile of usual length.
     """
 
     items: torch.Tensor
@@ -38,15 +38,15 @@ class Work:
         at: np.ndarray | None = None,
         base: int = 0,
     ) -> Work:
-        """Make the programs.
+        """Lay out the programs.
 
         Args:
             tiles: [tiles, 4], as in `split_rows`.
             keys: [tiles], the number of keys visible to each tile.
             pieces: [tiles], the number of pieces of each tile.
             device: The device of the tables.
-            at: [tiles], the first row of a tile's queries; None for its first packed row.
-            base: Pieces of a tile of usual length.
+            at: [tiles], the first row of each tile's queries; None means its first packed row.
+            base: The number of pieces of a tile of usual length.
         """
         rows = tiles[:, 3].astype(np.int64)
         first = tiles[:, 2] if at is None else at

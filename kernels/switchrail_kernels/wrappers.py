@@ -1,4 +1,4 @@
-"""Plans for FlashInfer's wrappers of paged attention: one per batch, with dense tables and own memory."""
+"""Plans for FlashInfer's wrappers of paged attention: one per batch, with its own tables and memory."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Tables:
 
 
 class WrapperPlan:
-    """The data that all layers of a step share, with the wrappers planned for it.
+    """The data that all layers of a step share, and the wrappers that were planned for it.
 
-    Empty sequences are left out. The library has no sequences without keys, so padding is planned with page 0
-    and its results are overwritten.
+    Empty sequences are left out. The library does not support sequences without keys, so padding is planned
+    with page 0, and its results are overwritten.
 
     Args:
         contract: The op's contract.
@@ -67,17 +67,17 @@ class WrapperPlan:
         self.phase = phase
         self.seqlens = batch.seqlens
         self.rows = _starts(lengths)
-        """[M + 1] int32 on the host, the first row of each nonempty sequence, and their total."""
+        """[M + 1] int32 on the host, the first row of each nonempty sequence, and the number of all rows."""
         self.keys = torch.from_numpy(keys.astype(np.int32))
         """[M] int32 on the host, the cached tokens of each nonempty sequence."""
         self.longest = int(lengths.max(initial=0))
         self.is_empty = bool(self._is_padding.all())
-        """Whether there are no rows that attend to anything."""
+        """Whether no row attends to any key."""
         padding = np.repeat(self._is_padding, lengths).nonzero()[0]
         self._padding = to_device(padding, batch.page_table.device) if len(padding) else None
 
     def tables(self, page: int) -> Tables:
-        """The tables for pages of `page` tokens, made at the first call.
+        """The tables for pages of `page` tokens, determined at the first call.
 
         Raises:
             ContractError: The page table is too narrow.
@@ -96,10 +96,10 @@ class WrapperPlan:
         return self._tables[page]
 
     def wrapper(self, wrappers: Wrappers, key: Hashable, plan: Callable[[Any], None]) -> Any:
-        """A wrapper planned for layers of one shape, made at the first call.
+        """A wrapper that was planned for layers of one shape, determined at the first call.
 
         Args:
-            wrappers: The pool to take it from.
+            wrappers: The pool to take a wrapper from.
             key: Everything besides the batch that determines the library's plan.
             plan: Plans the wrapper.
         """
@@ -113,7 +113,7 @@ class WrapperPlan:
         return self._planned[key]
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        """Overwrite the rows of padding."""
+        """Overwrite the results of padding rows."""
         if self._padding is not None:
             out.index_fill_(0, self._padding, 0)
             if lse is not None:
@@ -124,11 +124,11 @@ class WrapperPlan:
 class Wrappers:
     """A pool of wrappers of one class. Each wrapper holds one plan at a time.
 
-    A plan's tables are copied from the wrapper's own pinned memory, so a wrapper is free for the next plan
-    only after that copy.
+    A plan's tables are copied to the device from the wrapper's own pinned memory, so the wrapper is free for
+    the next plan only after that copy.
 
     Attributes:
-        make: Makes a wrapper on a workspace.
+        make: Creates a wrapper on a workspace.
         room: Bytes of a workspace, shared by the wrappers of one device and stream.
     """
 
@@ -139,7 +139,7 @@ class Wrappers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, place: tuple[torch.device, int]) -> Any:
-        """Take a free wrapper, or make a new one, for a device and stream."""
+        """Take a free wrapper for a device and stream, or create one."""
         with self._lock:
             free = self._free.setdefault(place, [])
             number = next((n for n, (_, copied) in enumerate(free) if _is_done(copied)), None)
@@ -150,7 +150,7 @@ class Wrappers:
             return self.make(self._workspaces[place])
 
     def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
-        """Return the wrapper to the pool when its plan is freed."""
+        """Lend a wrapper to a plan. It returns to the pool when the plan is freed."""
         copied = None
         if place[0].type == "cuda":
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -48,7 +48,7 @@ def test_explain_says_what_would_serve_in_each(
         assert asked["sglang", "attention"] == "--attention-backend switchrail"
     else:
         assert "supports the versions 0.5.11, 0.5.23" in served["sglang", "all", "all"]
-    assert "installed engines of others" in shown
+    assert "other installed engines" in shown
     notes = {finding.subject: finding for finding in check_hosts()}
     assert notes.keys() == ({"vllm"} if version in VERSIONS else {"vllm", "sglang"})
     assert not any(finding.is_problem for finding in notes.values())

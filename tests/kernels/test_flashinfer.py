@@ -483,7 +483,7 @@ def test_a_negative_scale_and_addresses_that_the_library_cannot_read(make, op, g
     cache = call.tensors[name]
     call.tensors[name] = torch.empty(cache.numel() + 1)[1:].view(cache.shape).copy_(cache)
     with pytest.raises(
-        ContractError, match=f"{name}: got rows at addresses that are no multiples of 16 bytes"
+        ContractError, match=f"{name}: got rows at addresses that are not multiples of 16 bytes"
     ):
         call.run(backend)
 

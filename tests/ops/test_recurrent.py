@@ -359,7 +359,7 @@ def test_checkpoints_that_break_the_contract(op):
         ({"checkpoint_every": 0}, "checkpoint_every: got 0, expected an int of 1 or more"),
         (
             {"checkpoint_slots": torch.full((2, 2), -1)},
-            "checkpoint_slots: got 2 a sequence, expected 3 at least",
+            "checkpoint_slots: got 2 a sequence, expected at least 3",
         ),
         ({"checkpoint_slots": torch.full((3, 4), -1)}, r"checkpoint_slots: got shape \[3, 4\]"),
         ({"checkpoint_slots": torch.full((2, 4), -2)}, "checkpoint_slots: got -2 for sequence 0"),

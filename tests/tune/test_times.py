@@ -269,7 +269,7 @@ def test_the_command(tmp_path, monkeypatch):
     with isolated():
         done = CliRunner().invoke(app, ["tune", *chosen])
     assert done.exit_code == 0, done.output
-    assert f"kept in {tmp_path / 'times.json'}" in done.output
+    assert f"written to {tmp_path / 'times.json'}" in done.output
     lines = [line.split() for line in done.output.splitlines()]
     head = "short_conv decode in float32, 1024 channels, microseconds: torch on the host"
     assert head.split() in lines

@@ -3,7 +3,7 @@
 from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""The claimed and tested head sizes of attention, as models have them. The kernels pad other sizes."""
+"""The head sizes that attention claims and tests, as real models have them. The kernels pad other sizes."""
 
 BACKENDS: Backends = {
     "triton": (

@@ -23,7 +23,7 @@ from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 @triton.jit
 def _capped(b_z, cap):
-    """Compute cap tanh(z), as a series near 0, where the quotient would lose the digits of a small z."""
+    """Computes cap tanh(z), as a series near 0, where the quotient would lose digits of a small z."""
     b_square = b_z * b_z
     b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
     return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * (2 * LOG2E))))
@@ -39,7 +39,7 @@ def _walk(
     CAP: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
     S_KP: tl.constexpr, S_KT: tl.constexpr, S_VP: tl.constexpr, S_VT: tl.constexpr,
 ):  # fmt: skip
-    """Attend to keys `start` to `stop`. With MASKED, blocks outside `full` to `middle` are masked."""
+    """Attend to keys `start` to `stop`. With MASKED, only the blocks from `full` to `middle` need no mask."""
     o_d = tl.arange(0, BD)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
@@ -77,7 +77,7 @@ def _walk(
             p_block_v = p_v + o_first
         if D != BD or (MASKED and PAGE % BN != 0):
             b_k = tl.load(p_block_k + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
-        else:  # keys of its page that no row attends to may hold anything
+        else:  # keys that no row attends to may hold anything
             b_k = tl.load(p_block_k + o_kv)
         if D != BD or MASKED:
             b_v = tl.load(p_block_v + o_v, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
@@ -121,7 +121,7 @@ def _attend(
         p_items, tl.program_id(0), p_cu_seqlens, p_kv_lens, DECODE
     )
 
-    # the keys of the tile, the keys of the piece, and the range of the latter that every row attends to
+    # the tile's keys, the piece's keys, and the range of the piece's keys that every row attends to
     first = 0
     if WINDOW:
         first = tl.maximum(past + within + 1 - window, 0)
@@ -187,7 +187,7 @@ def _attend(
         1 if DECODE and not WINDOW else STAGES, S_KP, S_KT, S_VP, S_VT,
     )  # fmt: skip
 
-    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding: no keys, so zeros
+    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # zeros for padding, which has no keys
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
         if DECODE:

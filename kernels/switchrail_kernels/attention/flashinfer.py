@@ -21,7 +21,7 @@ ROOM = 288 << 20
 
 
 def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
-    """The maximum bytes that the library needs for partial results when it splits caches over programs.
+    """Upper bound of the bytes that the library needs for partial results, if it splits caches over programs.
 
     Args:
         rows: Maximum rows per sequence.
@@ -63,7 +63,7 @@ class FlashInferAttention(AttentionBackend):
             return
         check_pool(CONTRACT, "k_cache", k_cache)
         check_pool(CONTRACT, "v_cache", v_cache)
-        if scale < 0:  # the library assumes that the largest product has the largest logit
+        if scale < 0:  # the library assumes that the largest product gives the largest logit
             q, scale = -q, -scale
         q = fit(q)
         result = out if is_aligned(out) else torch.empty_like(out)

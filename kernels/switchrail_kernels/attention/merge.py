@@ -1,4 +1,4 @@
-"""The final steps of paged softmax attention: merging parts by their log-sum-exps, sinks, and the output."""
+"""The last steps of paged softmax attention: parts merged by their log-sum-exps, sinks, and the output."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -17,7 +17,7 @@ from switchrail_kernels.softmax import add_parts
 
 @triton.jit
 def _with_sink(b_total, b_sink):
-    """The log-sum-exp with a sink's logit, and the resulting factor of the output. Both in powers of 2."""
+    """The log-sum-exp with a sink's logit, and the factor on the output; both in powers of 2."""
     b_ref = tl.maximum(b_total, b_sink)
     b_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref)
     b_with = b_ref + tl.log2(tl.exp2(b_total - b_ref) + tl.exp2(b_sink - b_ref))
@@ -30,7 +30,7 @@ def finish(
     b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows. `b_total` is the log-sum-exp without a sink, in powers of 2; -inf for rows without keys."""
+    """Write rows of the output. `b_total` is their log-sum-exp in powers of 2, without a sink."""
     if SINKS:
         b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)
@@ -57,7 +57,7 @@ def _merge(
     p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, step, pieces, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write one head of one token from its parts.
+    """Write the output of one head of one token from its parts.
 
     The first part is in `slot`, the others `step` slots apart.
     """

@@ -21,18 +21,18 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""Extra programs within bounds, as a factor. If most caches are short, the long ones can be split further."""
+"""The factor of extra programs within bounds: if most caches are short, long ones can be split further."""
 
 _BLOCK = 32
-"""With several pieces, the keys per piece are a multiple of this."""
+"""With several pieces, the number of keys per piece is a multiple of this."""
 
 WIDEST = 2**30
-"""Larger than any cache. Larger windows are reduced to this, to fit in 32 bits."""
+"""Larger than any cache. Larger windows are reduced to this value, so that they fit in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory for a decode's partial results. Layers share it, since they run one after another.
+    """Memory for a decode's partial results. All layers share it, since they run one after another.
 
     Attributes:
         pieces: Maximum pieces per sequence.
@@ -72,9 +72,9 @@ class Pieces(DecodePlan[AttentionCall, Room]):
         return Room.of(*self._cut(programs, layer.window, q.device), q)
 
     def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
-        """Choose the pieces of the longest cache and the keys per piece so that all programs run at once.
+        """Choose the pieces of the longest cache, and the keys per piece, so that all programs run at once.
 
-        If there are too many sequences, choose full waves of programs. Within bounds, most caches may be
+        With too many sequences for that, choose full waves of programs. Within bounds, most caches may be
         short, so pieces have the minimum length. `each` is the number of programs per piece.
         """
         caches = fitted(device).caches
@@ -97,7 +97,7 @@ class Tiles(PagedPlan):
     """The tiles of a prefill or a verification.
 
     Attributes:
-        works: By the arguments of `work`.
+        works: The programs, by the arguments of `work`.
     """
 
     def __init__(self, batch: PagedBatch) -> None:
@@ -131,7 +131,8 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # With this many keys, a float32 part has as many bytes as its keys and values.
+        # With this many keys, a float32 part has as many bytes as the keys and values that it is computed
+        # from.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

@@ -30,12 +30,13 @@ class _Shape:
 
     Attributes:
         group: Query heads per key-value head.
-        block_group: The same, padded to a block.
+        block_group: The same number, padded to a block.
         block_d: The head size, padded to a block.
         window: The layer's window, limited to 32 bits.
         numbers: The kernel's arguments from `scale` to HKV.
         features: The kernel's constants from NEGATED to LSE.
-        strides: Those of keys and of values along pages, tokens and heads; zeros if both caches are dense.
+        strides: The strides of keys and of values along pages, tokens and heads; zeros if both caches are
+            dense.
     """
 
     group: int
@@ -116,7 +117,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
     def prepare(
         self, call: AttentionCall, batch: PagedBatch, plan: Pieces | Tiles
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """The split of a decode's caches, or the tiles of other rows."""
+        """How a decode's caches are split, or the tiles of other rows."""
         layer, q, _, _ = call
         kv_heads = layer.k_cache.shape[2]
         if isinstance(plan, Pieces):

@@ -1,7 +1,7 @@
 """The chunked kernels of the delta rule: the solve inside a chunk, and the scan over the chunks.
 
-A chunk has 32 tokens. Let A be strictly lower triangular, T = (I + A)^-1 diag(beta), P the causal scores,
-none depending on a state, and S the state before the chunk:
+A chunk has 32 tokens. Let A be strictly lower triangular, T = (I + A)^-1 diag(beta), and P the causal scores,
+none of which depends on a state. Let S be the state before the chunk:
 
     u = T v - T (from S^T)        out = read S^T + P u        S <- S decay + u^T write
 

@@ -1,4 +1,4 @@
-"""Base of the adapters of the delta rule to libraries: contract checks and launches."""
+"""The base class of adapters of libraries' delta-rule kernels: contract checks and launches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
 
     contract: ClassVar[Contract]
     planned: ClassVar[type[Planned]] = Decode
-    """The type of the backend's plans."""
+    """The type of plans that the backend makes."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Check the batch against the contract."""

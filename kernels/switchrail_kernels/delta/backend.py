@@ -1,4 +1,4 @@
-"""Common base of the Triton backends of the delta rule, for any kind of gates."""
+"""The base class of the Triton backends of the delta rule, for all kinds of gates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]
-    """Whether channels have separate decays."""
+    """Whether each channel has a decay of its own."""
 
     @staticmethod
     @abstractmethod
@@ -33,12 +33,12 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Compute the scan's inputs for all chunks."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """The arguments, including those of the Hopper scan: concurrent programs, and how long they run."""
+        """The arguments; for the Hopper scan, with the number of concurrent programs and their time."""
         tensors, options = super().planned(call, batch, plan)
         return tensors, (*options, plan.abreast, plan.are_short, plan.are_single)
 
     def launch_step(self, call: DeltaCall, batch: StateBatch) -> None:
-        """One launch."""
+        """Decode, in one launch."""
         step(call, batch, channels=self.channels)
 
     def launch_walk(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> None:

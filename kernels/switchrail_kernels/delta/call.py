@@ -10,14 +10,14 @@ _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
 def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
-    """g, beta, A_log and dt_bias; g stands in for missing ones."""
+    """g, beta, A_log and dt_bias. A missing tensor is replaced by g, which is then not read."""
     layer, g = call.layer, call.g
     rate = g if layer.A_log is None else layer.A_log
     return g, call.beta, rate, g if layer.dt_bias is None else layer.dt_bias
 
 
 def gate_numbers(layer: DeltaLayer) -> tuple[float, ...]:
-    """The lower bound and the scale of beta."""
+    """The lower bound of the log decay, and the scale of beta."""
     return layer.lower_bound or 0.0, layer.beta_scale or 0.0
 
 
@@ -27,7 +27,7 @@ def gate_constants(layer: DeltaLayer) -> tuple[int | bool, ...]:
 
 
 def outer_strides(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """The strides of the first two axes of each."""
+    """The strides of the first two axes of each tensor."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
 
 

@@ -1,4 +1,4 @@
-"""Gates inside the kernels, already activated or raw."""
+"""Device functions for gates, which may be raw or already activated."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
@@ -15,13 +15,13 @@ from switchrail_kernels.softplus import softplus
 
 @triton.jit
 def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
-    """The log of the decay to base 2, at least -192; 2^-192 is 0 in float32.
+    """log2 of the decay, at least -192 (2^-192 is 0 in float32).
 
     Args:
         b_g: The natural log of the decay, or the raw gate.
-        b_rate: exp of A_log.
+        b_rate: exp(A_log).
         b_bias: dt_bias.
-        lower: The lower bound of the kind `sigmoid`.
+        lower: The lower bound of the log decay, for the kind `sigmoid`.
         GATE: The kind: 0 for activated gates, 1 `softplus`, 2 `sigmoid`.
     """
     b_g = b_g.to(tl.float32)
@@ -36,7 +36,7 @@ def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
 
 @triton.jit
 def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: tl.constexpr):
-    """`log2_decay` of gates of value head `i_hv`; its rate and bias are at `p_rate` and `p_bias`."""
+    """`log2_decay` for value head `i_hv`, whose A_log is `p_rate[i_hv]` and whose bias is `p_bias[i_hv]`."""
     b_rate = 0.0
     b_bias = 0.0
     if GATE != 0:

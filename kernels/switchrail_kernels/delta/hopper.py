@@ -1,11 +1,11 @@
-"""The scan over the chunks on Hopper: same as `scan`, for heads of 65 to 128 channels in 16 bits.
+"""The scan over the chunks on Hopper: like `scan`, for heads of 65 to 128 channels in 16 bits.
 
-Each warpgroup of a program has 64 rows of the state; a program with 128 rows reads the shared inputs half as
+Each warpgroup of a program has 64 rows of the state. A program with 128 rows reads the shared inputs half as
 often. A chunk takes three products in sequence: S times k and q at once, u, and the new state. While the
 tensor cores run them, the program loads a later chunk and computes P u and the output of the previous chunk.
 
-When segments are composed, M is stored as three bfloat16 matrices that add up to it. S is too, and six
-products of such parts give the precision of float32.
+When segments are composed, M is stored as three bfloat16 matrices that add up to it, and so is S. Six
+products of such parts have the precision of float32.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -36,7 +36,7 @@ def _ask(
     s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
     BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Start loading a chunk of `rows` tokens, or none if 0 or less; later rows become zeros."""
+    """Start loading a chunk of `rows` tokens (none if 0 or less). Rows beyond these become zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
@@ -87,7 +87,7 @@ def _walk(
     V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr,
     VALUES: gl.constexpr, OUT: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; with OUT, also writes their output.
+    """The state after `rows` tokens. With OUT, also writes the tokens' output.
 
     With KEEP, the states after `until` tokens and after each further `every` tokens are written to the slots
     at `p_kept`.
@@ -148,7 +148,7 @@ def _walk(
         b_x = b_zero
         if VALUES:
             b_x = s_v.index(now).permute([1, 0]).load(narrow).to(gl.float32)
-        if OUT:  # data of the previous chunk, which all warps have stored
+        if OUT:  # for the previous chunk, whose data all warps have stored
             gl.store(p_to, s_o.load(lv), mask=m_v & (i_t > 0))
             p_to += CHUNK * HV * V
         b_r = warpgroup_mma_wait(0, deps=(b_r,))
@@ -220,7 +220,7 @@ def _walk(
 
 @gluon.jit
 def _part(b_s, NUMBER: gl.constexpr):
-    """Part `NUMBER` of a matrix that is the sum of three in bfloat16."""
+    """Part `NUMBER` of the three bfloat16 matrices that add up to `b_s`."""
     for _ in gl.static_range(NUMBER):
         b_s -= b_s.to(gl.bfloat16).to(gl.float32)
     return b_s.to(gl.bfloat16)
@@ -228,7 +228,7 @@ def _part(b_s, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
-    """Start loading half of the columns of a part of M, for all rows, or none if `rows` is 0."""
+    """Start loading half of the columns of a part of M, for all rows; nothing if `rows` is 0."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
@@ -246,7 +246,7 @@ def _compose(
     s_segment, s_map,
     BK: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
-    """S M + B for one segment after another, by halves of the columns, through memory."""
+    """S M + B for one segment after another. Each half of the columns passes through memory."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
@@ -300,7 +300,7 @@ def _scan(
     BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr, PASS: gl.constexpr,
     KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
+    """One segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
 
     For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
     `p_maps` the three parts of M.

@@ -33,7 +33,7 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk; with OUT, writes its output. With MASKED, only `rows` tokens of the chunk.
+    """The state after one chunk. With OUT, writes its output. With MASKED, the chunk has only `rows` tokens.
 
     It computes the transposes of u and out, so that the state, or a value derived from it, is the left
     operand of every product. Tensor cores read left operands from registers.
@@ -98,7 +98,7 @@ def _walk_chunks(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; whole chunks run without masks."""
+    """The state after `rows` tokens. Whole chunks run without masks."""
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
@@ -131,10 +131,10 @@ def _walk_pieces(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; the first is token `at` of its sequence.
+    """The state after `rows` tokens, of which the first is token `at` of its sequence.
 
-    The states after every `every` tokens of the sequence are stored in the slots at `p_kept`. Between two of
-    them there is room for `places` chunks.
+    The state after every `every` tokens of the sequence is stored in the slots at `p_kept`. Between two of
+    these states there is room for `places` chunks.
     """
     at_chunk = at // every * places + at % every // CHUNK
     for i_p in tl.range(at // every, tl.cdiv(at + rows, every), num_stages=1):
@@ -168,7 +168,7 @@ def _scan(
     BK: tl.constexpr, BV: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, PASS: tl.constexpr,
     KEEP: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
+    """One segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
 
     For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
     `p_maps` holds M.
@@ -242,7 +242,9 @@ def _scan(
                 tl.store(p_maps + i_seg * s_map + o_m * BK + o_k[None, :], b_s)
             return
     if PASS == 2:
-        # By blocks of M's rows, reading the state again for each, since all of M would fill shared memory.
+        # Computed in blocks of M's rows, and the state is read again for each block, since all of M would not
+        # fit in
+        # shared memory.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -282,14 +284,14 @@ _launch_scan = Launcher(_scan)
 
 
 class Prepared(NamedTuple):
-    """The scan's inputs for all chunks, which don't depend on a state.
+    """The scan's inputs for all chunks. They don't depend on a state.
 
     Attributes:
         read: q, [T, H or HV, K].
         write: k, with the same heads and sizes.
-        origin: `write`; with decays per channel, k times the decay from the chunk's start.
+        origin: Equal to `write`; with decays per channel, k times the decay from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
-        scores: P, the same.
+        scores: P, [chunks * HV, 32, 32].
         factors: [chunks * HV, factors] float32: the tokens' factors for from, read and write, then the
             chunk's decay; with decays per channel, only the chunk's decay.
     """
@@ -310,7 +312,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         batch: The batch.
         chunks: The plan.
         prepared: The scan's inputs.
-        channels: Whether channels have separate decays.
+        channels: Whether each channel has a decay of its own.
     """
     read, write, origin, inverse, scores, factors = prepared
     v, out, state = call.v, call.out, call.layer.state
@@ -326,7 +328,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and block_k == 128
         and value_size >= 64
         and key_size % 8 == value_size % 8 == 0  # copies move 16 bytes at once
-        and chunks.segments is not None  # no checkpoint splits a chunk
+        and chunks.segments is not None  # None if checkpoints split chunks
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
         and not transposed
     )
@@ -336,15 +338,17 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # With many programs it is faster if more rows share their inputs; with few programs, if each has less
-        # to do.
+        # With many programs it is faster if more rows share their inputs; with few programs, if each program
+        # has less
+        # work.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps
         if chunks.are_single and not channels:
-            # There is nothing to load ahead, but more programs per multiprocessor hide each other's latency.
+            # There is nothing to load ahead, but several programs per multiprocessor hide each other's
+            # latency.
             stages, options = 2, {"maxnreg": 168}
         if channels and segments.split:
             stages = 3  # two programs per multiprocessor

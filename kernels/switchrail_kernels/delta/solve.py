@@ -1,4 +1,4 @@
-"""The triangular solve inside a chunk of 32 tokens."""
+"""The triangular solve within chunks of 32 tokens."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -14,13 +14,13 @@ CHUNK = tl.constexpr(32)
 
 @triton.jit
 def halves(x):
-    """The first and the second half of each chunk, [chunks, 16] each, of one number per token of a block."""
+    """Splits one number per token into the first and second halves of chunks, [chunks, 16] each."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // CHUNK, 2, 16)), (0, 2, 1)))
 
 
 @triton.jit
 def solve_dot(a, b, FULL: tl.constexpr):
-    """A product of the triangular solve: in float32, or with float16 operands, which keep 11 bits."""
+    """A product for the solve: in float32 if FULL, else in float16, which keeps 11 bits."""
     if FULL:
         return tl.dot(a, b, input_precision="ieee")
     return tl.dot(a.to(tl.float16), b.to(tl.float16))
@@ -28,9 +28,10 @@ def solve_dot(a, b, FULL: tl.constexpr):
 
 @triton.jit
 def invert_16(b_d, FULL: tl.constexpr):
-    """(I + D)^-1 for a batch [n, 16, 16] of strictly lower triangular D.
+    """(I + D)^-1 for a batch of strictly lower triangular D [n, 16, 16].
 
-    Inverts the diagonal blocks, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below the diagonal.
+    Diagonal blocks are inverted, doubling their size in each step: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below
+    its diagonal.
     """
     o_i = tl.arange(0, 16)[:, None]
     o_j = tl.arange(0, 16)[None, :]
@@ -47,12 +48,12 @@ def invert_16(b_d, FULL: tl.constexpr):
 
 @triton.jit
 def store_chunks(p, b_16, b_32, HV: tl.constexpr):
-    """Store the lower triangular [32, 32] matrices of a block's chunks, `HV` matrices apart.
+    """Store the lower triangular [32, 32] matrices of a block's chunks. There are HV matrices per chunk.
 
     Args:
-        p: Address of the first.
-        b_16: [2 chunks, 16, 16], the diagonal blocks.
-        b_32: [chunks, 16, 16], the blocks below them.
+        p: The address for the first chunk's matrix.
+        b_16: [2 chunks, 16, 16], the diagonal blocks of the matrices.
+        b_32: [chunks, 16, 16], the blocks below the diagonal ones.
         HV: The number of value heads.
     """
     dtype = p.dtype.element_ty
@@ -68,7 +69,11 @@ def store_chunks(p, b_16, b_32, HV: tl.constexpr):
 
 @triton.jit
 def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
-    """Store T = (I + A)^-1 diag(beta) of a block's chunks. A is as in `store_chunks`, beta [tokens]."""
+    """Store T = (I + A)^-1 diag(beta) for a block's chunks.
+
+    A is given as blocks like the matrix of `store_chunks`: the diagonal ones in `b_d16`, those below them in
+    `b_r32`. `b_beta` is [tokens].
+    """
     b_x = invert_16(b_d16, FULL)
     b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (b_r32.shape[0], 2, 16, 16)), (0, 2, 3, 1)))
     b_y = -solve_dot(solve_dot(b_q, b_r32, FULL), b_p, FULL)

@@ -38,8 +38,8 @@ def _step(
     m_v = o_v < V
 
     wait(EARLY)
-    # Loads are issued in this order, after all arithmetic written before them. So all loads come first. The
-    # load of the state, which needs its slot, comes last.
+    # Loads are issued in program order, and arithmetic before a load delays it. So all loads come first. The
+    # load of the state needs the slot, so it comes last.
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0)
@@ -71,7 +71,7 @@ def _step(
     b_kq = norm_k * tl.sum(b_k * b_q, 0)
 
     # Both readouts use the decayed old state, so that neither waits for the other: S' q = S q + u (k . q).
-    # Factors per head multiply sums, not their terms.
+    # Factors per head multiply the sums, not each term.
     if CHANNELS:
         b_s *= b_g[None, :]
     b_sk = tl.sum(b_s * b_k[None, :], 1)
@@ -86,7 +86,7 @@ def _step(
     tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
     b_s += (b_u * norm_k)[:, None] * b_k[None, :]
     m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    # Evict the state from the cache first, since it is next read after the states of all other layers.
+    # Evict the state from the cache first, since all other layers' states are read before it is read again.
     b_s = b_s.to(p_state.dtype.element_ty)
     tl.store(p_state + write * s_slot + o_state, b_s, mask=m_write, cache_modifier=".cs")
 
@@ -95,7 +95,7 @@ _launch_step = Launcher(_step, early=True)
 
 
 def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
-    """Run one token per sequence for `gated_delta` or, with `channels`, `kda`."""
+    """Run one token per sequence, for `gated_delta` or (with `channels`) for `kda`."""
     layer, q, k, v, g, beta, out = call
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape

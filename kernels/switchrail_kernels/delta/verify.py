@@ -1,15 +1,15 @@
-"""Drafted tokens: their results, and the data to commit them.
+"""Verifies drafted tokens: computes their results, and the data to commit them.
 
 The rows of a sequence form a tree or a chain. Let G be the sum of the log decays on the path from the state S
 to a row, including the row, and u as in the recurrence. For row i and its ancestors j:
 
-    u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j)
-    out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
+    u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j) out_i = exp(G_i) S q_i
+    + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
 So the state is read once for any number of rows. Rows are processed in blocks of 16. Within a block, u is
 solved for as in a chunk of a prefill; the contributions of earlier blocks are subtracted block by block.
 
-G is kept as an integer part and a remainder, so that differences keep small digits after a huge gate.
+G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -39,13 +39,13 @@ UNIT = tl.constexpr(1 / 256)
 
 @triton.jit
 def _difference(b_hi, b_lo, hi, lo):
-    """The decay between two rows, from their sums."""
+    """The decay between two rows, from the parts of their sums."""
     return tl.exp2((b_hi - hi).to(tl.float32) * UNIT + (b_lo - lo))
 
 
 @triton.jit
 def _before(p_paths, i_j, m_r):
-    """Whether the rows of an earlier block, starting at `i_j`, are on the paths to these rows: [16, 16]."""
+    """[16, 16]: whether each row of the block at row `i_j` is on the path to each of these rows."""
     b_bits = tl.load(p_paths + i_j // 32, mask=m_r, other=0)
     return ((b_bits[:, None] >> (i_j % 32 + tl.arange(0, ROWS))[None, :]) & 1) != 0
 
@@ -58,10 +58,10 @@ def _add_pairs(
     s_kt, s_sums,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums over some channels of k_i exp(G_i - G_j) k_j, and of q_i in place of k_i, to two blocks.
+    """For k_i, and for q_i, add the sum over some channels of k_i exp(G_i - G_j) k_j to a block [16, 16].
 
-    The blocks are [16, 16]. Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j
-    are the `count` rows at `p_k` and `p_sums`, masked by `m_before`.
+    Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j are the `count` rows at
+    `p_k` and `p_sums`, masked by `m_before`.
     """
     o_t = tl.arange(0, ROWS)
     for j in range(count):
@@ -149,8 +149,8 @@ def _verify(
         b_bits = tl.load(p_paths + o_r * words + i_t // 32, mask=m_r, other=0)
         m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0
 
-        # The sums of log decays from the state to each row: the sum of the nearest row of an earlier block,
-        # plus the gates since then in this block.
+        # The sum of log decays from the state to each row: that of the nearest ancestor in an earlier block,
+        # plus the gates in this block on the path from there.
         entry = tl.full((ROWS,), -1, tl.int32)
         for i_j in range(0, i_t, ROWS):
             m_before = _before(p_paths + o_r * words, i_j, m_r)
@@ -209,7 +209,7 @@ def _verify(
                     b_lo += tl.where(is_on, (b_g - b_whole * UNIT)[None, :], 0.0)
                 tl.store(p_sum[:, None] + o_k[None, :], b_hi, mask=m_k)
                 tl.store(p_sum[:, None] + K + o_k[None, :], b_lo.to(tl.int32, bitcast=True), mask=m_k)
-                tl.debug_barrier()  # later programs read the sums row by row
+                tl.debug_barrier()  # the sums are read row by row below
                 b_a, b_p = _add_pairs(
                     b_a, b_p, b_k, b_q, b_hi, b_lo, p_k + i_t * s_kt, p_sums + i_t * s_sums, m_path, count,
                     o_k, s_kt, s_sums, K,
@@ -284,7 +284,7 @@ _launch_verify = Launcher(_verify)
 
 
 def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) -> Record:
-    """Run drafted rows for `gated_delta` or, with `channels`, `kda`."""
+    """Run drafted rows, for `gated_delta` or (with `channels`) for `kda`."""
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape

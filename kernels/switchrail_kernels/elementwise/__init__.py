@@ -1,4 +1,4 @@
-"""Normalisation, activation and rotary embedding, one kernel each, between a layer's products."""
+"""Kernels for normalisation, activation and rotary embedding, between a layer's matrix products."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ OPERATIONS = {
     "sigmoid_gate": "switchrail_kernels.elementwise.silu_and_mul:sigmoid_gate",
     "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
 }
-"""By operation of `switchrail.platforms`: the function that implements it on GPUs."""
+"""By operation of `switchrail.platforms`, the function that implements it on GPUs."""
 
 __all__ = ["OPERATIONS"]

@@ -118,13 +118,13 @@ def qk_norm_rope(
         cache: Caches of keys and of values [pages, page, HKV, D], and the row of each token in them [T].
 
     Returns:
-        Queries and keys, contiguous; with a cache, the keys are its key cache.
+        Queries and keys, contiguous. With a cache, the returned keys are its key cache.
     """
     (tokens, heads, size), kv_heads = q.shape[1:], k.shape[2]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if cache is None or v is None:
         k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        v, v_out, places, copied = k, k_out, q, 0  # placeholders, which the kernel does not read
+        v, v_out, places, copied = k, k_out, q, 0  # placeholders that the kernel does not read
     else:
         (k_out, v_out, places), copied = cache, kv_heads
     if tokens:

@@ -9,7 +9,7 @@ import torch
 from switchrail_kernels.launch import padded
 
 _FEW = 2048
-"""Maximum number of rows for one program per row."""
+"""Maximum number of rows for which each program has one row."""
 
 _MOST = 4096
 """Maximum elements of a program with several rows."""
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """The tensor [..., D], copied if two strides can't describe its rows, and the addresses of its rows."""
+    """The tensor [..., D] and its rows' addresses. It is copied if two strides can't describe the rows."""
     if x.is_contiguous():
         return x, Rows(1, x.shape[-1], 0)
     groups: list[tuple[int, int]] = []  # sizes and strides, innermost first
@@ -43,7 +43,7 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:
-    """Rows per program, the padded row size, and warps. A row's sum is computed the same way in each."""
+    """Rows per program, the padded row size, and warps. All of these round a row's sum the same way."""
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)

@@ -1,4 +1,4 @@
-"""Mixture of experts: choosing each row's experts, their products, and the weighted sum."""
+"""Mixture of experts: the choice of each row's experts, their products, and the weighted sum."""
 
 from __future__ import annotations
 

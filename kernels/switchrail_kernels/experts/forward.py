@@ -23,10 +23,10 @@ _LOGITS = 8192
 """Maximum logits that one program chooses from."""
 
 _ADDED = 32
-"""Maximum chunks for which each program adds up all counts itself."""
+"""Maximum number of chunks for which each program adds up the counts of all chunks itself."""
 
 _LEAST, _CHUNK, _LONG = 1, 8, 32
-"""Rows per chunk: the minimum, the maximum for few rows, and the maximum for many.
+"""Rows per chunk: the minimum, the maximum for few rows, and the maximum for many rows.
 
 Fewer rows take less time.
 """
@@ -52,10 +52,10 @@ def experts(
         gate_up: [E, 2 I, H].
         down: [E, H, I].
         top_k: Experts per row, without the shared ones.
-        normalize: Whether the weights of a row's experts sum to 1.
-        shared: The number of shared experts, which come last and which every row uses.
+        normalize: Whether the weights of a row's experts are divided by their sum.
+        shared: The number of shared experts. They come last, and every row uses them.
         rows: [1] int32, on the device: rows from this index on are padding.
-        sizes: Tiles for all products; None for the fastest measured ones.
+        sizes: Tiles for all products; None means the fastest measured ones.
 
     Raises:
         ArgumentError: Shapes or dtypes don't fit together.

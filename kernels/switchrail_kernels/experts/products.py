@@ -1,4 +1,4 @@
-"""The products of experts: in tiles of pairs with the same expert, or pair by pair for very few rows."""
+"""The products of experts: in tiles of pairs with one expert, or pair by pair for very few rows."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005, SIM102
@@ -34,7 +34,7 @@ def gate_up_tiles(
     BK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """silu(x gate) (x up) of a block of pairs, for `BN` of the inner channels; rows by place."""
+    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored by place."""
     wait(EARLY)
     i_b = tl.program_id(0) // tl.cdiv(I, BN)
     if i_b >= tl.load(p_used):
@@ -88,7 +88,7 @@ def down_tiles(
     BK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The product with `down` of a block of pairs, for `BN` of the outputs; rows by pair."""
+    """The product with `down` for a block of pairs and `BN` outputs, stored by pair."""
     wait(EARLY)
     i_b = tl.program_id(0) // tl.cdiv(H, BN)
     if i_b >= tl.load(p_used):
@@ -161,7 +161,7 @@ def gate_up_pairs(
     PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """silu(x gate) (x up) of one pair, for `BN` of the inner channels."""
+    """silu(x gate) (x up) for one pair, and `BN` of the inner channels."""
     wait_first(EARLY)
     i_p = tl.program_id(0) // tl.cdiv(I, BN)
     i_n = tl.program_id(0) % tl.cdiv(I, BN)
@@ -203,9 +203,9 @@ def down_pairs(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The weighted sum of the products with `down` of one row's pairs, for `BN` of the outputs.
+    """The weighted sum of the products with `down` over one row's pairs, for `BN` of the outputs.
 
-    With AHEAD, which requires `BK` to cover all of I, it reads all weights before it waits for
+    With AHEAD, which requires that `BK` covers all of I, it reads all weights before it waits for
     `gate_up_pairs`. That kernel has waited for the choice of experts.
     """
     i_t = tl.program_id(0) // tl.cdiv(H, BN)

@@ -1,6 +1,6 @@
-"""Choosing each row's experts, and sorting the pairs of row and expert by expert.
+"""Chooses each row's experts, and sorts the pairs (row, expert) by expert.
 
-A program has a chunk of rows and counts the rows of each expert. The places of its pairs follow from these
+A program handles a chunk of rows and counts the rows of each expert. The places of its pairs follow from its
 counts and those of earlier chunks. The result does not depend on the order in which programs run.
 """
 
@@ -36,7 +36,7 @@ def _order_chunk(
     tl.store(p_place + E + o_e, tl.cumsum(b_size, 0) - b_size, mask=m_e)
     if i_c == 0:
         tl.store(p_used, blocks + S * tl.cdiv(rows, BM))
-    tl.debug_barrier()  # the program's other threads have stored the values that are loaded now
+    tl.debug_barrier()  # waits until the program's other threads have stored the values loaded below
 
     o_p = tl.arange(0, BT * KP)
     o_t = i_c * BT + o_p // KP
@@ -162,7 +162,7 @@ def choose(
 
 @triton.jit(do_not_specialize=["chunks"])
 def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, EARLY: tl.constexpr):
-    """Replace the counts of each chunk by the sums over all earlier chunks, and append the totals."""
+    """Replaces each chunk's counts by the sums over all earlier chunks, and appends the totals."""
     wait(EARLY)
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
     o_c = tl.arange(0, BC)
@@ -199,7 +199,7 @@ def order(
     PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Sort the pairs of all chunks, one program per chunk. If BC is 0, `add_up` has added up the counts."""
+    """Sorts the pairs of all chunks, one program per chunk. If BC is 0, `add_up` ran before."""
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T

@@ -53,20 +53,20 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
 )
-"""The maximum average rows per expert for each tile.
+"""The maximum average number of rows per expert for each tile.
 
-Each tile is the fastest on an H200 (2026-11-23) of those that `benchmarks/experts.py --tune` times, or within
-2% of it.
+On an H200 (2026-11-23), each tile is the fastest of those that `benchmarks/experts.py --tune` times, or
+within 2% of it.
 """
 
 MOST_PAIRS = 22
-"""Maximum pairs of row and expert for computing each pair alone."""
+"""Maximum number of pairs (row, expert) for which each pair is computed alone."""
 
 ALONE = Tiles(1, Tile(8, 512, 4, 1), Tile(4, 512, 4, 1))
 """The tiles for single pairs."""
 
 AHEAD = 192
-"""Maximum weights per thread that the second product reads before the first has ended."""
+"""Maximum number of weights per thread that the second product reads before the first has ended."""
 
 
 def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:

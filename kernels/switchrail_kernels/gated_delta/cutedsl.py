@@ -62,7 +62,7 @@ def _compile(
 
 
 class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
-    """One launch a call, for compute capability 9.0 and head sizes of 64, 128 and 256."""
+    """One launch per call, for compute capability 9.0 and head sizes of 64, 128 and 256."""
 
     contract = CONTRACT
 
@@ -70,7 +70,7 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
         """Reuse the plan for another batch with the same number of sequences.
 
         Raises:
-            ArgumentError: The plan is another backend's.
+            ArgumentError: Another backend made the plan.
             ContractError: The batch has another number of sequences.
         """
         refresh_decode(CONTRACT, plan, batch)

@@ -1,4 +1,4 @@
-"""Conversion between the contract's tensors and a library's: dense inputs and separate states per batch."""
+"""Converts between the contract's tensors and libraries' ones: dense inputs, and a batch's own states."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, SIM102
@@ -20,7 +20,7 @@ from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.launch import TABLES, Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
-"""Lower g are raised to this, so that differences of their sums are finite."""
+"""Gates lower than this are raised to it, so that differences of their sums are finite."""
 
 _ROWS = 32
 _BLOCK = 4096
@@ -28,7 +28,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of the row's norm."""
+    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of the norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
@@ -37,7 +37,7 @@ def scales(b_x):
 
 @triton.jit
 def _finite(b_x):
-    """Rows [R, D] with zeros in place of nonfinite numbers, and whether each row was finite."""
+    """Rows [R, D] with zeros in place of NaN and infinity, and whether each row was finite."""
     m = tl.abs(b_x.to(tl.float32)) < float("inf")
     return tl.where(m, b_x, 0.0), tl.min(m.to(tl.int32), 1) != 0
 
@@ -51,7 +51,7 @@ def _pack(
     BV: tl.constexpr, L2NORM: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr,
     LINEAR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    # Heads innermost, so that programs that run together read whole rows.
+    # Heads are the innermost axis of the grid, so that concurrent programs read whole rows.
     i_h = tl.program_id(0) % H
     o_t = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_k = tl.arange(0, BK)[None, :]
@@ -152,7 +152,7 @@ _launch_scatter = Launcher(_scatter)
 
 
 class Dense(NamedTuple):
-    """The dense inputs of a prefill. [T, HV] and [T, H] are float32, the others keep their dtypes.
+    """The dense inputs of a prefill. [T, HV] and [T, H] are float32; the others keep their dtypes.
 
     Attributes:
         q: [T, H, K].
@@ -174,9 +174,9 @@ class Dense(NamedTuple):
 def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     """Copy a prefill's inputs, in one launch, for kernels without normalisation.
 
-    Rounding normalised keys and queries would lose the product of a nearly orthogonal pair. But S + beta (v -
-    S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T, and a query's norm is a factor of its output. So
-    keys and queries are only scaled by powers of 2, which keeps their digits.
+    Rounding normalised keys and queries would lose the product of a nearly orthogonal pair. But with n the
+    norm of k, S + beta (v - S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T, and a query's norm is a
+    factor of its output. So keys and queries are only scaled by powers of 2, which keeps all of their digits.
 
     A kernel's last block of a sequence may read into the next sequence with weights of zero, so all values
     must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
@@ -208,7 +208,7 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
 
 
 def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
-    """Multiply each row of `out`, [T, HV, V], by its head's factor of `factors`, [T, H]."""
+    """Multiply each row of `out` [T, HV, V] by the factor of its head in `factors` [T, H]."""
     rows, value_heads, value_size = out.shape
     _launch_rescale(
         (-(-rows // _ROWS) * value_heads, 1, 1),
@@ -220,13 +220,13 @@ def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room: int = 0) -> torch.Tensor:
-    """Copy the states before the batch, zeros if a sequence has none.
+    """Copy the states before the batch; zeros where a sequence has none.
 
     Args:
         state: The pool, [slots, HV, V, K].
         batch: The batch.
-        sequences: [M] int32, the wanted sequences.
-        room: Minimum number of states to allocate.
+        sequences: [M] int32, the sequences whose states to copy.
+        room: Minimum number of states to allocate memory for.
 
     Returns:
         [M or more, HV, V, K] float32.
@@ -244,13 +244,13 @@ def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room
 
 
 def scatter(states: torch.Tensor, call: DeltaCall, batch: StateBatch, sequences: torch.Tensor) -> None:
-    """Write the states after the batch to their slots, and zeros to padding's rows of `out`.
+    """Write the states after the batch to their slots, and zeros to the padding rows of `out`.
 
     Args:
         states: [M or more, HV, V, K] float32.
         call: The call.
         batch: The batch.
-        sequences: [M] int32, the sequences of the states.
+        sequences: [M] int32, the sequences that the states belong to.
     """
     state, out = call.layer.state, call.out
     size = state[0].numel()

@@ -37,11 +37,12 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
     GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """One row of one value head; rows after the last have no slot. With OWN, the states are the batch's own.
+    """Stages one row of one value head. Rows after the last have no slot. With OWN, states are the batch's.
 
-    Converts gates to raw `softplus` gates that activate to them. A sigmoid gives no weight above 1, but c k
-    and v c / n with the weight (n / c)^2 have the same effect as k n and v with a weight of 1. c is a power
-    of 2, so keys keep their digits. So do queries, since their norm is a factor of their output.
+    Gates are converted to raw `softplus` gates that activate to the same values. A sigmoid gives no weight
+    above 1, but c k and v c / n with the weight (n / c)^2 have the same effect as k n and v with a weight of
+    1. c is a power of 2, so keys keep their digits. Queries do too, since their norm is a factor of their
+    output.
     """
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
@@ -105,7 +106,7 @@ def _finish(
     b = tl.load(p_result + o).to(tl.float32)
     if L2NORM:
         b *= tl.load(p_factors + i_t * H + i % HV // (HV // H))
-        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # the queries of padding may hold anything
+        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # queries of padding rows may hold anything
     tl.store(p_out + o, b.to(p_out.dtype.element_ty))
 
 
@@ -118,13 +119,13 @@ _launch_finish = Launcher(_finish)
 
 @dataclass(frozen=True, slots=True)
 class _Sequences:
-    """The nonempty sequences of a batch; the library does not support empty ones.
+    """The nonempty sequences of a batch. The library does not support empty ones.
 
     Attributes:
         phase: The phase of the batch.
         seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
-        starts: [M + 1] int64, their first rows, and the end.
+        starts: [M + 1] int64, the first row of each, and the number of all rows.
     """
 
     phase: Phase
@@ -204,7 +205,7 @@ def _decode(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
 
 
 def _step(call: DeltaCall, batch: StateBatch, pool: torch.Tensor) -> None:
-    """Run a decode on float32 states: the layer's pool, or the batch's own states in its order."""
+    """Run a decode on float32 states, which are the layer's pool or copies in the batch's order."""
     layer, q, k, v, g, beta, out = call
     rows, heads, key_size = q.shape
     value_heads, value_size = out.shape[1:]

@@ -44,15 +44,15 @@ _launch_sum_chunks = Launcher(_sum_chunks)
 
 @dataclass(frozen=True)
 class _Sequences:
-    """The nonempty sequences of a batch; the library does not support empty ones.
+    """The nonempty sequences of a batch. The library does not support empty ones.
 
     Attributes:
         seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
-        starts: [M + 1] int32 on the host, their first rows, and the end.
+        starts: [M + 1] int32 on the host, the first row of each, and the number of all rows.
         chunks: [chunks, 4] int32, the library's chunks, as in `split_rows`.
         device: The device of the call's tensors.
-        contexts: By number of value heads, the library's splits.
+        contexts: By number of value heads, how the library splits the sequences.
     """
 
     seqlens: tuple[int, ...]
@@ -94,8 +94,8 @@ class _Sequences:
 class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
-    The library splits a long sequence if it leaves much of the device idle. If the gates between two splits
-    multiply to less than e^-10, it ignores everything before the first of them.
+    The library splits a long sequence if it would leave much of the device idle. If the gates between two
+    splits multiply to less than e^-10, the library ignores everything before the first of the two.
     """
 
     contract = CONTRACT

@@ -1,4 +1,4 @@
-"""The operation `gated_delta_inputs`: a product, and the gates computed from its last columns."""
+"""The operation `gated_delta_inputs`: a matrix product, and the gates computed from its last columns."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -16,7 +16,7 @@ from switchrail_kernels.products.forward import products
 from switchrail_kernels.softplus import softplus
 
 BLOCK = 256
-"""Approximate gates per program."""
+"""Approximate number of gates per program."""
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def gates(
     p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Log of the decay and write weight, from rows that hold b's columns and then a's."""
+    """The log of the decay and the write weight, from rows with the columns of b, then those of a."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_h = tl.arange(0, BH)
     mask = (o_t < T)[:, None] & (o_h < HV)[None, :]

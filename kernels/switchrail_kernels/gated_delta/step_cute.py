@@ -37,7 +37,7 @@ def _number(address, dtype: cutlass.Constexpr):
 
 
 class Step:
-    """The kernel for one set of dtypes and sizes.
+    """The kernel for one combination of dtypes and sizes.
 
     Compile-time constants are attributes, because the DSL turns local variables into device variables in
     functions with branches on the device.
@@ -51,8 +51,8 @@ class Step:
         key_size: K.
         value_size: V.
         l2norm: Whether q and k are normalised.
-        kind: The kind of g: 0 the log of the decay, 1 raw `softplus`, 2 raw `sigmoid`.
-        raw_beta: Whether beta is raw, to be passed through a sigmoid.
+        kind: The kind of g: 0 for the log of the decay, 1 for raw `softplus`, 2 for raw `sigmoid`.
+        raw_beta: Whether beta is raw, so that the kernel applies a sigmoid.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Step:
         self.key_size, self.value_size = key_size, value_size
         self.l2norm, self.kind, self.raw_beta = l2norm, kind, raw_beta
         self.vector = BYTES * 8 // state.width
-        """Numbers of the state that a lane moves at once."""
+        """Elements of the state that a lane moves at once."""
         self.lanes = min(32, key_size // self.vector)
         """Lanes per row."""
         self.vectors = key_size // (self.vector * self.lanes)
@@ -81,9 +81,9 @@ class Step:
         self.rows = 32 // self.lanes
         """Rows that a warp reads at once."""
         self.passes = max(1, min(HELD // self.vectors, value_size // (WARPS * self.rows)))
-        """Reads per warp."""
+        """Reads of each warp."""
         self.held = self.vector * self.vectors
-        """Numbers of a row per lane."""
+        """Elements of a row per lane."""
 
     @cute.jit
     def __call__(
@@ -108,7 +108,7 @@ class Step:
             heads: H.
             value_heads: HV.
             scale: A factor on the queries.
-            lower: The lower bound of the kind 2.
+            lower: The lower bound of the log decay, for kind 2.
             beta_scale: A factor on the sigmoid of a raw beta.
             stream: The CUDA stream.
         """
@@ -205,13 +205,13 @@ class Step:
 
     @cute.jit
     def part(self, address, i_p, i_c):
-        """A vector of a row's state; `address` points to the first."""
+        """A vector of a row's state. `address` points to the row's first vector."""
         offset = (i_p * self.rows * self.key_size + i_c * self.lanes * self.vector) * (self.state.width // 8)
         return _vector(address + offset, self.state, self.vector, BYTES)
 
     @cute.jit
     def load(self, address):
-        """A lane's numbers of a row of k or q, in float32."""
+        """A lane's elements of a row of k or q, in float32."""
         row = cute.make_rmem_tensor(self.held, cutlass.Float32)
         for i in cutlass.range_constexpr(self.held):
             offset = i // self.vector * self.lanes * self.vector + i % self.vector
@@ -230,7 +230,7 @@ class Step:
 
     @cute.jit
     def store(self, address, i_p, value):
-        """Store a number of the result."""
+        """Store one element of the result."""
         size = self.io.width // 8
         _vector(address + i_p * self.rows * size, self.io, 1, size)[0] = self.io(value)
 

@@ -46,7 +46,7 @@ def _prepare(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L2NORM: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    # Heads innermost, so that programs that run together read whole rows.
+    # Heads are the innermost axis of the grid, so that concurrent programs read whole rows.
     i_block = (tl.program_id(0) // H).to(tl.int64)
     i_h = tl.program_id(0) % H
     row = tl.load(p_blocks + 4 * i_block + 2).to(tl.int64)
@@ -94,8 +94,8 @@ def _prepare(
             b_g = tl.where(o_t < rows, b_g, 0.0)
         if RAW_BETA:
             b_beta = tl.where(o_t < rows, b_beta, 0.0)
-        # The sums of the coarse parts, multiples of 2^-10, are exact, so that their differences keep small
-        # digits after a huge gate. The rest sums to less than 1/32.
+        # The sums of the coarse parts (multiples of 2^-10) are exact, so that their differences keep small
+        # digits after a huge gate. The remainders sum to less than 1/32.
         b_coarse = tl.reshape(tl.floor(b_g * 1024.0) * (1.0 / 1024.0), (CHUNKS, CHUNK))
         b_rest = tl.reshape(b_g, (CHUNKS, CHUNK)) - b_coarse
         b_hi2 = tl.cumsum(b_coarse, 1)

@@ -41,7 +41,7 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    """One dense row of one value head. A state with another read slot is copied to its write slot."""
+    """Stages one dense row of one value head. A state read from another slot moves to its write slot."""
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
     i_hk = i_h // (HV // H)
@@ -80,13 +80,13 @@ Pair = tuple[Any, Any]
 
 
 def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
-    """Same result as `cute.arch.fma_packed_f32x2`, from two products."""
+    """The result of `cute.arch.fma_packed_f32x2`, computed with two separate products."""
     return src_a[0] * src_b[0] + src_c[0], src_a[1] * src_b[1] + src_c[1]
 
 
 @contextmanager
 def _products_for_hopper() -> Iterator[None]:
-    """Compile without packed products, which the library's kernel uses but only Blackwell has."""
+    """In the block, compiles without packed products, which the library uses but only Blackwell has."""
     with _lock:
         packed = cute.arch.fma_packed_f32x2
         cute.arch.fma_packed_f32x2 = _fma_pair

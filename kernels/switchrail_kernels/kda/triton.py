@@ -3,10 +3,10 @@
 This is the delta rule of arXiv 2510.26692, with a decay per channel. Let G be the running sum of g inside a
 chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a matrix
 product this is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
-exponent is large unless decays are near 0. If some are, A is computed by levels: for each pair of
-neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second are multiplied by rows of the first, with
-R the sum up to the end of the first. Then no exponent is positive. `_prepare` computes P in the same way, and
-writes q and k with the decays that the scan of `switchrail_kernels.delta` needs.
+exponent is large unless decays are near 0. If some exponents are, A is computed by levels: for each pair of
+neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second block are multiplied by rows of the first,
+with R the sum up to the end of the first block. Then no exponent is positive. `_prepare` computes P in the
+same way, and writes q and k with the decays that the scan of `switchrail_kernels.delta` needs.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -34,9 +34,9 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
-    """The decay between two places, in either order: exp2 of minus the distance of their sums.
+    """The decay between two places, in either order: exp2 of minus the distance between their sums.
 
-    Sums decrease along a chunk. In float32 they have two parts; the first is exact.
+    Sums decrease along a chunk. In float32 each sum has two parts, of which the first is exact.
     """
     b_x = tl.load(p_to) - tl.load(p_from)
     if FULL:
@@ -51,7 +51,7 @@ def _load_gates(
     s_gt,
     K: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The logs of decays to base 2, 0 beyond the sequence's end: [*o_r.shape, *o_k.shape]."""
+    """log2 of the decays, 0 beyond the sequence's end: [*o_r.shape, *o_k.shape]."""
     m_g = (o_r < rows) & (o_k < K)
     b_g = tl.load(p_g + o_r * s_gt + o_k, mask=m_g, other=0.0)
     b_bias = 0.0
@@ -107,7 +107,8 @@ def _by_levels(
         b_x = _decay(p_sums + (o_r // CHUNK * CHUNK + (CHUNK - 1)) * BK + o_k, p_at, FULL, PLANE)
         tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
 
-        # The diagonal is in float32: with decays near 0 nothing else remains, and TF32 would be off by 1e-2
+        # The diagonal is computed in float32: with decays near 0 nothing else remains, and TF32 would be off
+        # by 1e-2
         # of the smaller terms.
         b_p += tl.where(o_r == o_t[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
         for i_level in tl.range(0, 5, num_stages=1):
@@ -143,7 +144,7 @@ def _prepare(
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
     EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16 and the same range
-    # Few programs with many blocks each keep a program's temporary data in the L2 cache.
+    # Few programs with many blocks each keep temporary data in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE
     for i_turn in tl.range(0, tl.cdiv(total - tl.program_id(0), tl.num_programs(0)), num_stages=1):
@@ -238,7 +239,7 @@ def _prepare(
         b_a16 = tl.load(p_a + o_at + tl.arange(0, 2 * CHUNKS)[:, None, None] * (16 * BLOCK + 16))
         b_a32 = tl.load(p_a + o_at + o_2[:, None, None] * (CHUNK * BLOCK + CHUNK) + 16 * BLOCK)
         store_inverses(p_inverse + i_first * (CHUNK * CHUNK), b_a16, b_a32, b_beta, HV, FULL)
-        tl.debug_barrier()  # the stored data is overwritten now
+        tl.debug_barrier()  # the stored data is overwritten below
 
 
 _launch_prepare = Launcher(_prepare)

@@ -1,4 +1,4 @@
-"""Common base of the Triton backends of `lightning` and `mamba2`."""
+"""The base class of the Triton backends of `lightning` and `mamba2`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TritonLinear(TritonRecurrent[CallT]):
     @staticmethod
     @abstractmethod
     def operands(call: CallT) -> Operands:
-        """The call under the names that the kernels use."""
+        """The call's tensors under the names that the kernels use."""
 
     def launch_step(self, call: CallT, batch: StateBatch) -> None:
         """One launch."""

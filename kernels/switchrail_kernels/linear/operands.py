@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """One call. Any other tensor stands in for an absent optional one, which no kernel reads.
+    """The tensors of one call. Another tensor stands in for an absent one, which kernels don't read.
 
     Attributes:
         q: [T, G, K], the queries; C in `mamba2`.
@@ -23,7 +23,7 @@ class Operands:
         out: [T, H, V].
         scale: A factor on the queries.
         limits: The lower and upper bound of the time step.
-        flags: Whether there are time steps, a bias, softplus, and a skip.
+        flags: Whether the call has time steps, a bias, softplus, and a skip connection.
     """
 
     q: torch.Tensor
@@ -49,12 +49,12 @@ class Operands:
 
     @property
     def row_strides(self) -> tuple[int, ...]:
-        """Strides of q, k and v along rows and along heads."""
+        """The strides of q, k and v along rows and along heads."""
         return (*self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2])
 
     @property
     def dt_strides(self) -> tuple[int, ...]:
-        """Strides of the time steps; zeros without any."""
+        """The strides of the time steps; zeros if there are none."""
         return self.dt.stride() if self.flags[0] else (0, 0)
 
     @property

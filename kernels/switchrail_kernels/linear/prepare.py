@@ -26,7 +26,7 @@ def _prepare(
     G: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     CHUNK: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk and group: its scores, transposed, and each head's gates."""
+    """The scores (transposed) of one chunk and group, and the gates of each of its heads."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)
     row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)
@@ -49,7 +49,7 @@ def _prepare(
     b_bias = tl.load(p_bias + o_h, mask=m_h, other=0.0).to(tl.float32) if BIAS else 0.0
     b_w = time_step(b_w, b_bias, dt_min, dt_max, SOFTPLUS)
     b_w = tl.where(m_w, b_w, 0.0)
-    # In powers of 2; 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so that their differences
+    # In powers of 2; 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so their differences
     # keep small digits after a huge gate.
     b_g = tl.maximum(b_w * (tl.load(p_rate + o_h, mask=m_h, other=0.0) * LOG2E), -192.0)
     b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
@@ -72,14 +72,14 @@ def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tenso
     """Launch the preparation, with `chunk` tokens per chunk.
 
     Returns:
-        The scores [chunks, G, chunk, chunk], with token j in row j and zeros for i < j; and [chunks, H, 5,
-        chunk] float32: w, the running sums of the gates' multiples of 2^-10 and of their remainders, w times
-        the decay to the chunk's end, and the decay from its start.
+        The scores [chunks, G, chunk, chunk], with token j in row j and zeros for i < j. And [chunks, H, 5,
+        chunk] float32: w, the running sums of the gates' multiples of 2^-10, those of their remainders, w
+        times the decay to the chunk's end, and the decay from the chunk's start.
     """
     count = chunks.blocks.shape[0]
     heads, group, key_size, _ = operands.sizes
     groups = heads // group
-    # float16 would overflow on products of large inputs, even if gates make the products small again.
+    # float16 would overflow on products of large inputs, even where gates make the products small again.
     dtype = torch.bfloat16 if operands.k.dtype == torch.bfloat16 else torch.float32
     scores = scratch((count, groups, chunk, chunk), dtype, operands.k.device)
     gates = scratch((count, heads, 5, chunk), torch.float32, operands.k.device)

@@ -1,7 +1,7 @@
-"""Verify: a few drafted tokens per sequence, in chains and trees, by tiles of 16 rows.
+"""Verifies drafted tokens in chains and trees, by tiles of 16 rows.
 
 A row's result combines the state before the drafts, decayed along the row's path, with the rows on the path:
-P holds the decay from one row to the other along the path, or zero if there is none. Rows are visited from
+P has the decay from one row to the other along the path, or zero if there is no path. Rows are visited from
 the tile's own back to the first, so that decays are sums of gates, never differences of sums.
 """
 
@@ -29,7 +29,7 @@ def _weights(
     p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt,
     STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """The write factors of rows and the logs of their decays; zeros outside `m_j`."""
+    """The write factors of rows, and the logs of their decays; zeros outside `m_j`."""
     if STEPS:
         b_w = tl.load(p_dt + o_j.to(tl.int64) * s_dt, mask=m_j, other=0.0)
         b_bias = tl.load(p_bias + i_h).to(tl.float32) if BIAS else 0.0
@@ -52,7 +52,7 @@ def _verify(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one head and `BV` of its values; P and out are transposed, as in the scan."""
+    """One tile, one head and `BV` of its values. P and out are transposed, as in the scan."""
     dtype = p_k.dtype.element_ty
     i_h = tl.program_id(1)
     i_p = tl.program_id(2)
@@ -80,7 +80,7 @@ def _verify(
     m_own_k = m_own[:, None] & m_k[None, :]
     p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
     b_q = tl.load(p_q, mask=m_own_k, other=0.0)
-    # Done first, to free the state's registers for more concurrent programs.
+    # Computed first, to free the state's registers.
     b_read = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee")
     end = within + rows
     row -= within

@@ -34,11 +34,11 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     OUT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk and `b_all` times the chunk's decay.
+    """The state after one chunk, and `b_all` times the chunk's decay.
 
     With MASKED, only `rows` tokens of the chunk.
 
-    With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the chunk's tokens.
+    With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the sequence's end.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -83,7 +83,7 @@ def _walk_chunk(
             tl.store(p_out, b_o, mask=m_v)
         else:
             tl.store(p_out, b_o)
-    b_v = (b_v * b_end[:, None]).to(dtype)  # cheaper than scaling the keys, which have more numbers
+    b_v = (b_v * b_end[:, None]).to(dtype)  # cheaper than scaling the keys, which have more elements
     b_s = tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision="ieee")
     return b_s, b_all * decay
 
@@ -95,7 +95,7 @@ def _walk_chunks(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
     SKIP: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens and the total decay; whole chunks run without masks."""
+    """The state after `rows` tokens, and the total decay. Whole chunks run without masks."""
     b_all = tl.exp2(rate * 0.0)
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
@@ -129,7 +129,7 @@ def _walk(
     BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     KEEP: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, one head and `BV` rows of its state.
+    """One segment of a sequence, for one head and `BV` rows of its state.
 
     With KEEP, checkpoints are written to their slots. For each split sequence, segment and head, `p_ends`
     holds B followed by the segment's decay.
@@ -236,9 +236,9 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
     Args:
         operands: The call.
         batch: The batch.
-        chunks: Its plan.
+        chunks: The batch's plan.
         chunk: Tokens per chunk.
-        costs: The key of the scan in the device's table.
+        costs: The scan's key in the device's table of costs.
     """
     sequences = chunks.sequences.shape[0]
     heads, group, key_size, value_size = operands.sizes

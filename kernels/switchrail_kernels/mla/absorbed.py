@@ -25,7 +25,7 @@ _LONG = tl.constexpr(LONG)
 
 @triton.jit
 def _piece_length(keys, base, most, BN: tl.constexpr):
-    """The length of each piece if `keys` are cut evenly into the number of pieces of `Cut.pieces`."""
+    """The length of each piece if `keys` are cut evenly into as many pieces as `Cut.pieces` gives."""
     pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
     pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
@@ -33,7 +33,7 @@ def _piece_length(keys, base, most, BN: tl.constexpr):
 
 @triton.jit
 def find_piece(p_items, keys, base, most, BN: tl.constexpr, DECODE: tl.constexpr):
-    """The index of this program's piece of `keys`, the number of pieces, and their length."""
+    """The index of this program's piece of `keys`, the number of pieces, and the length of a piece."""
     if DECODE:
         i_p = tl.program_id(1)
         length = _piece_length(keys, base, most, BN)
@@ -60,7 +60,7 @@ def _walk(
     o_e = tl.arange(0, BE)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
-        # Memory beyond the end may hold NaN, so masked positions load the last valid key instead.
+        # Memory beyond the end may be NaN, so masked positions load the last valid key instead.
         o_seen = tl.minimum(o_n, stop - 1)
         page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
         if S_T == 0:
@@ -109,7 +109,7 @@ def _attend(
 ):  # fmt: skip
     """Computes the attention of one tile of rows to one piece of its keys, for `BV` columns of the values.
 
-    If PARTS is 2, a query is the sum of two parts; the second lies H heads behind the first.
+    If PARTS is 2, a query is the sum of two parts; the second is H heads after the first.
 
     If BK is less than BR, the logits are summed over blocks of BK columns, and the queries are read again for
     each block of keys. This keeps float32, which has no tensor cores, within its registers.
@@ -166,7 +166,7 @@ def _attend(
         m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
         S_P, S_T,
     )  # fmt: skip
-    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding rows attend to no key and get zeros
+    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # zeros for padding rows
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))

@@ -1,9 +1,9 @@
 """Attention to keys and values that are first expanded from latents, for sequences with many rows.
 
-Attending to latents multiplies R + E and R numbers per row, key and head; attending to expanded keys and
-values D + E and V, a quarter as many. Expansion takes R (D + V) products per key and head, once for all rows.
-It processes as many keys at a time as fit in the buffer. The result for earlier keys is kept with its
-log-sum-exp and updated.
+Attention to latents takes R + E and R multiplications per row, key and head. Attention to expanded keys and
+values takes D + E and V, a quarter as many. Expansion takes R (D + V) multiplications per key and head, once
+for all rows. It processes as many keys at a time as fit in the buffer. The result over earlier keys is kept
+with its log-sum-exp and updated.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -82,7 +82,7 @@ def _walk(
     D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attend to keys `start` to `stop`. Without MASKED all rows attend to all of them, in full blocks."""
+    """Attend to keys `start` to `stop`. Without MASKED, all rows attend to all these keys."""
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)
     o_v = tl.arange(0, BV)
@@ -124,7 +124,7 @@ def _attend(
     BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attention of `BT` rows of one head to their expanded keys."""
+    """The attention of `BT` rows of one head to their sequence's expanded keys."""
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
     p_items += 8 * tl.program_id(0)

@@ -17,11 +17,10 @@ from switchrail_kernels.mla.plan import SPAN, Expansion, Layer, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
 
 ROOM = 2**30
-"""Maximum bytes of keys and values expanded at once, except for a single larger span."""
+"""Maximum bytes of keys and values that are expanded at once, unless a single span is larger."""
 
 _SPANS = 2**15
-"""Maximum spans expanded at once. A sequence may end within a span, and a grid's second axis allows 65,535.
-"""
+"""Maximum spans expanded at once. A grid's second axis allows 65,535, and sequences may end in a span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Expanded:
 
     @classmethod
     def of(cls, call: MlaCall, batch: PagedBatch, plan: Tiles) -> Expanded | None:
-        """Plan the expansion for a call; None if no sequence gains or the layer lacks a weight."""
+        """Plan the expansion for a call; None if no sequence gains from it or the layer lacks a weight."""
         w_k, w_v = call.layer.w_k, call.layer.w_v
         if w_k is None or w_v is None:
             return None
@@ -57,7 +56,7 @@ class Expanded:
 
     @property
     def tables(self) -> Tensors:
-        """The tables that `attend` launches with."""
+        """The tables that `attend` needs for its launches."""
         return tuple(table for step in self.expansion.rounds for table in (step.spans, step.items))
 
     @property
@@ -66,7 +65,7 @@ class Expanded:
         return self.expansion.keys, int(self.expansion.carried)
 
     def attend(self) -> None:
-        """Run the attention, in two launches per round."""
+        """Run the attention, with two launches per round."""
         kept, q_nope, q_rope, out, lse = self.call
         w_k, w_v = kept.w_k, kept.w_v
         assert w_k is not None

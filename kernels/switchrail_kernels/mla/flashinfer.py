@@ -21,7 +21,7 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 MOST = 16384
-"""Maximum work items of the library's plan, which does not check this limit."""
+"""Maximum number of work items in the library's plan, which does not check this limit."""
 
 
 EXPANDED = (192, 128)
@@ -77,7 +77,7 @@ class FlashInferMla(MlaBackend):
         _, page, width = kv_cache.shape
         rope_size = q_rope.shape[2]
         latent_size = width - rope_size
-        if scale < 0:  # the library assumes that the largest product has the largest logit
+        if scale < 0:  # the library assumes that the largest product gives the largest logit
             q_nope, q_rope, scale = -q_nope, -q_rope, -scale
         if w_k is None:
             latent_query = fit(q_nope)

@@ -1,9 +1,9 @@
-"""Attention to latents on Hopper: same as `absorbed`, for latents of 512 and rotary parts of 64, in 16 bits.
+"""Attention to latents on Hopper: like `absorbed`, for latents of 512 and rotary parts of 64, in 16 bits.
 
 Eight warps share 64 rows. For the logits, each of the two warpgroups takes half of a block's 64 keys; for the
 sum, half of the 512 columns. So the accumulators fit in registers; the weights pass through shared memory.
-The queries and two blocks of keys fill shared memory. The next block is loaded as soon as the tensor cores
-have the current one, while they compute.
+The queries and two blocks of keys fill shared memory. The next block is loaded while the tensor cores
+compute with the current one.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -33,7 +33,7 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.jit
 def _places(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
-    """Where tokens lie. Memory beyond the end may hold NaN, so masked positions load the last valid key."""
+    """The places of tokens. Memory beyond the end may be NaN, so masked positions load the last valid key."""
     o_seen = gl.minimum(o_n, stop - 1)
     page = gl.load(p_pages + o_seen // PAGE).to(gl.int64)
     return (page * PAGE + o_seen % PAGE) * L
@@ -50,7 +50,7 @@ def _attend(
     BV: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr,
     DECODE: gl.constexpr, TREES: gl.constexpr, LSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows to one piece of its keys; parameters as in `absorbed`, without trees."""
+    """Attention of one tile of rows to one piece of its keys. Parameters as in `absorbed`, without trees."""
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -137,7 +137,7 @@ def _attend(
         o_seen = i_start - past + o_key
         b_s = gl.where(o_row[:, None] >= o_seen[None, :], b_s, float("-inf"))
         b_new = gl.maximum(b_max, gl.max(b_s, 1))
-        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # rows that have no visible key so far
+        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # for rows without a visible key so far
         b_p = gl.exp2(b_s - b_ref[:, None])
         b_scale = gl.exp2(b_max - b_ref)
         b_sums = b_sums * b_scale[:, None] + b_p

@@ -19,19 +19,19 @@ from switchrail_kernels.tables import all_to_device, split_rows, to_device
 from switchrail_kernels.tiles import Work
 
 SPAN = 128
-"""Maximum keys expanded per program."""
+"""Maximum number of keys that a program expands."""
 
 SPLIT = 128
-"""Maximum latent size for which two 16-bit parts of each query fit in registers.
+"""Maximum latent size for which queries in two 16-bit parts fit in registers.
 
-Absorbed queries that are rounded to 16 bits once change the logits by a factor of about 2^-9. For large
-logits that changes weights by several percent.
+Rounding absorbed queries to 16 bits once changes logits by a factor of about 2^-9. For large logits, that
+changes weights by several percent.
 """
 
 FEWEST_NARROW = 128
-"""Minimum rows of a sequence for expansion with latent sizes up to `SPLIT`.
+"""Minimum number of rows for which a sequence is expanded, for latent sizes up to `SPLIT`.
 
-Their absorbed queries give more exact logits.
+For these sizes, absorbed queries have more exact logits.
 """
 
 LEAST = 128
@@ -44,15 +44,15 @@ MOST = 64
 """Maximum pieces per cache."""
 
 _USUAL = 8192
-"""Cache length for which the number of pieces is optimized."""
+"""The cache length for which the number of pieces is optimized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How caches are split: all except short ones into a multiple of `base` pieces.
+    """How caches are split: all but short ones into a multiple of `base` pieces.
 
-    The split depends only on a cache's own length and on the number of other programs. So a replayed graph
-    splits caches like a separate call would.
+    How a cache is split depends only on its own length and on the number of other programs. So a replayed
+    graph splits caches like a separate call would.
 
     Attributes:
         base: Pieces of a cache of usual length.
@@ -124,10 +124,10 @@ class Layer:
     tile: int
 
     def expands(self, batch: PagedBatch) -> np.ndarray:
-        """The sequences for which expansion is faster than attending to latents, [N] bool.
+        """Which sequences are faster with expansion than with attention to latents, [N] bool.
 
         Costs are in multiplications per head, on all multiprocessors. Few tiles leave some multiprocessors
-        idle, since expanded keys and values are not split into pieces as latents are.
+        idle, since expanded keys and values are not split into pieces, unlike latents.
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
@@ -158,7 +158,7 @@ class Rest:
 
     Attributes:
         rows: The number of rows.
-        places: The places of the rows, for `project`.
+        places: The places of the rows, in the form that `project` takes.
     """
 
     rows: int
@@ -167,7 +167,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The keys that are expanded at once, and the rows that attend to some of them.
+    """The keys that are expanded at once, and the rows that attend to some of these keys.
 
     Attributes:
         spans: [spans, 4] int32, at most `SPAN` keys of one sequence each: sequence, first key, its place
@@ -219,14 +219,14 @@ class Tiles(PagedPlan):
         self.expansions: dict[tuple[Layer, int, int], Expansion | None] = {}
 
     def work(self, tokens: int, programs: int, page: int, rest_of: Layer | None) -> Work:
-        """The programs that attend to latents, made at the first call.
+        """The programs that attend to latents, determined at the first call.
 
         Args:
             tokens: Maximum tokens per tile.
             programs: Programs per tile and piece.
             page: Page size in tokens.
-            rest_of: Include only sequences that are not expanded in this layer, with their rows packed
-                without gaps; None for all.
+            rest_of: If given, include only sequences that are not expanded in this layer, with their rows
+                packed without gaps. None includes all sequences.
         """
         key = (tokens, programs, page, rest_of)
         if key not in self.works:
@@ -248,7 +248,7 @@ class Tiles(PagedPlan):
         return self.rests[layer]
 
     def expansion(self, layer: Layer, capacity: int, page: int) -> Expansion | None:
-        """The rounds of expansion, made at the first call; None if no sequence gains.
+        """The rounds of expansion, determined at the first call; None if no sequence gains from it.
 
         Args:
             layer: The layer.

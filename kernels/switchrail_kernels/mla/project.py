@@ -1,4 +1,4 @@
-"""Products with one matrix per head, from queries to latents or from latents to values."""
+"""Products with one matrix per head: from queries to latents, or from latents to values."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -66,16 +66,16 @@ def project(
     *,
     values: bool = False,
 ) -> None:
-    """Multiply, in one launch.
+    """Multiply x by w, in one launch.
 
     Args:
         x: [rows, H, K], its last axis contiguous.
-        w: [H, K, N]; for values [H, N, K].
-        out: [rows, H, N], contiguous, the output. With 2 H instead of H, the products are followed by their
-            rounding errors, themselves rounded.
-        places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the first row among all, the
-            first among the selected, their number, unused. The selected rows are packed in `out`, or in x for
-            values. None: x and `out` have the same rows.
+        w: [H, K, N]; for `values` [H, N, K].
+        out: [rows, H, N], contiguous, the output. If it has 2 H heads, the second half receives the rounding
+            errors of the products, themselves rounded.
+        places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the tile's first row among
+            all rows, its first row among the selected ones, its number of rows, unused. The selected rows are
+            packed in `out` (with `values` in x). None means that x and `out` have the same rows.
         values: Whether to map latents to values instead of queries to latents.
     """
     rows, heads, inner = x.shape

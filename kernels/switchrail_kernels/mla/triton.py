@@ -37,7 +37,7 @@ class _Shape:
         block_n: Keys per block.
         head_blocks: Programs for all heads.
         value_blocks: Programs for all columns of the values.
-        constants: The kernel's constants from BG to PAGE, and PARTS if it has it.
+        constants: The kernel's constants from BG to PAGE, and PARTS if the kernel has it.
         parts: The number of parts of an absorbed query.
         warps: Warps per program.
         stages: Pipeline stages of its loads.
@@ -105,7 +105,7 @@ def _shape(
 
 
 def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
-    """The sizes for a call's tensors. The Hopper kernel copies 16 aligned bytes at a time."""
+    """The sizes for a call's tensors. The Hopper kernel needs aligned ones: it copies 16 bytes at once."""
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
@@ -177,14 +177,14 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 def _attend(
     shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | Cut, rest: Rest | None = None
 ) -> None:
-    """Attend to latents: one launch, or two if keys are split, and two for the products with the weights.
+    """Attend to latents. One launch, or two if keys are split; and one for the product with each weight.
 
     Args:
         shape: The program's sizes.
         call: The call.
         batch: Its batch.
         work: The programs, or how a decode's caches are split.
-        rest: The rows, if other sequences are expanded.
+        rest: The rows to compute, if the other sequences are expanded.
     """
     layer, q_nope, q_rope, out, lse = call
     dtype, device = out.dtype, out.device

@@ -1,7 +1,7 @@
-"""The operation `products` of `switchrail.platforms`: in Triton for very few rows, else by torch.
+"""The operation `products` of `switchrail.platforms`: in Triton for very few rows, otherwise by torch.
 
-A program loads all of its weights before it waits for earlier kernels. While smaller kernels run and leave
-the memory idle, the device loads as many weights as its registers hold.
+A program loads all of its weights before it waits for earlier kernels. So while smaller kernels run and leave
+the memory idle, the device already loads as many weights as its registers hold.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -19,7 +19,7 @@ from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 
 MOST_ROWS = 2
-"""Maximum rows for the kernel."""
+"""Maximum number of rows that the kernel takes."""
 
 _WEIGHTS = 16384
 """Weights per program."""

@@ -18,10 +18,10 @@ from switchrail_kernels.sampling.draw import draw
 _launch = Launcher(draw)
 
 _UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""Low bits of a logit in float32 that are always 0."""
+"""The low bits that are always 0 in a logit converted to float32."""
 
 BLOCK, WARPS = 8192, 16
-"""Columns that a program sums at a time. The same for every batch, so that sums are rounded the same way."""
+"""Columns that a program sums at a time: equal for all batches, so that sums are rounded equally."""
 
 
 def choose_tokens(
@@ -32,7 +32,7 @@ def choose_tokens(
     Args:
         logits: [R, vocabulary].
         params: Each row's sampling parameters.
-        draws: Each row's source of random numbers; a sampled row takes one.
+        draws: Each row's source of random numbers; a sampled row takes one number.
 
     Returns:
         [R] int64 token ids; -1 for rows whose largest logit is not finite.

@@ -1,11 +1,11 @@
-"""Drawing a token from each row of logits among those that the filters keep, in two passes over the row.
+"""Draws a token from each row of logits, among the tokens that the filters keep, in two passes over the row.
 
-All filters keep a prefix of the same order: by decreasing probability, then by index. So whether a token is
-kept depends on its probability, and on the number and the mass of the tokens before it. A token is drawn from
-all tokens. If a filter drops the drawn token, it drops all tokens after it too, and another token is drawn
-from those before it. Each round removes a random part of the mass, so few rounds are needed: 1.1 on average
-for a top_p of 0.9. The drawn token has the probabilities of the filtered distribution, and depends only on
-its row.
+Every filter keeps a prefix of the tokens in the same order: by decreasing probability, then by index. So
+whether a token is kept depends on its probability, and on the number and the mass of the tokens before it. A
+token is first drawn from all tokens. If a filter drops it, that filter also drops all tokens after it, and
+another token is drawn from the tokens before it. Each round removes a random part of the mass, so few rounds
+are needed: 1.1 on average for a top_p of 0.9. The drawn token has the probabilities of the filtered
+distribution, and depends only on its row.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -25,21 +25,21 @@ _MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 @triton.jit
 def _load(p_row, i_b, V, BV: tl.constexpr):
-    """The columns of a block, and their logits; -inf behind the last."""
+    """The columns of a block, and their logits; -inf after the last column."""
     o_v = i_b * BV + tl.arange(0, BV)
     return o_v, tl.load(p_row + o_v, mask=o_v < V, other=_MINUS_INFINITY).to(tl.float32)
 
 
 @triton.jit
 def _key(b_x, UNUSED: tl.constexpr):
-    """Integers in the order of the logits, without the bits that their dtype leaves unused in float32."""
+    """Integers that sort like the logits, without low bits that the logits' dtype never uses."""
     b_key = tl.where(b_x == 0.0, 0.0, b_x).to(tl.int32, bitcast=True)  # zeros of either sign get the same key
     return (b_key ^ ((b_key >> 31) & 0x7FFFFFFF)) >> UNUSED
 
 
 @triton.jit
 def _weight(b_x, top, scale, min_p):
-    """Probabilities relative to the largest; 0 if less than min_p."""
+    """Probabilities relative to the largest; 0 where that is less than min_p."""
     b_w = tl.exp2((b_x - top) * scale)
     return tl.where(b_w >= min_p, b_w, 0.0)
 

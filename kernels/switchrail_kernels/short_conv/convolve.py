@@ -1,6 +1,6 @@
 """The convolution of whole sequences, and of one row per sequence.
 
-The program that computes a sequence's first rows also replaces its state, since no other program reads the
+The program for a sequence's first rows also replaces the sequence's state, since no other program reads the
 old one.
 """
 
@@ -31,7 +31,7 @@ def entry(p, column, o_c, C, S_W: tl.constexpr, S_C: tl.constexpr):
 
 @triton.jit
 def load_bias(p_bias, o_c, m_c, BIAS: tl.constexpr):
-    """The bias [BC], or zeros: the initial value of the sums."""
+    """The bias [BC], or zeros: the initial values of the sums."""
     b_bias = tl.zeros((o_c.shape[0],), tl.float32)
     if BIAS:
         b_bias += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)
@@ -53,7 +53,7 @@ def _rows(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows from row `t`, at `p_x` and `p_out`. Without MASKED the rows don't need the state."""
+    """`BT` rows from row `t`, read at `p_x`, written at `p_out`. Without MASKED they need no state."""
     inputs = ()
     for i in tl.static_range(BT + W - 1):
         p_row = p_x + (i - (W - 1)) * s_xt + o_c
@@ -86,7 +86,7 @@ def _tile(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The same as `_rows`, but with all rows at once, for inputs with contiguous time."""
+    """Like `_rows`, but with all rows at once, for inputs with a contiguous time axis."""
     o_t = tl.arange(0, BT)
     m_out = (t + o_t < rows)[:, None] & (o_c < C)[None, :]
     b_y = tl.zeros((BT, o_c.shape[0]), tl.float32) + b_bias[None, :]
@@ -140,7 +140,7 @@ def convolve(
 
     old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
     p_old = p_state + read * s_slot
-    o_x = o_c.to(tl.int64) * s_xc  # with contiguous time, s_xc is the batch's length
+    o_x = o_c.to(tl.int64) * s_xc  # with contiguous time, s_xc may be as large as the number of rows
     for t in range(0, rows, BT):
         p_xt = p_x + t * s_xt
         p_yt = p_out + t * C
@@ -189,10 +189,10 @@ def convolve(
 
     if within == 0:
         p_new = p_state + write * s_slot
-        tl.debug_barrier()  # other threads of this program have read the data that is replaced now
+        tl.debug_barrier()  # waits until the program's other threads have read the data replaced below
         length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
         for j in tl.static_range(W - 1):
-            # Ascending, so that a short sequence reads each old column before it is replaced.
+            # In ascending order, so that a short sequence reads each old column before replacing it.
             i_from = (length - (W - 1) + j).to(tl.int64)
             b_old = tl.load(
                 p_x + i_from * s_xt + o_c.to(tl.int64) * s_xc,

@@ -1,7 +1,7 @@
-"""The convolution of drafted rows, in chains and trees, and its commit.
+"""The convolution of drafted rows in chains and trees, and its commit.
 
-A row's window follows from its path: the rows that it follows, and before them the old state. The inputs of
-all rows are recorded, since a state consists of inputs only.
+A row's window follows from its path: the rows that precede it on the path, and before them the old state. The
+inputs of all rows are recorded, since a state consists of inputs only.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -26,7 +26,7 @@ DRAFT_ROWS = 8
 """Rows per tile."""
 
 REACH = 16
-"""Maximum distance that a row may reach back: the maximum number of taps minus one."""
+"""The largest distance that a row reaches back: the maximum number of taps minus one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Drafts:
     """The drafted rows of a batch.
 
     Attributes:
-        seqlens: The sequences' numbers of rows.
+        seqlens: The number of rows of each sequence.
         tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence each, as in `split_rows`.
-        before: [T, REACH] int32, each row's window, last first: a row of its sequence, or -1, -2, ... for the
-            columns of the old state, last first.
+        before: [T, REACH] int32, each row's window, from its last entry to the first: a row of the sequence,
+            or -1, -2, ... for the columns of the old state, from the last to the first.
     """
 
     seqlens: tuple[int, ...]
@@ -64,7 +64,7 @@ class Drafts:
         return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
     def update(self, batch: VerifyBatch) -> None:
-        """Find the windows of another batch of the same lengths in place, on the device."""
+        """Find the windows for another batch with the same lengths, in place and on the device."""
         if len(self.tiles):
             _launch_find_windows(
                 (len(self.tiles), 1, 1),
@@ -77,7 +77,7 @@ class Drafts:
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _find_windows(p_parents, p_tiles, p_before, BT: tl.constexpr, REACH: tl.constexpr):
-    """The windows of one tile: from row to row along the path, then into the old state."""
+    """The windows of one tile: back along the path, then into the old state."""
     _, within, row, rows = load_piece(p_tiles, tl.program_id(0))
     o_t = tl.arange(0, BT)
     p_before += (row + o_t) * REACH
@@ -101,7 +101,7 @@ def verify(
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, BIAS: tl.constexpr,
     SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
 ):  # fmt: skip
-    """One tile and `BC` channels; the inputs are recorded in `p_kept` [T, C]."""
+    """Computes one tile and `BC` channels, and records the inputs in `p_kept` [T, C]."""
     i_p = tl.program_id(0)
     i_c = tl.program_id(1)
     i_n, within, row, rows = load_piece(p_tiles, i_p)
@@ -165,7 +165,8 @@ def replay(
     m_c = o_c < C
     old = tl.where(tl.load(p_has_initial_state + i_n) & (read >= 0), C, 0)
     for j in tl.static_range(W - 1):
-        # Column j of the new state is the input W - 2 - j rows before the last one.
+        # Column j of the new state is the input of the row that is W - 2 - j rows before the last accepted
+        # one.
         i_from = last
         if j < W - 2:
             m_last = last >= 0
@@ -178,7 +179,7 @@ def replay(
             mask=o_c < tl.where(i_from < 0, old, 0),
             other=0.0,
         )
-        tl.debug_barrier()  # other threads have read the data that is replaced now
+        tl.debug_barrier()  # waits until other threads have read the data replaced below
         b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
         p_to = entry(p_state + write * s_slot, j, o_c, C, S_W, S_C)
         tl.store(p_to, b_s.to(p_state.dtype.element_ty), mask=m_c)
@@ -194,7 +195,8 @@ def each(
 ):  # fmt: skip
     """Write `BC` channels of one sequence's states after each row.
 
-    The old state is read before the first new one is written, since its slot may be among theirs.
+    The old state is read before the first new one is written, since its slot may be among the new ones'
+    slots.
     """
     i_n = tl.program_id(0).to(tl.int64)
     read = tl.load(p_read_slots + i_n)
@@ -214,7 +216,7 @@ def each(
         slot = tl.load(p_row_slots + i_n * most + i)
         if slot >= 0:
             for j in tl.static_range(W - 1):
-                # Column j of the new state is the input W - 2 - j rows before row i.
+                # Column j of the new state is the input of the row that is W - 2 - j rows before row i.
                 i_from = i
                 if j < W - 2:
                     i_from = tl.load(p_before + (row + i) * REACH + (W - 3 - j))

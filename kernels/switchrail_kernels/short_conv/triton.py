@@ -18,10 +18,10 @@ from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, each
 from switchrail_kernels.tables import split_rows, to_device
 
 PIECE = 32
-"""Rows per program, which loads its taps once for all of them."""
+"""Rows per program. A program loads its taps once for all of its rows."""
 
 ROWS = 8
-"""Rows computed at once."""
+"""Rows that a program computes at once."""
 
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step, early=True)
@@ -32,11 +32,11 @@ _launch_each = Launcher(each)
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The rows of a prefill.
+    """The pieces into which a prefill's rows are split.
 
     Attributes:
         table: [pieces, 4] int32, at most `PIECE` rows of one sequence each, as in `split_rows`.
-        seqlens: The sequences' numbers of rows.
+        seqlens: The number of rows of each sequence.
     """
 
     table: torch.Tensor
@@ -98,7 +98,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         )
 
     def launch_verify(self, call: ShortConvCall, batch: StateBatch, plan: Drafts) -> torch.Tensor:
-        """One launch, which also records the inputs of drafted rows, of which states consist."""
+        """Run drafted rows in one launch, which also records their inputs, since states consist of inputs."""
         tensors, numbers, width, constants = _arguments(call, REACH + 1)
         channels = call.x.shape[1]
         kept = torch.empty_like(call.out)
@@ -164,7 +164,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
 def _arguments(
     call: ShortConvCall, most: int | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool | int, ...]]:
-    """The first tensors and numbers of all kernels, the taps (`most` of them), and the last constants."""
+    """The kernels' common first tensors and numbers, the taps (`most` of them), and last constants."""
     layer, x, out = call
     weight, bias, state = layer.weight, layer.bias, layer.state
     channels, width = weight.shape

@@ -1,1 +1,1 @@
-"""Bridges: Switchrail's dispatch within models and engines of other libraries."""
+"""Bridges: let models and engines of other libraries call Switchrail's backends."""

@@ -40,7 +40,7 @@ COMMANDS = (
 
 
 class _FlagsAreFalse:
-    """Makes flags False by default, because typer imports pydantic to convert a default of None."""
+    """Makes flags False by default, because typer would import pydantic to convert a default of None."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -51,7 +51,7 @@ class _FlagsAreFalse:
 
 
 class _Command(_FlagsAreFalse, TyperCommand):
-    """A subcommand. The help of `--backend` names the installed backends, for which it loads the plugins."""
+    """A subcommand. The help of `--backend` names the installed backends, for which plugins are loaded."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:
@@ -67,7 +67,7 @@ class _Command(_FlagsAreFalse, TyperCommand):
 
 
 class _Commands(_FlagsAreFalse, TyperGroup):
-    """Imports the modules of subcommands when needed, and prints the library's errors as one message."""
+    """Imports a subcommand's module when it is needed, and prints the library's errors as one message."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -83,7 +83,7 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         return get_command(single)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Runs click's `main`. If the output's reader has closed it, exits with the code of SIGPIPE."""
+        """Runs click's `main`. If the reader of the output has closed it, exits with the code of SIGPIPE."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -139,11 +139,11 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def main() -> None:
-    """Runs the command with the process's arguments. The library logs to standard error."""
+    """Runs the command with the process's arguments. The library's log goes to standard error."""
     sys.excepthook = _report
     completes = "_SWITCHRAIL_COMPLETE" in os.environ
     move_output(others=not completes)
-    if completes:  # shell completion only: any other output would end up in the user's command line
+    if completes:  # in shell completion, other output would end up in the user's command line
         LOG.addHandler(logging.NullHandler())
         join_words(os.environ)
     else:
@@ -151,6 +151,6 @@ def main() -> None:
         handler.setFormatter(_Lines())
         LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)
-        # `run` logs all backends before the first text; lines of their first uses would break the texts.
+        # `run` logs all backends before the first text; log lines about first uses would interrupt the texts.
         LOG.getChild("dispatch").setLevel(logging.WARNING)
     app(prog_name="switchrail")

@@ -1,4 +1,4 @@
-"""Shows the steps that an engine captures, with their backends, and those that it doesn't."""
+"""Shows which steps an engine captures, with their backends, and which it doesn't."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
 
 
 def print_capture(out: Console, capture: CapturePlan | str) -> None:
-    """Prints a table with one row per call for each group of steps with the same backends."""
+    """Prints a table for each group of steps with the same backends, with one row per call."""
     if isinstance(capture, str):
         out.print(f"no step is captured: {capture}")
         return
@@ -44,13 +44,13 @@ def print_capture(out: Console, capture: CapturePlan | str) -> None:
 
 
 def _hooks() -> list[str]:
-    """The hooks on transformers' models, each as its target and its source."""
+    """The hooks on transformers' models, each with its target and its source, in words."""
     found = [hook for hook in chain.running() if hook.target_name.startswith("transformers.models.")]
     return [f"the hook on {hook.target_name} by {hook.source}" for hook in found]
 
 
 def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
-    """Consecutive states grouped by equal calls and backends."""
+    """Groups consecutive states that have equal calls and backends."""
 
     def served(state: GraphState) -> Any:
         return state.kind, state.backends, state.because, state.eager

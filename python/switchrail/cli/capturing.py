@@ -1,4 +1,4 @@
-"""A progress bar on the terminal while an engine's steps are captured."""
+"""Shows a progress bar on the terminal while an engine captures its steps."""
 
 from __future__ import annotations
 

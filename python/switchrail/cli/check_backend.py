@@ -40,26 +40,29 @@ def check_backend(
     op: Annotated[
         str | None,
         typer.Option(
-            help="Only this op; by default all ops with a backend of this name.", autocompletion=complete.ops
+            help="The op to check; by default all ops with a backend of this name.",
+            autocompletion=complete.ops,
         ),
     ] = None,
     phase: PhaseOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Only this dtype, such as bfloat16.", autocompletion=complete.dtypes),
+        typer.Option(
+            help="The dtype to check, such as bfloat16; by default all.", autocompletion=complete.dtypes
+        ),
     ] = None,
     device: DeviceOption = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Shorter sequences, and most cases in one dtype only.")
+        bool, typer.Option("--quick", help="Use shorter sequences, and run most cases in one dtype only.")
     ] = False,
     matching: Annotated[
-        str | None, typer.Option("-k", metavar="TEXT", help="Only cases with this text in their id.")
+        str | None, typer.Option("-k", metavar="TEXT", help="Run only cases with this text in their id.")
     ] = None,
     config: ConfigOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each case.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each case.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a backend with the float64 oracle over all parts of its op's contract that it claims.
+    """Compare a backend with the float64 oracle, over all parts of its op's contract that it claims.
 
     Exits with 1 if a case fails.
     """
@@ -132,7 +135,7 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
 
 
 def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A table row per op and phase: the passed cases, and the largest error relative to its bound."""
+    """A table with a row per op and phase: the passed cases, and the largest error relative to its bound."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.setting.phase)):
         held, error, bound, _, where = _nearest(group)
@@ -141,7 +144,7 @@ def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """Makes a row per op and check, with the same columns as `_by_phase` and more."""
+    """A table with a row per op and check: the columns of `_by_phase` and more."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
         *measured, where = _nearest(group)
@@ -160,10 +163,10 @@ def _grouped(
 
 
 def _nearest(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
-    """Counts the passed cases, and finds the error that is largest relative to its bound.
+    """Counts the passed cases, and finds the largest error relative to its bound.
 
     Returns:
-        "Passed of run"; error, bound, note and id of that error.
+        "PASSED of RUN", then the error, its bound, its note, and the case's id.
     """
     ran = [outcome for outcome in group if outcome.status != "skipped"]
     held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"
@@ -180,7 +183,7 @@ def _share(measured: Measured) -> float:
 
 
 def _by_reason(left_out: Sequence[LeftOut]) -> dict[str, str]:
-    """The names of skipped cases by reason, shortened."""
+    """The names of skipped cases, shortened, by reason."""
     reasons: dict[str, list[str]] = {}
     for case in left_out:
         names = reasons.setdefault(case.reason, [])

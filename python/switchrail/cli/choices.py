@@ -38,7 +38,7 @@ ConfigOption = Annotated[
         metavar="FILE",
         help="A TOML file with tables: backends (KEY = NAME or [NAMES], the first that fits), deny (KEY = "
         "[NAMES]), config.OP.NAME (a backend's own values), engine (its sizes). Options of the command line "
-        "take precedence.",
+        "take precedence over the file.",
     ),
 ]
 DeviceOption = Annotated[
@@ -54,7 +54,7 @@ DescribedDeviceOption = Annotated[
     typer.Option(
         "--as",
         metavar="KIND[:CAPABILITY]",
-        help="Plan for a device that need not exist here, such as cuda:9.0, instead of --device.",
+        help="Plan for a device that this machine need not have, such as cuda:9.0; replaces --device.",
     ),
 ]
 DtypeOption = Annotated[
@@ -72,7 +72,7 @@ PhaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="PHASE",
-        help="Only this phase: prefill, decode or verify.",
+        help="The only phase to plan: prefill, decode or verify.",
         autocompletion=complete.phases,
     ),
 ]
@@ -95,8 +95,8 @@ class Choices:
     """The user's choices.
 
     Attributes:
-        backends: Preference key -> backend name.
-        config: Op -> backend name -> the user's values for its configuration.
+        backends: Backend names by preference key.
+        config: The user's values for backends' configurations, by op and backend name.
         engine: Values for `EngineOptions`.
     """
 
@@ -106,7 +106,7 @@ class Choices:
 
 
 def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
-    """Reads the configuration file. Choices of the command line override it, but for what it denies.
+    """Reads the configuration file. Choices of the command line override it, except backends that it denies.
 
     Raises:
         ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.

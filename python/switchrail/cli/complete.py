@@ -14,13 +14,13 @@ SECONDS = 5.0
 """Time limit for loading each plugin while a shell waits, in seconds."""
 
 _key = ""
-"""The key of the `KEY=NAME` to be completed, if the shell only passes the name."""
+"""The key of the `KEY=NAME` to complete, if the shell passes only the name."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Joins words that bash has split at equals signs, in the variables that it passes to a completion.
+    """Joins words that bash has split at equals signs, in the variables that bash passes to a completion.
 
-    Reduces the word at the cursor to the part after its last equals sign, because bash completes only this
+    The word at the cursor is reduced to the part after its last equals sign, because bash completes only this
     part.
     """
     global _key
@@ -41,7 +41,7 @@ def join_words(environment: MutableMapping[str, str]) -> None:
 
 
 def backend_choices(incomplete: str) -> list[str]:
-    """Completes `--backend` with `KEY=`, and after it with the names of the backends of the key's ops."""
+    """Completes `--backend`: first with `KEY=`, then with the names of the backends for the key's ops."""
     given, equals, _ = incomplete.rpartition("=")
     key = given or _key
     if not key:
@@ -67,7 +67,7 @@ def phases() -> list[str]:
 
 
 def dtypes() -> list[str]:
-    """The dtypes in which a model can run."""
+    """The names of the dtypes in which a model can run."""
     from switchrail.engine.dtypes import DTYPES
 
     return list(DTYPES)

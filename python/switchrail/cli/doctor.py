@@ -1,4 +1,4 @@
-"""`switchrail doctor`: finds problems of this installation and gives advice."""
+"""`switchrail doctor`: finds problems of this installation, with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG = 1
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Find problems of this installation and give advice; exit with 1 if there are any."""
+    """Find problems of this installation, with advice; exit with 1 if there are any."""
     from switchrail.doctor import diagnose
 
     with failures_shown():

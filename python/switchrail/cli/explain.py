@@ -1,4 +1,4 @@
-"""`switchrail explain`: shows why each layer's backend was chosen, or a target's hooks."""
+"""`switchrail explain`: shows why each layer's backend was chosen, or which hooks a target has."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def explain(
         typer.Option(
             "--hook",
             metavar="TARGET",
-            help="Show this dotted path's hooks, in the order in which they run. Imports its module.",
+            help="Show the hooks on this dotted path, in the order in which they run. Imports its module.",
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
+    layer: Annotated[int | None, typer.Option(help="The id of the only layer to show.")] = None,
     phase: PhaseOption = None,
     backend: BackendOption = None,
     config: ConfigOption = None,
@@ -124,10 +124,10 @@ def explain(
         out.print()
         out.print(
             table(
-                "installed engines of others",
-                ("engine", "version", "op", "phase", "backend", "ask for it with"),
+                "other installed engines",
+                ("engine", "version", "op", "phase", "backend", "select it with"),
                 elsewhere,
-                fold=("backend", "ask for it with"),
+                fold=("backend", "select it with"),
             )
         )
 
@@ -155,7 +155,7 @@ def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
 def _elsewhere(
     found: Planned, phases: Sequence[str] | None, backends: Mapping[str, str]
 ) -> list[tuple[str, str, str, str, str, str]]:
-    """What would serve the model in the installed engines of others."""
+    """Tables of what Switchrail would serve in other installed engines."""
     make = found.make if phases is None else partial(found.make, phases=phases)
     if phases is not None:
         backends = {}

@@ -1,4 +1,4 @@
-"""Prints hooks: each target's chain, in the order of a call."""
+"""Prints each target's chain of hooks, in the order of a call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = ("kind", "hook", "plugin", "distribution", "version", "priority", "st
 
 
 def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
-    """Imports a target's module and shows the hooks of the target.
+    """Imports a target's module and shows the target's hooks.
 
     Raises:
         HookError: The target does not exist, or its module can't be imported.
@@ -46,7 +46,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
 
 
 def show_hooks(explanations: Sequence[Explanation]) -> None:
-    """Prints the chain of each target, and the callers that bypass it."""
+    """Prints the chain of each target, and the callers that bypass the chain."""
     out = console()
     if not explanations:
         out.print(Text.assemble(("hooks ", "bold"), "there are none"))

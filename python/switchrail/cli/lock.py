@@ -32,7 +32,7 @@ CheckOption = Annotated[
 def lock(
     output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: JsonOption = False
 ) -> None:
-    """Record the installed distributions. With SWITCHRAIL_LOCK set to the file, only these can be loaded."""
+    """Record the installed distributions. If SWITCHRAIL_LOCK names the file, only these can be loaded."""
     if check:
         differences = lock_differences(output)
         if as_json:

@@ -1,4 +1,4 @@
-"""The library's log, as the command shows it."""
+"""Controls what the command shows of the library's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG = logging.getLogger("switchrail")
 
 @contextmanager
 def failures_shown() -> Iterator[None]:
-    """Omits plugins' failures from the log, for callers that show the plugins' records instead."""
+    """Hides plugins' failures from the log, for callers that show the plugins' records instead."""
     LOG.addFilter(_is_no_failure)
     try:
         yield

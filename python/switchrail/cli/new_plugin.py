@@ -56,13 +56,13 @@ def write_plugin(
 
     Args:
         folder: The folder to write to; it must not exist, or be empty.
-        name: The name of the distribution, the plugin and the backend.
+        name: The name for the distribution, the plugin and the backend.
         op: The op that the backend computes.
         platform: Whether to add a device family.
         hook: Whether to add a hook.
 
     Returns:
-        The files written.
+        The files that were written.
 
     Raises:
         NewPluginError: The name is invalid or taken, or the folder is not empty.
@@ -96,7 +96,7 @@ def write_plugin(
 
 
 def _checked(name: str, op: str) -> str:
-    """Checks the distribution's name and returns the module's name."""
+    """Checks the distribution's name, and returns the name of its module."""
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
         raise _refused(
             name, "it is not a valid distribution name", "letters, digits, '-', '_' and '.', as in acme-gdn"
@@ -106,7 +106,7 @@ def _checked(name: str, op: str) -> str:
         raise _refused(
             name,
             f"its module would be {module!r}, which Python can't import",
-            "a name that begins with a letter and is no Python keyword",
+            "a name that begins with a letter and is not a Python keyword",
         )
     if module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None:
         raise _refused(name, f"a module {module!r} already exists", "an unused name")

@@ -1,4 +1,4 @@
-"""Keeps standard output for the command's own output; other output goes to standard error."""
+"""Keeps standard output for the command's own output; all other output goes to standard error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OUTPUT: ContextVar[TextIO | None] = ContextVar("output", default=None)
 
 
 def move_output(*, others: bool) -> None:
-    """Moves standard output to another file descriptor, so C code and child processes can't write to it.
+    """Moves standard output to another file descriptor, which C code and child processes don't use.
 
-    This lasts until the process ends, because C code often writes its buffers only then. Does nothing if a
+    This lasts until the process ends, because C code often writes its buffers only then. It does nothing if a
     stream is closed.
 
     Args:
-        others: Whether the output of others goes to standard error; otherwise it is discarded.
+        others: Whether output of other code goes to standard error; if not, it is discarded.
     """
     out, err = sys.stdout, sys.stderr
     if not isinstance(out, TextIOWrapper) or err is None:
@@ -44,7 +44,7 @@ def move_output(*, others: bool) -> None:
 
 @contextmanager
 def others_aside() -> Iterator[None]:
-    """Redirects the output of plugins, kernels and libraries to standard error."""
+    """In the block, redirects the output of plugins, kernels and libraries to standard error."""
     token = _OUTPUT.set(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):

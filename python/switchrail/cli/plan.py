@@ -53,7 +53,7 @@ def plan(
             "--out",
             "-o",
             metavar="FILE",
-            help="Write the plan to this file too, as --json prints it: RoutePlan.from_json reads it in "
+            help="Also write the plan to this file, as --json prints it: RoutePlan.from_json reads it in "
             "another process, and serde in a Rust service.",
         ),
     ] = None,
@@ -62,7 +62,7 @@ def plan(
         typer.Option(
             metavar="SIZE",
             help="Show the memory that weights, tokens and sequences take, and what fits into a device of "
-            "this size, such as 80G. With --json, print this alone.",
+            "this size, such as 80G. With --json, print only these numbers.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -99,7 +99,7 @@ def plan(
 
 
 def _bytes(text: str) -> int:
-    """A size such as 80G, in bytes; letters stand for powers of 1,024."""
+    """Converts a size such as 80G to bytes. Letters stand for powers of 1,024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
     if found is None:
         raise typer.BadParameter(f"--memory {text!r}; valid: a number of bytes, optionally with K, M, G or T")
@@ -107,7 +107,7 @@ def _bytes(text: str) -> int:
 
 
 def _footprint(found: Planned, size: int) -> Footprint:
-    """The memory that the model needs. Imports torch, since transformers' model gives the sizes."""
+    """The memory that the model needs. Imports torch, because transformers' model determines the sizes."""
     import torch
 
     from switchrail.engine.footprint import footprint

@@ -27,12 +27,12 @@ class Planned(NamedTuple):
     Attributes:
         platform: The platform.
         plan: The routes.
-        capture: The captures, or the reason for none; None if only one phase is planned.
+        capture: The planned captures, or why there are none; None if only one phase is planned.
         runtime: The runtime that made the plan.
         checkpoint: The checkpoint's folder, or its `config.json`.
         options: The engine's options.
         dtype: The name of the dtype.
-        make: Makes plans with other arguments; see `plan_routes`.
+        make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
     """
 
     platform: Platform
@@ -55,7 +55,7 @@ def planned(
     phase: str | None,
     download: bool,
 ) -> Planned:
-    """Loads the plugins and plans a checkpoint. The arguments are the command's options of the same names.
+    """Loads the plugins and plans a checkpoint. Arguments are the command's options of the same names.
 
     Raises:
         SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
@@ -75,7 +75,7 @@ def planned(
     platform = _platform(runtime, device, described_device)
     config_values = read_config()
     text = config_values.get("text_config")
-    if isinstance(text, dict):  # of a multimodal model
+    if isinstance(text, dict):  # the language model of a multimodal model
         config_values = {**config_values, **text}
     options = options_on(platform, choices.engine)
     chosen_dtype = choose_dtype(dtype, config_values, platform.hardware)
@@ -109,7 +109,7 @@ def planned(
 
 
 def _is_for(key: str, phase: str | None) -> bool:
-    """Whether a preference can apply to the planned phase, if only one is planned."""
+    """Whether a preference applies to the planned phase; True if all phases are planned."""
     own = key.partition(".")[2]
     return phase is None or own == phase or own not in _core.PHASES
 

@@ -14,9 +14,7 @@ from switchrail.errors import PlatformError, PlatformPluginError
 
 
 def plugins(
-    hooks: Annotated[
-        bool, typer.Option("--hooks", help="List the hooks in force instead, target by target.")
-    ] = False,
+    hooks: Annotated[bool, typer.Option("--hooks", help="List the active hooks instead, by target.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the installed plugins: loaded, blocked or failed, with the reason."""
@@ -30,7 +28,7 @@ def plugins(
     with failures_shown():
         runtime = loaded_runtime(Choices())
     try:
-        runtime._platforms.ask_plugins()  # afterwards the records show which plugin is in use
+        runtime._platforms.ask_plugins()  # so that the records show which plugin is in use
     except PlatformPluginError:  # the plugin's record shows the error
         pass
     except PlatformError as error:

@@ -48,10 +48,13 @@ def run(
         list[str] | None, typer.Option(metavar="TEXT", help="A prompt; can be given several times.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with a prompt in each line that is not empty.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with one prompt per line; empty lines are skipped."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate for a prompt.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens to generate for a prompt.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(help="Temperature; 0 takes the most likely token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among this many of the most likely tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Draw among the most likely tokens whose probabilities add up to this.")
@@ -71,7 +74,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What proposes tokens to verify: ngram (the text's own earlier tokens) or a checkpoint.",
+            help="Propose tokens to verify, from the text's earlier tokens (ngram) or with a checkpoint.",
         ),
     ] = None,
     backend: BackendOption = None,
@@ -168,7 +171,7 @@ def run(
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Reports which backend's exception ended a step, without its traceback."""
+    """If a backend's exception ends a step, reports it with the backend's name, without a traceback."""
     try:
         yield
     except SwitchrailError:
@@ -186,7 +189,7 @@ def _named_failures() -> Iterator[None]:
 def _check_prompts(
     runtime: Runtime, folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
 ) -> None:
-    """Refuses prompts that the engine would refuse, before it loads the weights."""
+    """Refuses invalid prompts before the engine loads the weights."""
     from switchrail.checks import is_count
     from switchrail.engine.checkpoint import load_tokenizer, read_config
 
@@ -195,7 +198,7 @@ def _check_prompts(
     tokenizer = load_tokenizer(folder)
     for prompt in prompts:
         tokens = tokenize(tokenizer, prompt)
-        if is_count(longest):  # for another value the engine reports the error
+        if is_count(longest):  # the engine reports other values as errors
             check_length(len(tokens), params, longest)
 
 
@@ -234,10 +237,10 @@ def _output(output: Output) -> dict[str, Any]:
 
 
 def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yields the events until Ctrl-C.
+    """Yields the events, until Ctrl-C is pressed.
 
-    Checks for Ctrl-C between events, because an exception raised inside a callback could be lost. A second
-    Ctrl-C is raised immediately.
+    Ctrl-C is checked between events, because an exception raised inside a callback could be lost. A second
+    Ctrl-C raises KeyboardInterrupt immediately.
     """
     heard: list[int] = []
 
@@ -257,13 +260,13 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
-    """Prints each prompt with its text: the current one during generation, later ones when finished.
+    """Prints each prompt with its text: for the first one during generation, for others when finished.
 
     On a terminal, control characters are escaped; elsewhere the text is unchanged.
 
     Args:
-        out: The console for the texts, separated by blank lines.
-        told: The console for the prompts, each on its own line unless both consoles are terminals.
+        out: The console for the generated texts, which are separated by blank lines.
+        told: The console for the prompts. Each is on its own line unless both consoles are terminals.
         events: The engine's events.
         prompts: The prompts, in the order of their requests' ids.
     """
@@ -291,7 +294,7 @@ def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequen
                 current = number + 1
     except BaseException:
         if begun > current:
-            out.out("")  # a line end, so that the error message begins on its own line
+            out.out("")  # ends the line, so that the error message begins on its own line
         raise
     return [outputs[i] for i in range(len(prompts))]
 

@@ -26,16 +26,16 @@ PIPE_WIDTH = 160
 
 class _Plain(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """Makes text without markup; escapes foreign text in it."""
+        """Makes text without interpreting markup, and escapes foreign text in it."""
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
     def on_broken_pipe(self) -> None:
-        """Leaves a broken pipe to the command's entry point."""
+        """Leaves the handling of a broken pipe to the command's entry point."""
         raise
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on standard output or standard error; wide if that is not a terminal.
+    """A console on standard output or standard error. Its lines are wide if that is not a terminal.
 
     Args:
         stderr: Whether to use standard error.
@@ -54,7 +54,7 @@ def print_json(document: Any) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: Sequence[str] = ()
 ) -> Table:
-    """Makes a table of plain text. If it is too wide, the columns in `fold` are folded."""
+    """Makes a table of plain text. If it is too wide, the columns in `fold` are wrapped."""
     result = Table(
         title=Text(one_line(title), "bold"),
         title_justify="left",
@@ -70,7 +70,7 @@ def table(
 
 
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of microseconds by load with a column per backend. Marks the fastest time of each line."""
+    """A table of microseconds, a row per batch and a column per backend. Marks each row's fastest."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
     length = "a row sees" if op in PAGED_OPS else "longest"
     rows = []

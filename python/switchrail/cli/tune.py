@@ -1,4 +1,4 @@
-"""`switchrail tune`: times the backends on this machine, so `auto` can choose the fastest."""
+"""`switchrail tune`: times the backends on this machine, so that `auto` can choose the fastest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def tune(
     ] = None,
     op: Annotated[
         list[str] | None,
-        typer.Option(help="Only this op; can be given several times.", autocompletion=complete.ops),
+        typer.Option(
+            help="An op to time; can be given several times; by default all.", autocompletion=complete.ops
+        ),
     ] = None,
     phase: PhaseOption = None,
     dtype: Annotated[
@@ -52,9 +54,9 @@ def tune(
     download: DownloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Time the backends that fit, and keep the result for `auto`; `explain` shows it.
+    """Time the backends that fit, and save the times for `auto`; `explain` shows them.
 
-    The times apply to the same device with the same versions, until they are measured again or the file is
+    The times are used on the same device with the same versions, until they are measured again or the file is
     removed.
     """
     from switchrail.engine.dtypes import choose_dtype
@@ -90,7 +92,7 @@ def tune(
             status.update(f"timing; done: {_title(timing)}")
             found.append(timing)
             result = machine(runtime, platform, found)
-            # Write immediately: a later measurement may fail.
+            # Written after each measurement, since a later one may fail.
             write_machine(path, result, runtime._loader.installed().packages)
     for timing in found:
         if timing.noisy:
@@ -122,7 +124,7 @@ def tune(
             reasons.setdefault(f"{name}: {reason}", []).append(f"{timing.op} {timing.phase}")
     for reason, what in reasons.items():
         out.print(f"left out: {reason} ({', '.join(dict.fromkeys(what))})", highlight=False, markup=False)
-    out.print(f"kept in {path}", highlight=False, markup=False)
+    out.print(f"written to {path}", highlight=False, markup=False)
 
 
 _WAYS = {

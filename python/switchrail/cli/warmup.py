@@ -1,4 +1,4 @@
-"""`switchrail warmup`: compiles the kernels that a checkpoint's first requests would wait for."""
+"""`switchrail warmup`: compiles the kernels that a checkpoint's first requests would otherwise wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops: contract, reference and plain-torch backend of each.
+"""The ops, each with its contract, reference and plain-torch backend.
 
 Names are imported on first use, so importing this package does not import torch.
 """

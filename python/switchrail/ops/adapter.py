@@ -1,4 +1,4 @@
-"""Adapts backends that lack some features of their op to calls on an engine's memory."""
+"""Adapts backends that lack some features of their op, so that they can serve calls on an engine's memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAPTED: Mapping[str, str] = {
     "strided_out": "results are copied from dense memory after each call",
     "time_innermost": "rows are copied before each call",
 }
-"""The features that an `Adapter` adds, each with a description of how."""
+"""The features that an `Adapter` can add, each with a description of how it does so."""
 
 _TABLES: Mapping[str, torch.dtype] = {
     "cu_seqlens": torch.int32,
@@ -40,7 +40,7 @@ _TABLES: Mapping[str, torch.dtype] = {
 
 
 def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str, Any]:
-    """The fields `seqlens` and `cu_seqlens` of a batch from the host's lengths, without waiting.
+    """The fields `seqlens` and `cu_seqlens` of a batch, from lengths on the host, without waiting.
 
     Args:
         seqlens: The number of rows of each sequence.
@@ -52,9 +52,9 @@ def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str,
 
 
 def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
-    """The batch in a form that needs no feature of `ADAPTED`; the same object if possible.
+    """The batch in its plain form, which needs no feature of `ADAPTED`; plain batches unchanged.
 
-    Tables of another dtype, with gaps, or with 0 as the null slot are copied.
+    Tables with another dtype, with gaps, or with 0 as the null slot are copied.
 
     Args:
         batch: The batch.
@@ -99,12 +99,12 @@ def _is_odd(name: str, table: torch.Tensor, wide: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Adapted:
-    """A plan, and the plain form of the batch that it was made for.
+    """A plan, and the plain form of the batch that the plan was made for.
 
     Attributes:
         batch: The plain form.
         plan: The backend's plan.
-        bounds: The bounds of the batches that it can be updated for; None for this batch only.
+        bounds: The bounds of the batches that the plan can be updated for; None for this batch only.
     """
 
     batch: Any
@@ -118,7 +118,7 @@ class Adapted:
         return lengths
 
     def update(self, contract: Contract, batch: SequenceBatch) -> Any:
-        """Copy another batch's tables into the plan's own, and return its plain form on these.
+        """Copy another batch's tables into the plan's own tables. Return its plain form, on these tables.
 
         Raises:
             ContractError: The plan has no bounds, or the batch does not fit into its tables; nothing was
@@ -140,7 +140,7 @@ class Adapted:
         return self.batch
 
     def _room(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
-        """The part of the plan's table that another one fills: the first columns of the page table."""
+        """The part of the plan's table that another batch's table fills: in a page table, some columns."""
         own: torch.Tensor = getattr(self.batch, name)
         if name == "page_table" and table.shape[1] <= own.shape[1]:
             own = own[:, : table.shape[1]]
@@ -151,7 +151,7 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch, on tables of its own if a plan with bounds will copy others into them.
+    """The plain form of a batch. For a plan with bounds it gets tables of its own, to copy others into.
 
     Args:
         batch: The plain form.
@@ -166,10 +166,10 @@ def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
 
 
 def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """A call with dense results, and with copies of inputs whose time axis is innermost.
+    """The call with dense results, and with copies of the inputs whose time axis is innermost.
 
     Returns:
-        The call, the same object if it needs no copy, and pairs of a result and the dense memory whose
+        The call (the same object if it needs no copy), and pairs of a result and the dense memory whose
         contents must be copied to it after the call.
     """
     changed: dict[str, torch.Tensor] = {}
@@ -191,7 +191,7 @@ class Adapter(Wrapper):
 
     Args:
         backend: The backend.
-        features: The features of its registration.
+        features: The features of the backend's registration.
 
     Attributes:
         backend: The backend.
@@ -218,19 +218,19 @@ class Adapter(Wrapper):
         return "backend", plan.plan, plan.batch
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Adapted:
-        """Plan the plain form of the batch."""
+        """Plans the plain form of the batch."""
         self._contract.check_batch(phase, batch, self._features)
         own = owned(plain(batch), batch, bounds)
         return Adapted(own, self.backend.plan(phase, own, bounds), bounds)
 
     def refresh(self, plan: Any, batch: SequenceBatch) -> None:
-        """Copy the tables of another batch into those of the plan."""
+        """Copies the tables of another batch into those of the plan."""
         if not isinstance(plan, Adapted):
             raise foreign("plan", plan)
         self.backend.refresh(plan.plan, plan.update(self._contract, batch))
 
     def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
-        """Run the call on adapted rows."""
+        """Runs the call on adapted rows."""
         self._contract.check_call(call, batch, self._features)
         if not isinstance(plan, Adapted) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
@@ -241,14 +241,14 @@ class Adapter(Wrapper):
         return record
 
     def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Commit with the adapted layer."""
+        """Commits with the adapted layer."""
         if not isinstance(plan, Adapted):
             raise foreign("plan", plan)
         own = call._replace(layer=self._activated_layer(call[0]))
         self.backend.commit(own, plan.batch, plan.plan, record, accepted)
 
     def _activated(self, call: Any) -> Any:
-        """The call with activated gates, if the backend supports no raw ones."""
+        """The call with activated gates, if the backend does not support raw gates; else the call itself."""
         layer = self._activated_layer(call[0])
         if layer is call[0]:
             return call
@@ -276,7 +276,7 @@ def adapted(backend: AnyBackend, features: Collection[str], needed: Collection[s
 
     Args:
         backend: The backend.
-        features: The features of its registration.
+        features: The features of the backend's registration.
         needed: The features that calls need.
     """
     if set(needed) <= set(features):

@@ -18,7 +18,7 @@ _MADE_BY = {"plan": "`plan`", "record": "`run` in verify"}
 
 
 def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError:
-    """Return the error for a plan or a record that the backend didn't make."""
+    """The error for a plan or a record that the backend did not make."""
     name = type(found).__name__
     return ArgumentError(
         f"{argument}: got {name}, expected what the backend's {_MADE_BY[argument]} returned",
@@ -28,7 +28,7 @@ def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError
 
 
 class Planned(Protocol):
-    """A plan that stores the lengths it was made for."""
+    """A plan that stores the lengths of the sequences it was made for."""
 
     @property
     def seqlens(self) -> tuple[int, ...]:
@@ -77,19 +77,21 @@ class Backend(Generic[CallT, BatchT]):
         self.config = config
 
     def plan(self, phase: Phase, batch: BatchT, bounds: Bounds | None = None) -> Any:
-        """Prepare what all layers of a step share. Called once per step and phase; calls get the result.
+        """Prepare the data that all layers of a step share. Called once per step and phase.
+
+        Each call receives the result.
 
         If phases run differently, the plan records the phase for `run`.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's sequences.
-            bounds: The largest batches that the plan can be refreshed for; None for this batch only.
+            bounds: The largest batches that the plan can be refreshed for; None if it is for this batch only.
         """
         return None
 
     def refresh(self, plan: Any, batch: BatchT) -> None:
-        """Update a plan made with bounds for another batch, in place and without waiting for the device.
+        """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
         A backend without this method is never captured in a graph.
         """
@@ -106,9 +108,9 @@ class Backend(Generic[CallT, BatchT]):
     def run(self, call: CallT, batch: BatchT, plan: Any) -> Any:
         """Run a call: write its outputs, and update its layer's state in place.
 
-        Nothing else is modified, and the host never waits for the device. In verify the state is left
-        unchanged, because the accepted drafts are not known yet. The drafts of a softmax attention batch form
-        a chain unless it is a `PagedTreeBatch`.
+        Nothing else is modified, and the host never waits for the device. In verify, the state is left
+        unchanged, because the accepted drafts are not known yet. A softmax attention batch of drafts is a
+        chain unless it is a `PagedTreeBatch`.
 
         Args:
             call: The layer, and tensors with one row per token.
@@ -116,8 +118,8 @@ class Backend(Generic[CallT, BatchT]):
             plan: The result of `plan` for this batch.
 
         Returns:
-            In verify, a record for `commit`: the state after each token, or the inputs to recompute it. None
-                in other phases.
+            In verify, a record for `commit`: the state after each token, or the inputs to recompute the
+            states. None in other phases.
         """
         raise NotImplementedError
 
@@ -126,8 +128,8 @@ class Backend(Generic[CallT, BatchT]):
 
         Args:
             call: The verified call.
-            batch: Its batch, a `VerifyBatch`.
-            plan: Its plan.
+            batch: The batch of the verification, a `VerifyBatch`.
+            plan: The plan of that batch.
             record: The record that `run` returned.
             accepted: [N] int64 on the device: the index of each sequence's last accepted row within the
                 sequence, or -1 to write the initial state. Ignored for padding and for empty sequences.

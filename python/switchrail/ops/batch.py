@@ -1,4 +1,4 @@
-"""Descriptions of the sequences packed into one call."""
+"""Descriptions of the sequences that are packed into one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Phase = Literal["prefill", "decode", "verify"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceBatch:
-    """N sequences packed one after another into T rows.
+    """N sequences, packed one after another into T rows.
 
     Attributes:
         cu_seqlens: [N + 1] int32 on the call's device: sequence n owns rows `cu_seqlens[n]` to `cu_seqlens[n
@@ -29,9 +29,9 @@ class Bounds:
     """The largest batches that a plan can be refreshed for.
 
     Attributes:
-        sequences: N, the same in every batch; smaller batches are padded.
-        rows: The maximum of T; N in decode.
-        tokens: The maximum of cached tokens per sequence, including the batch's own.
+        sequences: N, the same in every batch; a batch of fewer sequences is padded.
+        rows: The largest T; N in decode.
+        tokens: The largest number of cached tokens per sequence, including the batch's own.
     """
 
     sequences: int
@@ -53,10 +53,10 @@ class StateBatch(SequenceBatch):
             -1 and 0, and no sequence reads a slot that another one writes.
         has_initial_state: [N] bool; False means that the initial state is zero and the slot is not read. In
             decode it is True for every sequence that has a slot.
-        null_slot: -1; or 0, if slot 0 means the same as -1 in every table of slots of the batch (the feature
+        null_slot: -1; or 0 if slot 0 means the same as -1 in all tables of slots of the batch (the feature
             `null_slot`).
-        read_only: Whether sequences may have a slot to read and -1 to write, which leaves their states as
-            they are (the feature `read_only_states`). Slot 0 may then be overwritten.
+        read_only: Whether sequences may have a slot to read and -1 to write, so that their states stay
+            unchanged (the feature `read_only_states`). Slot 0 may then be overwritten.
     """
 
     read_slots: torch.Tensor
@@ -73,9 +73,9 @@ class CheckpointBatch(StateBatch):
     Attributes:
         checkpoint_every: The number of rows between stored states, counted from each sequence's first row of
             the batch; 1 or more.
-        checkpoint_slots: [N, X] int64, the slots for the states after `checkpoint_every` rows, twice that
-            many, and so on; -1 stores none. Entries past a sequence's end are ignored. No two states share a
-            slot. For padding all slots are -1.
+        checkpoint_slots: [N, X] int64, the slots for the states after `checkpoint_every` rows, after twice as
+            many rows, and so on; -1 stores none. Entries past a sequence's end are ignored. No two states
+            share a slot. All entries of padding are -1.
     """
 
     checkpoint_every: int
@@ -86,7 +86,7 @@ class CheckpointBatch(StateBatch):
 class VerifyBatch(StateBatch):
     """A batch of drafted tokens. The rows of each sequence form a chain or a tree.
 
-    Attributes:
+    parents: [T] int32, the parent of each row as an index within its sequence, always an earlier row; -1
         parents: [T] int32, the parent of each row as an index within its sequence, always an earlier row; -1
             if the row follows the state directly. In a chain the parent of row i is row i - 1.
         parent_rows: The same T numbers on the host; None if only the device has them (the feature
@@ -103,11 +103,11 @@ class RowStatesBatch(VerifyBatch):
 
     `run` writes the state after row i of sequence n to slot `row_slots[n, i]` of the layer's `row_states`, or
     of its `state` if that is None. It writes nothing to `write_slots` and returns no record, so there is no
-    commit. The slot that a sequence reads may be among its own row slots.
+    commit. The slot that a sequence reads may be one of its own row slots.
 
     Attributes:
-        row_slots: [N, X] int64, X at least the most rows of a sequence; -1 stores none. Entries past a
-            sequence's end are ignored. No two states share a slot.
+        row_slots: [N, X] int64, X at least the largest number of rows of a sequence; -1 stores none. Entries
+            past a sequence's end are ignored. No two states share a slot.
     """
 
     row_slots: torch.Tensor
@@ -115,7 +115,7 @@ class RowStatesBatch(VerifyBatch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedBatch(SequenceBatch):
-    """A batch for softmax attention over a paged key-value cache that already holds the batch's own tokens.
+    """A batch for softmax attention over a paged cache, which already has the batch's own tokens.
 
     Row i of sequence n has position `kv_seqlens[n] - seqlens[n] + i` and attends to all positions up to its
     own.
@@ -123,10 +123,10 @@ class PagedBatch(SequenceBatch):
     Attributes:
         page_table: [N, P] int32, the pages of each sequence in order; entries past the last used page are
             undefined.
-        kv_lens: [N] int32 on the device, the cached tokens of each sequence, the batch's own included. 0
+        kv_lens: [N] int32 on the device, the cached tokens of each sequence, including the batch's own. 0
             means padding: the sequence's rows of `out` are zeros.
         kv_seqlens: The same N lengths on the host.
-        kv_bounds: Whether `kv_seqlens` are upper bounds only (the feature `kv_bounds`).
+        kv_bounds: Whether `kv_seqlens` are only upper bounds (the feature `kv_bounds`).
     """
 
     page_table: torch.Tensor
@@ -139,9 +139,9 @@ class PagedBatch(SequenceBatch):
 class PagedTreeBatch(PagedBatch):
     """A batch of drafted tokens for softmax attention. The rows of each sequence form a tree.
 
-    This is the feature `trees`; drafted chains use a plain `PagedBatch`. Row i of a sequence has the same
-    place in the cache as in a chain. It attends to the tokens before the sequence's rows, to its ancestors
-    and to itself.
+    This is the feature `trees`; chains of drafted tokens use a plain `PagedBatch`. Row i of a sequence has
+    the same place in the cache as in a chain. It attends to the tokens before the sequence's rows, to its
+    ancestors and to itself.
 
     Attributes:
         parents: See `VerifyBatch`.

@@ -1,7 +1,7 @@
-"""The common parts of all ops' calls: a layer's constant arguments and the arguments of each call.
+"""The base of all ops' calls: a layer's constant arguments, and the arguments of each call.
 
-Each op's `contract.py` defines both, beside the interface of its backends. A call is a tuple of its layer and
-of tensors with one row per token. Layers are made once, calls anew each time.
+Each op's `contract.py` defines both classes, beside the interface of its backends. A call is a tuple of its
+layer and of tensors with one row per token. A layer is made once; a call is made each time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ class Layer:
     """The constant arguments of a layer: pools, weights, options.
 
     Layers are compared by identity, so results about a layer's calls can be cached in it. Its tensors must
-    stay where they are; after moving one, make a new layer.
+    Two layers are equal only if they are the same object, so results about a layer's calls can be cached in
+    it. The layer's tensors must stay where they are; after moving one, make a new layer.
 
     Attributes:
-        checked: The calls of this layer that passed the contract's check.
-        kept: Data that backends cache about this layer, each under its own key.
+        checked: The calls of this layer that have passed the contract's check.
+        kept: Data that backends cache for this layer, each under a key of its own.
     """
 
     checked: set[object] = field(default_factory=set, init=False)
     kept: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is another layer, with empty caches."""
+        """Makes a copy another layer, with empty caches."""
         return _remake, (type(self), {one.name: getattr(self, one.name) for one in fields(self) if one.init})
 
 
@@ -37,11 +38,11 @@ def _remake(kind: type[Layer], values: dict[str, Any]) -> Layer:
 
 
 make_call = tuple.__new__
-"""Make a call from its class and a tuple of all its fields, in half the time of the class itself."""
+"""Makes a call from its class and a tuple of all its fields, in half the time that the class takes."""
 
 
 def take_rows(call: CallT, rows: slice) -> CallT:
-    """Return some rows of a call, as views."""
+    """The given rows of a call, as views."""
     layer, *tensors = call
     return make_call(type(call), (layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors]))
 

@@ -1,4 +1,4 @@
-"""The definitions of all ops, and single parts of them, by op."""
+"""The definitions of all ops, and mappings from an op to one part of its definition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFINITIONS: Mapping[str, OpDefinition] = {op: import_module(f"switchrail.ops.{o
 
 
 class OfEach(Mapping[str, T]):
-    """One part of each definition, by op, imported on lookup.
+    """A mapping from each op to one part of its definition, imported on lookup.
 
     Args:
         part: Returns the part of a definition.

@@ -1,4 +1,4 @@
-"""Splitting a batch into chunks, and scanning them, for the plain-torch backends with a recurrent state."""
+"""Splits batches into chunks and scans them, for the plain-torch backends with a recurrent state."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 GROUP_TOKENS = 1024
-"""Approximate number of tokens processed at once.
+"""Approximate number of tokens to process at once.
 
-For each token and head, memory for more than a chunk's length is needed.
+The memory needed for each token and head is more than a chunk's length.
 """
 
 
 After = Callable[[int, torch.Tensor], None]
-"""Takes a chunk number within the sequences, from 0, and the states [M, ...] after those chunks."""
+"""Called with a chunk number within the sequences (from 0) and the states [M, ...] after those chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Chunks that are processed at once, ordered by their number within the sequence, then by sequence.
+    """Chunks that are processed at once, sorted by their number within the sequence, then by sequence.
 
     Attributes:
-        rows: [n * C] int64, the packed row of each place. Places past the end of a sequence repeat its last
-            row.
-        beyond: [n, C, 1] bool, True for places past the end; None if there are none.
-        levels: For each chunk number the first and last + 1 of its chunks in the group. Chunk i of a level
-            belongs to sequence i in the order of `Slots`.
+        rows: [n * C] int64, the packed row of each place in the chunks. Places past the end of a sequence
+            repeat its last row.
+        beyond: [n, C, 1] bool, True for places past a sequence's end; None if there are none.
+        levels: For each chunk number, the range (first, last + 1) of its chunks in the group. Chunk i of a
+            level belongs to sequence i in the order of `Slots`.
         first_number: The chunk number of the first level.
     """
 
@@ -43,17 +43,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """The data that all layers of a step share.
+    """The chunks of a batch: the data that all layers of a step share.
 
     Attributes:
         seqlens: The lengths of the batch's sequences.
         slots: The states of the nonempty sequences, longest first; in decode in the batch's order.
-        chunk: C, tokens per chunk.
+        chunk: C, the number of tokens per chunk.
         groups: The chunks.
-        places: [T] int64, the place of each packed row among the chunks; None if every sequence has one row
+        places: [T] int64, the place of each packed row in the chunks; None if every sequence has one row
             and there are no chunks.
-        padding_rows: [T] bool, the rows of padding; None if there is known to be none.
-        kept: By chunk number, the slots [R] int64 for the checkpoints of the first R sequences after their
+        padding_rows: [T] bool, which rows are padding; None if it is known that none are.
+        kept: By chunk number, the slots [R] int64 for the checkpoints of the first R sequences after the
             chunks of that number.
     """
 
@@ -66,7 +66,7 @@ class ChunkPlan:
     kept: Mapping[int, torch.Tensor]
 
     def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
-        """Store the checkpoints among the states [M, ...] after the chunks of a number."""
+        """Store the checkpoints among the states [M, ...] after the chunks of one number."""
         if number in self.kept:
             slots = self.kept[number]
             keep(pool, states[: len(slots)], slots)
@@ -78,7 +78,7 @@ class ChunkPlan:
         self.write_rows(result, out)
 
     def write_rows(self, result: torch.Tensor, out: torch.Tensor) -> None:
-        """Write a result of `out`'s shape, with zeros for padding. May modify the result."""
+        """Write a result with the shape of `out`, with zeros for padding. May modify the result."""
         if self.padding_rows is not None:
             result.masked_fill_(self.padding_rows.view(-1, *[1] * (result.ndim - 1)), 0)
         out.copy_(result)
@@ -129,9 +129,9 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
 def _cut(
     sequences: list[tuple[int, int]], chunk: int, device: torch.device
 ) -> tuple[tuple[Group, ...], torch.Tensor]:
-    """Split sequences into groups of chunks, and return also the place of each row.
+    """Split sequences into groups of chunks. Also return the place of each row.
 
-    Each sequence is a pair of its first and last + 1 row; the longest comes first.
+    Each sequence is given as a range (first row, last row + 1); the longest comes first.
     """
     counts = [-(-(stop - start) // chunk) for start, stop in sequences]
     groups: list[Group] = []
@@ -180,20 +180,21 @@ def scan(
     removal: torch.Tensor | None = None,
     after: After,
 ) -> torch.Tensor:
-    """Run the recurrence over the chunks of a group in order of time.
+    """Run the recurrence over the chunks of a group, in the order of time.
 
-    With S the state before a chunk and U = values - removal S^T the values that its tokens write, the chunk's
-    result is queries S^T + attention U, and the next state is S decay + U^T keys. Chunks and heads form one
-    axis.
+    Let S be the state before a chunk and U = values - removal S^T the values that its tokens write. The
+    chunk's result is queries S^T + attention U, and the next state is S decay + U^T keys. Chunks and heads
+    share one axis.
 
     Args:
         group: The chunks.
         states: [M, HV, V, K], updated in place.
-        attention: [n * HV, C, C], the weight with which each later token reads an earlier token's write.
+        attention: [n * HV, C, C], the weight with which each later token reads the value that an earlier
+            token wrote.
         values: [n * HV, C, V].
-        keys: [n * HV, C, K], with the decay from each token to the chunk's end.
-        queries: [n * HV, C, K], with the decay from the chunk's start to each token.
-        decay: [n * HV, 1, 1] or [n * HV, 1, K], of the whole chunk.
+        keys: [n * HV, C, K], multiplied by the decay from each token to the chunk's end.
+        queries: [n * HV, C, K], multiplied by the decay from the chunk's start to each token.
+        decay: [n * HV, 1, 1] or [n * HV, 1, K], the decay over the whole chunk.
         removal: [n * HV, C, K], the part that the delta rule removes; None if U does not depend on the state.
         after: Called after each level.
 
@@ -218,7 +219,7 @@ def scan(
 
 
 def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
-    """Return (I + A)^-1 for each A [..., C, C]. Only the entries below the diagonal are read."""
+    """(I + A)^-1 for each A [..., C, C], of which only the entries below the diagonal are read."""
     identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     inverse: torch.Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     return inverse

@@ -1,4 +1,4 @@
-"""Contracts: the valid calls of an op as data, and the checks derived from them."""
+"""Contracts: the valid calls of each op as data, and the checks that follow from them."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from switchrail.ops.batch import (
 from switchrail.ops.call import Layer
 
 INPUT = "input"
-"""In a list of dtypes: the dtype of the op's first tensor."""
+"""In a list of dtypes: the dtype of the call's first tensor."""
 
 COMPUTE = "compute"
-"""In a list of dtypes: float32, or float64 if the op's first tensor is float64."""
+"""In a list of dtypes: float32, or float64 if the call's first tensor is float64."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 REMEMBERED = 1024
-"""The maximum number of checked calls remembered per layer."""
+"""The maximum number of checked calls that a layer remembers."""
 
 _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """Further valid forms of a tensor, in calls to a backend with a feature.
+    """Further valid forms of a tensor, in calls to a backend that has a certain feature.
 
     Attributes:
-        feature: The feature.
-        dtypes: Further dtypes.
+        feature: The name of the feature.
+        dtypes: Further valid dtypes.
         free: The number of outermost axes in memory whose strides may have any value except 0.
-        memory: Another order of the axes of dense memory.
-        unit_stride: Further axes of which one with stride 1 is enough.
+        memory: Another valid order of the axes in dense memory.
+        unit_stride: Further axes; it is enough that one of all these axes has stride 1.
     """
 
     feature: str
@@ -59,7 +59,7 @@ class Allowance:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One tensor of a contract.
+    """The specification of one tensor of a contract.
 
     Attributes:
         axes: The axes, outermost first. Each is a name, or a name and a constant such as `W-1`. An axis has
@@ -68,14 +68,15 @@ class TensorSpec:
         memory: The axes in the order of dense memory, outermost first; None if only `unit_stride` is
             required.
         unit_stride: Axes of which at least one has stride 1; the others may have any stride.
-        mutated: Whether the call writes to it.
+        mutated: Whether the call writes to the tensor.
         optional: Whether None is valid.
-        same_if_none: Two axes that have the same size if the tensor is None.
-        raw_with: An option; if it is not None, the dtype of the op's first tensor is valid as well.
-        feature: The feature that a backend must declare to accept this tensor; a call may then omit it, which
-            means None. None if every backend accepts it.
+        same_if_none: Two axes that must have the same size if the tensor is None.
+        raw_with: The name of an option. If it is given, the dtype of the call's first tensor is valid as
+            well.
+        feature: The feature that a backend must declare to accept this tensor; a call may then omit it or
+            pass None. None if every backend accepts the tensor.
         also: Further valid forms of the tensor, by feature.
-        about: Its meaning.
+        about: The meaning of the tensor.
     """
 
     axes: tuple[str, ...]
@@ -97,7 +98,7 @@ class TensorSpec:
 
     @cached_property
     def memory_orders(self) -> tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...]:
-        """The valid orders in memory, those with the fewest features first; empty if none is required.
+        """The valid orders in memory, those that need the fewest features first; empty if any order is valid.
 
         An order has three parts: the positions of the axes that must be dense, innermost first; the number of
         remaining axes, whose strides are free; and the features that the order needs.
@@ -120,7 +121,7 @@ class TensorSpec:
 
     @cached_property
     def features(self) -> tuple[str, ...]:
-        """The features of the tensor's allowances."""
+        """The features that widen what the tensor may be."""
         return tuple(dict.fromkeys(allowance.feature for allowance in self.also))
 
     def _positions(self, axes: Iterable[str]) -> tuple[int, ...]:
@@ -128,12 +129,12 @@ class TensorSpec:
 
     @cached_property
     def raw(self) -> TensorSpec:
-        """The specification if the option `raw_with` is given."""
+        """The specification for calls in which the option `raw_with` is given."""
         return replace(self, dtypes=(INPUT, *self.dtypes))
 
     @cached_property
     def torch_dtypes(self) -> Mapping[torch.dtype, frozenset[torch.dtype]]:
-        """The valid dtypes by the dtype of the call's first tensor, or of the batch's first."""
+        """The valid dtypes, by the dtype of the first tensor of the call (or of the batch)."""
         table = {}
         for first in (*FLOATS, "int32"):
             special = {INPUT: first, COMPUTE: "float64" if first == "float64" else "float32"}
@@ -143,15 +144,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionSpec:
-    """One argument of a contract that is not a tensor.
+    """The specification of one argument of a contract that is not a tensor.
 
     Attributes:
-        types: The valid types; a bool doesn't count as a number.
-        values: The valid values; empty if only `types` restricts it.
-        finite_nonzero: Whether a number must be finite and not zero.
-        sign: 1 if a number must be positive, -1 if negative, 0 for either.
+        types: The valid types; a bool is not accepted as a number.
+        values: The valid values; empty if any value of `types` is valid.
+        finite_nonzero: Whether a number must be finite and other than 0.
+        sign: 1 if a number must be positive, -1 if it must be negative, 0 if both are valid.
         feature: See `TensorSpec`.
-        about: Its meaning.
+        about: The meaning of the argument.
     """
 
     types: tuple[type, ...]
@@ -164,20 +165,20 @@ class OptionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """The arguments of one op as data. Checks and test inputs derive from it.
+    """The arguments of one op as data, from which checks and test inputs follow.
 
     Attributes:
         op: The op's name.
-        call: The class of its calls; a call's first tensor determines the dtypes.
-        layer: The class of its layers.
-        tensors: Every tensor of both by name, `out` included.
-        options: Every other argument by name.
+        call: The class of the op's calls. A call's first tensor determines the dtypes.
+        layer: The class of the op's layers.
+        tensors: All tensors of calls and layers by name, including `out`.
+        options: All other arguments by name.
         multiples: Pairs of axes; the first is a multiple of the second.
         needs: Triples of an option, a value of it, and another argument that this value requires.
         sums: Tuples of axes; the size of the first is the sum of the others.
-        batch_features: The features that are a class of batch, with that class.
+        batch_features: The features that stand for a class of batch, each with that class.
         state_layout: The name of the state's layout, as in registrations; None if there is no such layout.
-        gate: The gate's space, kind and range, by name; empty if there is no gate.
+        gate: The gate's space, kind and range, by name; empty if the op has no gate.
         notes: Requirements that the shapes can't express.
     """
 
@@ -201,7 +202,7 @@ class Contract:
 
     @cached_property
     def batch(self) -> Mapping[str, TensorSpec]:
-        """The tensors of the call's batch by name."""
+        """The tensors of the op's batches, by name."""
         return PAGES if self.op in PAGED_OPS else STATE_SLOTS
 
     @cached_property
@@ -211,12 +212,12 @@ class Contract:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the tensors of a call, without those that it writes to."""
+        """The names of a call's tensors, except those that the call writes to."""
         return tuple(name for name in self.brought if not self.tensors[name].mutated)
 
     @cached_property
     def brought(self) -> tuple[str, ...]:
-        """The names of the tensors that each call passes."""
+        """The names of the tensors that are passed with each call; the others belong to the layer."""
         names: tuple[str, ...] = self.call._fields[1:]  # type: ignore[attr-defined]
         return names
 
@@ -232,7 +233,7 @@ class Contract:
 
     @property
     def field_features(self) -> Mapping[str, str]:
-        """The features that concern fields of the batch, each with a description."""
+        """The features that allow more values in fields of the batch, each with a description."""
         return STATE_FEATURES if issubclass(self.batch_type, StateBatch) else PAGED_FEATURES
 
     @cached_property
@@ -242,9 +243,9 @@ class Contract:
 
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature; `batch` for a class of batch.
+        """The arguments that belong to each feature; `batch` if the feature is a class of batch.
 
-        None for a feature that only widens the values of arguments, such as their strides.
+        None for a feature that only allows more values of arguments, such as other strides.
         """
         table: dict[str, tuple[str, ...]] = dict.fromkeys(self.batch_features, ("batch",))
         for name, spec in self._arguments.items():
@@ -260,7 +261,7 @@ class Contract:
         return {**self.tensors, **self.options}
 
     def make(self, arguments: Mapping[str, Any]) -> Any:
-        """Make a call, with a layer of its own, from all arguments by name.
+        """Makes a call, with a layer of its own, from all arguments by name.
 
         Raises:
             ContractError: An argument is missing or unknown.
@@ -273,7 +274,7 @@ class Contract:
         return make(layer=self.layer(**kept), **brought)
 
     def check(self, phase: str, call: Any, batch: SequenceBatch) -> None:
-        """Check one call and its batch with all features: `check_batch`, then `check_call`.
+        """Checks a call and its batch with all features allowed: `check_batch`, then `check_call`.
 
         Raises:
             ContractError: An argument breaks the contract.
@@ -283,10 +284,10 @@ class Contract:
         self.check_call(call, batch, features)
 
     def needed_features(self, phase: str, call: Any, batch: SequenceBatch) -> frozenset[str]:
-        """Return the features that a backend needs for this call and batch, after checking both.
+        """Checks a call and its batch, and returns the features that a backend needs to serve them.
 
         Raises:
-            ContractError: An argument breaks the contract, whatever the backend's features are.
+            ContractError: An argument breaks the contract in a way that no feature allows.
         """
         needed = _Needed()
         self.check_batch(phase, batch, needed)
@@ -295,12 +296,12 @@ class Contract:
         return frozenset(needed)
 
     def check_batch(self, phase: str, batch: SequenceBatch, features: Collection[str] = ()) -> None:
-        """Check the batch that all layers of a step share. Tensor contents are not read.
+        """Checks the batch that all layers of a step share. Tensor contents are not read.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's batch.
-            features: The backend's features; only those that concern batches matter.
+            features: The backend's features; only those about batches are used.
 
         Raises:
             ContractError: The batch breaks the contract.
@@ -340,7 +341,7 @@ class Contract:
                 self._check_parents(batch.seqlens, batch.parent_rows)
 
     def check_call(self, call: Any, batch: SequenceBatch, features: tuple[str, ...] = ()) -> None:
-        """Check one call whose batch is already checked. Tensor contents are not read.
+        """Checks a call whose batch is already checked. Tensor contents are not read.
 
         Args:
             call: The call.
@@ -366,10 +367,11 @@ class Contract:
                 if rows > 1 and shape and shape[0] == rows:
                     shape = (None, *shape[1:])
                 values.append((tensor.dtype, tensor.device, shape, tensor.stride()))
-        except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
+        except (AttributeError, TypeError, RuntimeError):  # it is not a tensor, or has no strides
             self._check_call(call, batch, features)
             return
-        # The key holds everything that the check reads. A row count above 1 may differ between steps, so it
+        # The key has everything that the check reads. A number of rows above 1 may differ between steps, so
+        # it
         # is replaced by None in the shapes.
         key = (type(batch), 0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
@@ -380,15 +382,15 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Check a layer without a call, including that every call with it needs no missing feature.
+        """Checks a layer without a call. Any call with this layer then needs no feature that is missing.
 
         Raises:
-            ContractError: An option or a tensor breaks the contract, or needs a missing feature.
+            ContractError: An option or a tensor breaks the contract, or needs a feature that is missing.
         """
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
         values = {name: getattr(layer, name) for name in self.kept}
-        self._check_options(values, {*features, *self.batch_features})  # the batch decides on the latter
+        self._check_options(values, {*features, *self.batch_features})  # the batch may not need these
         sizes: dict[str, int] = {}
         owners: dict[str, str] = {}
         device = None
@@ -400,7 +402,7 @@ class Contract:
                 raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of {', '.join(FLOATS)}")
             self._check_tensor(name, spec, tensor, tensor, sizes, owners, features)
             if device not in (None, tensor.device):
-                raise self.error(name, f"device {tensor.device}", f"{device}, that of the others")
+                raise self.error(name, f"device {tensor.device}", f"{device}, the device of the others")
             device = tensor.device
 
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
@@ -419,7 +421,7 @@ class Contract:
         arguments = {name: getattr(layer, name) for name in self.kept}
         arguments |= dict(zip(self.brought, brought, strict=True))
         for feature, kind in self.batch_features.items():
-            if not isinstance(batch, kind):  # only such a batch uses these tensors
+            if not isinstance(batch, kind):  # only batches of that class use these tensors
                 arguments |= dict.fromkeys(arguments.keys() & set(self.features[feature]))
         self._check_options(arguments, features)
         first_name = self.inputs[0]
@@ -430,7 +432,7 @@ class Contract:
             raise self.error(first_name, f"dtype {dtype_name(first.dtype)}", f"one of {', '.join(FLOATS)}")
         if first.device != batch.cu_seqlens.device:
             raise self.error(
-                "batch", f"device {batch.cu_seqlens.device}", f"{first.device}, that of {first_name}"
+                "batch", f"device {batch.cu_seqlens.device}", f"{first.device}, the device of {first_name}"
             )
         sizes = {"T": sum(batch.seqlens)}
         owners = {"T": "batch.seqlens"}
@@ -454,7 +456,7 @@ class Contract:
                 )
 
     def check_accepted(self, batch: SequenceBatch, accepted: object) -> None:
-        """Check the argument of a commit. Its contents are not read.
+        """Checks the argument `accepted` of a commit. Its contents are not read.
 
         Raises:
             ContractError: It doesn't match `ACCEPTED`.
@@ -463,7 +465,7 @@ class Contract:
         self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners, ())
 
     def error(self, argument: str, found: str, valid: str) -> ContractError:
-        """Return the error for one argument, with the value found and the valid ones."""
+        """The error for one argument, with the value found and the valid ones."""
         return ContractError(
             f"{self.op}: {argument}: got {found}, expected {valid}",
             op=self.op,
@@ -528,7 +530,7 @@ class Contract:
             raise self.error(
                 name,
                 f"{slots.shape[1]} a sequence",
-                f"{wanted} at least, one for each {every} rows of the longest",
+                f"at least {wanted}, one for each {every} rows of the longest sequence",
             )
 
     def _check_row_slots(
@@ -545,7 +547,7 @@ class Contract:
             raise self.error(
                 "batch.row_slots",
                 f"{slots.shape[1]} a sequence",
-                f"{most} at least, one for each row of the longest",
+                f"at least {most}, one for each row of the longest sequence",
             )
 
     def _check_parents(self, seqlens: tuple[int, ...], parents: tuple[int, ...]) -> None:
@@ -561,7 +563,7 @@ class Contract:
             row += length
 
     def _join(self, known: str, other: str, sizes: dict[str, int], owners: dict[str, str]) -> None:
-        """Set the size of the axis `other` to that of `known`."""
+        """Sets the size of the axis `other` to that of the axis `known`."""
         if sizes.setdefault(other, sizes[known]) != sizes[known]:
             raise self.error(
                 owners[known], f"{known} = {sizes[known]}", f"{other} = {sizes[other]} ({owners[other]})"
@@ -638,7 +640,7 @@ class Contract:
 
 
 class _Needed(set[str]):
-    """Claims every feature, and collects those that are looked up."""
+    """Claims to have every feature, and collects the features that are looked up."""
 
     def __contains__(self, feature: object) -> bool:
         self.add(str(feature))
@@ -648,9 +650,9 @@ class _Needed(set[str]):
 def _has_order(
     shape: tuple[int, ...], stride: tuple[int, ...], order: tuple[int, ...], free: int, written: bool
 ) -> bool:
-    """Whether the axes, innermost first, are dense in memory; the last `free` of them may have gaps.
+    """Whether the axes (innermost first) are dense in memory, except for gaps in the last `free` axes.
 
-    In memory that is only read, these axes may have any order.
+    Where memory is only read, those last axes may have any order.
     """
     end = 1
     for number, axis in enumerate(order):
@@ -669,10 +671,10 @@ def _has_unit(shape: tuple[int, ...], stride: tuple[int, ...], axes: tuple[int, 
 
 
 def parse_axis(axis: str) -> tuple[str, int]:
-    """Split an axis such as `W-1` into its name and its constant.
+    """Splits an axis such as `W-1` into its name and its constant.
 
     Raises:
-        ValueError: The text is not an axis.
+        ValueError: The string is not an axis.
     """
     match = _AXIS.fullmatch(axis)
     if match is None:
@@ -691,7 +693,7 @@ _INDICES = ("int32", "int64")
 
 
 def _indices(*axes: str, dtype: str, about: str) -> TensorSpec:
-    """A table of slots, pages or lengths."""
+    """The specification of a table of slots, pages or lengths."""
     dtypes = _INDICES if dtype in _INDICES else ()
     views = Allowance(feature="index_views", dtypes=dtypes, free=len(axes))
     return TensorSpec(axes=axes, dtypes=(dtype,), memory=axes, also=(views,), about=about)
@@ -745,13 +747,13 @@ STATE_FEATURES: Mapping[str, str] = {
     "null_slot": "`null_slot` may be 0: slot 0 means the same as -1",
     "read_only_states": "`read_only` may be True: a sequence may have a slot to read and -1 to write",
 }
-"""The features that concern fields of a `StateBatch`, each with a description."""
+"""The features that allow more values in fields of a `StateBatch`, each with a description."""
 
 PAGED_FEATURES: Mapping[str, str] = {
     "device_parents": _PARENTS,
     "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are upper bounds",
 }
-"""The features that concern fields of a `PagedBatch`, each with a description."""
+"""The features that allow more values in fields of a `PagedBatch`, each with a description."""
 
 __all__ = [
     "ACCEPTED",

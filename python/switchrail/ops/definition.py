@@ -1,4 +1,4 @@
-"""Definitions of ops, for code that iterates over all ops: names, typical sizes, and where the parts are."""
+"""Definitions of ops, for code that iterates over all ops: names, typical sizes, and paths of the parts."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 SLOTS = ("device_parents", "index_views", "null_slot", "read_only_states")
-"""The features of a batch of any op with a state."""
+"""The features about batches that any op with a state can have."""
 
 STATES = (*SLOTS, "checkpoints", "row_states", "strided_out", "strided_pool", "transposed_state")
-"""The features of the ops with a state."""
+"""The features of ops with a state."""
 
 PAGES = ("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "strided_pool", "trees")
-"""The features of the ops over a paged cache."""
+"""The features of ops over a paged cache."""
 
 RECURRENT: Mapping[str, Any] = {
     "state_dtypes": ("float64", "float32", "bfloat16", "float16"),
     "state_layouts": ("VK",),
     "features": (*STATES, "time_innermost"),
 }
-"""The claims of an op with a recurrent state per head."""
+"""What backends of an op with a recurrent state per head claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpDefinition:
-    """An op, as its folder exports it. Its parts are imported on first use.
+    """An op, as its folder exports it. The parts are imported on first use.
 
     Attributes:
         op: The op's name, in the core and of its folder.
         claims: The claims of its `torch` and `reference` backends in addition to those of all ops.
         steps: The optional steps of its `torch` backend.
         arguments: For each axis of the contract, the generator argument that sets its size.
-        head_size: The axes that a head size refers to, for q and k and for v; None for an op without heads.
-        heads: The axes that count the heads of q and of v; an axis is None if the number is always one. None
-            for an op without heads.
-        sizes: Sizes in widespread models, by axis.
+        head_size: The axes that a head size refers to: for q and k, and for v. None for an op without heads.
+        heads: The axes that count the heads of q and of v. An axis is None if there is always one head; the
+            attribute is None for an op without heads.
+        sizes: Sizes in widely used models, by axis.
     """
 
     op: str
@@ -62,7 +62,7 @@ class OpDefinition:
 
     @property
     def paged(self) -> bool:
-        """Whether the op reads a paged cache; otherwise it has a state."""
+        """Whether the op reads a paged cache; if not, it has a state."""
         return self.op in PAGED_OPS
 
     @property
@@ -72,13 +72,13 @@ class OpDefinition:
 
     @cached_property
     def contract(self) -> Contract:
-        """The contract."""
+        """The op's contract."""
         contract: Contract = self._module("contract").CONTRACT
         return contract
 
     @cached_property
     def interface(self) -> type[AnyBackend]:
-        """The base class of its backends."""
+        """The base class of the op's backends."""
         return self._class("contract", f"{self.stem}Backend")
 
     @cached_property
@@ -99,7 +99,7 @@ class OpDefinition:
 
     @property
     def scenarios(self) -> tuple[Scenario, ...]:
-        """The conformance scenarios of this op only."""
+        """The conformance scenarios that are specific to this op."""
         scenarios: tuple[Scenario, ...] = getattr(self._module("inputs"), "SCENARIOS", ())
         return scenarios
 
@@ -110,12 +110,12 @@ class OpDefinition:
         return timed
 
     def served(self, phase: Phase) -> Mapping[str, Any]:
-        """The generator's arguments for calls of a phase as real models make them."""
+        """The generator's arguments for calls of a phase with a form that real models use."""
         served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
         return served.get(phase, {})
 
     def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
-        """The minimum number of floating-point operations on tensor cores for a timed batch; 0 if none.
+        """The least number of floating-point operations on tensor cores for a timed batch.
 
         Args:
             case: The batch.
@@ -125,7 +125,7 @@ class OpDefinition:
         return 0.0 if flops is None else flops(case, axes)
 
     def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The generator's arguments for sizes of axes. If one part of a sum is missing, it is computed."""
+        """The generator's arguments for sizes of axes. One missing size of a sum is computed."""
         sizes = dict(sizes)
         for whole, *parts in self.contract.sums:
             missing = [part for part in parts if part not in sizes]
@@ -134,7 +134,7 @@ class OpDefinition:
         return {name: sizes[axis] for axis, name in self.arguments.items() if axis in sizes}
 
     def has_head_size(self, key: int, value: int) -> bool:
-        """Whether these head sizes are possible: equal if both are one axis, else consistent with `sums`."""
+        """Whether these head sizes are possible: equal if they are one axis, consistent with `sums`."""
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value
         first, second = self.head_size

@@ -1,4 +1,4 @@
-"""Shared parts of the plain-torch backends of the delta rule, for all kinds of gates."""
+"""The common parts of the delta rule's plain-torch backends, for all kinds of gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The rows of a call.
+    """The rows of a call, prepared for the delta rule.
 
     Attributes:
         keys_queries: [T, H, 2, K], the keys and the scaled queries, in the compute dtype.
@@ -30,7 +30,7 @@ class Tokens:
     beta: torch.Tensor
 
     def pick(self, rows: torch.Tensor | None) -> Tokens:
-        """Select rows; None returns all."""
+        """The selected rows; None selects all."""
         if rows is None:
             return self
         picked = (t.index_select(0, rows) for t in (self.keys_queries, self.v, self.g, self.beta))
@@ -38,12 +38,12 @@ class Tokens:
 
 
 class TorchDelta(TorchChunked[DeltaCallT]):
-    """The delta rule: its activated gates and normalised keys."""
+    """The delta rule with activated gates and normalised keys."""
 
     @staticmethod
     @abstractmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """Run one token from each of the states [R, HV, V, K], which are updated in place.
+        """Runs one token from each of the states [R, HV, V, K], which are updated in place.
 
         Returns:
             [R, HV, V], the results.
@@ -54,10 +54,10 @@ class TorchDelta(TorchChunked[DeltaCallT]):
     def run_group(
         tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Run the chunks of a group from the states [M, HV, V, K]; see `RunGroup`."""
+        """Runs the chunks of a group from the states [M, HV, V, K]; see `RunGroup`."""
 
     def prepare(self, call: DeltaCallT, compute: torch.dtype) -> tuple[Step, RunGroup]:
-        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        """The recurrence and the chunked form for a call, both computing in dtype `compute`."""
         layer, q, k, v, g, beta, _ = call
         keys_queries = torch.stack([k, q], dim=2).to(compute)
         if layer.qk_l2norm:
@@ -75,8 +75,8 @@ class TorchDelta(TorchChunked[DeltaCallT]):
 def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:
     """The log of the decay [T, HV] or [T, HV, K], computed in `dtype` from a raw gate.
 
-    With x = g + dt_bias and a = exp(A_log): -a softplus(x), or lower_bound sigmoid(a x). Without `gate`, g
-    itself.
+    With x = g + dt_bias and a = exp(A_log), it is -a softplus(x) or lower_bound sigmoid(a x), depending on
+    `layer.gate`. Without a gate it is g itself.
     """
     if layer.gate is None:
         return g

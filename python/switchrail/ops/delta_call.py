@@ -47,14 +47,14 @@ DeltaCallT = TypeVar("DeltaCallT", bound=DeltaCall)
 def delta_contract(
     op: str, call: type[DeltaCall], layer: type[DeltaLayer], *, decays: tuple[str, ...], each: str
 ) -> Contract:
-    """Make the contract of a delta-rule op.
+    """Makes the contract of a delta-rule op.
 
     Args:
         op: The op.
-        call: The class of its calls.
-        layer: The class of its layers.
-        decays: The axes of a token's decays.
-        each: The unit with its own decay, such as a head, for the description of the gate.
+        call: The class of the op's calls.
+        layer: The class of the op's layers.
+        decays: The axes of the decays of one token.
+        each: The unit that has a decay of its own, such as a head, for the description of the gate.
     """
     return Contract(
         op=op,

@@ -1,4 +1,4 @@
-"""Shared parts of the delta rule's references: the arguments, and raw gates as in their papers."""
+"""The common parts of the delta rule's references: their arguments, and raw gates as in the papers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
     """
 
     def token_of(self, call: DeltaCall) -> Token:
-        """Return the function that runs one row of a call."""
+        """The function that runs one row of a call."""
         layer, q, k, v, g, beta, _ = call
         group = v.shape[1] // q.shape[1]
         queries = q.double().repeat_interleave(group, dim=1)

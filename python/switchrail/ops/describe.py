@@ -1,4 +1,4 @@
-"""Write the contracts as a document: `python -m switchrail.ops.describe > docs/contracts.md`."""
+"""Writes the contracts as a document: `python -m switchrail.ops.describe > docs/contracts.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = {
     CheckpointBatch: ("checkpoint_slots", CHECKPOINTS),
     RowStatesBatch: ("row_slots", ROW_SLOTS),
 }
-"""The tensor that a class of batch adds; classes not listed add `parents`."""
+"""The tensors that classes of batches add; a class that is not listed adds `parents`."""
 
 _HEAD = """# Contracts
 
@@ -37,17 +37,19 @@ suite come from the same contracts.
   one of several, leaves the other strides free.
 - A feature is an ability that not every backend of the op has. A call that doesn't use a feature omits its
   arguments or gives None for them. Only backends that declare the feature can serve a call that uses it; the
-  others are rejected, and the reason names the feature. Some features widen what a tensor may be: its column
-  *memory* or *dtypes* says what else it may be, and with which feature.
-- Tensors *of the layer* never change for a layer. Each call brings the other tensors, with one row per token.
+  others are rejected with a reason that names the feature. Some features allow more forms of a tensor: the
+  column
+  *memory* or *dtypes* lists these forms, each with its feature.
+- Tensors *of the layer* are the same in all calls of a layer. Each call passes the other tensors, with one
+  row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
-- `run` returns None, except in verify: there it returns the record that `commit` takes.
+- `run` returns None, except in verify, where it returns the record that `commit` takes.
 """
 
 
 def describe(contract: Contract) -> str:
-    """Return one contract as Markdown."""
+    """One contract as Markdown."""
     interface = DEFINITIONS[contract.op].interface
     parts = [f"## `{contract.op}`", inspect.cleandoc(interface.__doc__ or "")]
     tensors = [_tensor_row(name, spec, contract) for name, spec in contract.tensors.items()]
@@ -77,7 +79,7 @@ def describe(contract: Contract) -> str:
 
 
 def document() -> str:
-    """Return all contracts as one Markdown document."""
+    """All contracts as one Markdown document."""
     return "\n".join([_HEAD.format(input=INPUT, compute=COMPUTE), *map(describe, CONTRACTS.values())])
 
 

@@ -1,4 +1,4 @@
-"""Raw gates, as a model's projections produce them, in the contracts of the delta rule."""
+"""The contract's arguments for raw gates of the delta rule, as a model's projections produce them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEATURE = "raw_gates"
 """The feature of backends that accept raw gates."""
 
 MIXED = Allowance(feature="mixed_weights", dtypes=FLOATS)
-"""Lets the weights of raw gates have any dtype."""
+"""Allows any dtype for the weights of raw gates."""
 
 RAW_OPTIONS: Mapping[str, OptionSpec] = {
     "gate": OptionSpec(
@@ -34,7 +34,7 @@ RAW_OPTIONS: Mapping[str, OptionSpec] = {
         finite_nonzero=True,
         sign=1,
         feature=FEATURE,
-        about="the write weight is this times sigmoid(beta); None: it is beta itself",
+        about="the write weight is this factor times sigmoid(beta); None: the write weight is beta itself",
     ),
 }
 
@@ -43,7 +43,7 @@ RAW_NEEDS = (("gate", "softplus", "A_log"), ("gate", "sigmoid", "A_log"), ("gate
 
 
 def raw_tensors(bias_axes: tuple[str, ...]) -> Mapping[str, TensorSpec]:
-    """The tensors for raw gates; the bias has the axes `bias_axes`."""
+    """The tensors that raw gates need; the bias has the axes `bias_axes`."""
     return {
         "A_log": TensorSpec(
             axes=("HV",),

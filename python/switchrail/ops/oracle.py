@@ -1,4 +1,4 @@
-"""The token-by-token loop shared by all references of ops with a state."""
+"""The token-by-token loop of the references of all ops with a state."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""Maps the state before a packed row, float64, and the row's index to the next state and the row's result."""
+"""Maps the state before a packed row (float64) and the row's index to the next state and the row's result."""
 
 
 def _walk(
     batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
 ) -> list[list[torch.Tensor]]:
-    """Run every row of a batch and write its result.
+    """Runs every row of a batch and writes its result.
 
     Args:
-        batch: The sequences. In verification a row follows its parent, otherwise the row before it.
-        state: The pool [slots, ...], read only.
+        batch: The sequences. In verification a row follows its parent; otherwise it follows the row before
+            it.
+        state: The pool [slots, ...], which is only read.
         out: [T, ...].
         token: Computes one row.
 
-    Returns:
+    For each sequence, the state before it and the state after each of its rows; an empty list for padding.
         For each sequence the state before it and the state after each row; an empty list for padding.
     """
     states: list[list[torch.Tensor]] = []
@@ -80,13 +81,13 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def token_of(self, call: CallT) -> Token:
-        """Return the function that runs one row of a call."""
+        """The function that runs one row of a call."""
 
     def run(self, call: CallT, batch: StateBatch, plan: object) -> list[list[torch.Tensor]] | None:
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`.
 
         Returns:
-            In verification the states as the record for a commit, unless they were stored by row.
+            In verification, the states as the record for a commit, unless they were stored by row.
         """
         self.contract.check("verify" if isinstance(batch, VerifyBatch) else "prefill", call, batch)
         state = call[0].state

@@ -1,4 +1,4 @@
-"""Splitting a batch into calls for the plain-torch backends over a paged cache."""
+"""Splits batches into calls, for the plain-torch backends over a paged cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import indices
 
 WASTE = 512
-"""The maximum of padding tokens in a group of single rows before another group is started."""
+"""The maximum number of padding tokens in a group of single-row sequences."""
 
 BLOCK = 256
 """Query rows per call if a mask is needed. Bounds the size of the mask and the wasted products."""
@@ -23,9 +23,10 @@ class SingleRows:
     """Sequences of similar length with one row each.
 
     Attributes:
-        rows: [B] int64, their packed rows.
-        tokens: [B * L] int64, the cache place of each visible position; places past the end repeat the first.
-        mask: [B, 1, 1, L] bool, the positions before the end; None if all are.
+        rows: [B] int64, the packed row of each sequence.
+        tokens: [B * L] int64, the cache place of each visible position; places past a sequence's end repeat
+            its first.
+        mask: [B, 1, 1, L] bool, True before a sequence's end; None if all are.
     """
 
     rows: torch.Tensor
@@ -35,15 +36,15 @@ class SingleRows:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of one sequence.
+    """Consecutive rows of one sequence.
 
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
         first: The first position visible to the first row.
-        seen: The last position visible to the last row + 1.
-        mask: [rows, seen - first] bool, the positions visible to each row; None if plain causality with the
-            last row attending to all positions is enough.
+        seen: The last position visible to the last row, plus 1.
+        mask: [rows, seen - first] bool, the positions visible to each row; None if the rows need only causal
+            attention in which the last row attends to all positions.
     """
 
     start: int
@@ -60,9 +61,9 @@ class ManyRows:
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
-        past: The minimum number of positions that all rows see.
+        past: The number of positions that every row sees, at least.
         tokens: [L] int64, the place in the cache of each position.
-        blocks: Its rows.
+        blocks: The sequence's rows, in blocks.
     """
 
     start: int
@@ -81,7 +82,7 @@ class Parts:
 
 
 class PagedPlan:
-    """The data that all layers of a step share.
+    """The calls for each page size: the data that all layers of a step share.
 
     Args:
         contract: The op's contract.
@@ -102,7 +103,7 @@ class PagedPlan:
             self._starts.append(self._starts[-1] + length)
         check_lengths(contract, batch)
         self._padding_rows: torch.Tensor | None = None
-        """[T] bool; None if there is known to be no padding."""
+        """[T] bool, which rows are padding; None if it is known that none are."""
         if batch.kv_bounds or 0 in batch.kv_seqlens:
             lengths = indices(batch.seqlens, batch.kv_lens.device)
             self._padding_rows = torch.repeat_interleave(
@@ -129,13 +130,15 @@ class PagedPlan:
     def parts(
         self, page: int, *, window: int | None = None, causal: bool = True, longer: bool = False
     ) -> Parts:
-        """The calls for a page size, made on first use in a step.
+        """The calls for a page size, determined on first use in a step.
 
         Args:
             page: Page size in tokens.
-            window: The maximum number of positions a row attends to, its own included; None for no limit.
+            window: The maximum number of positions that a row attends to, including its own; None for no
+                limit.
             causal: Whether the caller supports causal attention without a mask.
-            longer: Whether the caller supports this with cached tokens before the rows.
+            longer: Whether the caller supports causal attention without a mask if cached tokens precede the
+                rows.
         """
         if isinstance(self._batch, PagedTreeBatch):
             if window is not None:
@@ -164,7 +167,7 @@ class PagedPlan:
         return kv if window is None else min(kv, window)
 
     def _groups(self, sequences: list[int], window: int | None) -> list[list[int]]:
-        """Split sequences, longest last, into groups with at most `WASTE` tokens of padding each."""
+        """Splits sequences, longest last, into groups with at most `WASTE` padding tokens each."""
         groups: list[list[int]] = []
         wasted = WASTE + 1
         for n in reversed(sequences):
@@ -201,14 +204,14 @@ class PagedPlan:
         )
 
     def _ancestors(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
-        """The ancestors of each row, itself included, [length, length] bool; None for a chain."""
+        """The ancestors of each row, including itself, [length, length] bool; None for a chain."""
         if not isinstance(self._batch, PagedTreeBatch):
             return None
         follows = torch.eye(length, dtype=torch.bool, device=device)
         if self._batch.parent_rows is None:
             parents = self._batch.parents[start : start + length].long()
             follows |= parents[:, None] == torch.arange(length, device=device)
-            for _ in range((length - 1).bit_length()):  # each round doubles the length of the paths
+            for _ in range((length - 1).bit_length()):  # each iteration doubles the length of the paths
                 follows = (follows.float() @ follows.float()) > 0
             return follows
         follows = follows.cpu()
@@ -246,9 +249,9 @@ class PagedPlan:
     def _bounded_rows(
         self, n: int, tokens: torch.Tensor, positions: torch.Tensor, window: int | None
     ) -> ManyRows:
-        """A sequence whose length the host knows only as an upper bound.
+        """The calls for a sequence whose length the host knows only as an upper bound.
 
-        Places past its end repeat its first.
+        Places past the sequence's end repeat its first place.
         """
         length, start = self._batch.seqlens[n], self._starts[n]
         kv = self._batch.kv_lens[n].long()
@@ -270,7 +273,7 @@ class PagedPlan:
 
 
 def take(cache: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Gather entries [L, ...] of a cache [pages, page, ...] from their places, counted by token.
+    """Gathers entries [L, ...] of a cache [pages, page, ...] from their places, which are counted in tokens.
 
     The cache may have gaps between pages and between tokens.
     """
@@ -281,7 +284,7 @@ def take(cache: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def check_lengths(contract: Contract, batch: PagedBatch) -> None:
-    """Check that each sequence has at least its own rows in the cache, or nothing.
+    """Checks that the cache has at least the rows of each sequence, or nothing for padding.
 
     Raises:
         ContractError: A sequence has fewer cached tokens than rows.
@@ -296,7 +299,7 @@ def check_lengths(contract: Contract, batch: PagedBatch) -> None:
 
 
 def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
-    """Check that the table has the pages of the longest sequence.
+    """Checks that the page table has enough pages for the longest sequence.
 
     Args:
         contract: The op's contract.

@@ -1,4 +1,4 @@
-"""Shared parts of the plain-torch backends of ops with a state: single tokens, drafted tokens, commits."""
+"""The common parts of the plain-torch backends with a state: single tokens, drafted tokens, commits."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Returns the results by place, [n * C, ...]. The last argument is passed to `scan
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """The data that all layers of a step share in verification.
+    """The levels of drafted rows: the data that all layers of a step share in verification.
 
-    The states are kept in a bank: M initial states, then one for each of the T rows.
+    The states are kept in a bank, which has the M initial states, then one state for each of the T rows.
 
     Attributes:
         seqlens: The lengths of the batch's sequences.
         slots: The initial states of the M nonempty sequences.
-        sequences: [M] int64, their indices in the batch.
-        starts: [M] int64, their first rows.
-        lengths: [M] int64, their lengths.
-        levels: For each depth of the trees its rows, and the bank indices of the states before them.
-        padding_rows: [T] bool, the rows of padding; None if there is known to be none.
-        row_slots: [T] int64, the slot for the state after each row; None if a commit follows.
+        sequences: [M] int64, the indices of these sequences in the batch.
+        starts: [M] int64, the first row of each.
+        lengths: [M] int64, the number of rows of each.
+        levels: For each depth of the trees, its rows and the bank indices of the states before them.
+        padding_rows: [T] bool, which rows are padding; None if it is known that none are.
+        row_slots: [T] int64, the slot for the state after each row; None if there will be a commit.
     """
 
     seqlens: tuple[int, ...]
@@ -118,7 +118,7 @@ def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Le
 
 
 def _device_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
-    """The same as `_host_levels`, in the order of the rows, since a row's parent always comes before it."""
+    """Like `_host_levels`, with one level per row index, since a row's parent always comes before the row."""
     device = batch.parents.device
     levels = []
     for i in range(max(counts, default=0)):
@@ -138,7 +138,7 @@ def _check_row_slots(contract: Contract, slots: list[int]) -> None:
 
 
 class TorchRecurrent(Backend[CallT, StateBatch]):
-    """The plans of an op with a state: chunks, or levels of drafted rows."""
+    """Plans the calls of an op with a state: chunks, or levels of drafted rows."""
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
@@ -176,7 +176,7 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
         plan.slots.store(self.pool(call), states)
 
     def pool(self, call: CallT) -> torch.Tensor:
-        """The layer's pool of states, with the axes in the order that `run` computes with."""
+        """The layer's pool of states, with the axes in the order that the computation uses."""
         state: torch.Tensor = call[0].state
         return state
 
@@ -194,7 +194,7 @@ class TorchChunked(TorchRecurrent[CallT]):
 
     @abstractmethod
     def prepare(self, call: CallT, compute: torch.dtype) -> tuple[Step, RunGroup]:
-        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        """The recurrence and the chunked form for a call, both computing in dtype `compute`."""
 
     def run(self, call: CallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
@@ -238,7 +238,7 @@ def run_tree(
     """Run drafted rows, computing in `dtype`.
 
     Returns:
-        The bank of their states; None if they are stored by row.
+        The bank of the rows' states; None if the states are stored by row.
     """
     count = len(plan.sequences)
     bank = torch.empty(count + len(out), *state.shape[1:], dtype=dtype, device=state.device)

@@ -1,4 +1,4 @@
-"""The slots of a pool of states that a step reads and writes, for the plain-torch backends."""
+"""The slots that a step reads and writes in a pool of states, for the plain-torch backends."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from switchrail.ops.contract import Contract
 
 
 def normal(slots: torch.Tensor, batch: StateBatch) -> torch.Tensor:
-    """A table of slots in int64, with -1 for none."""
+    """A table of slots as int64, with -1 for no slot."""
     slots = slots.long()
     return slots.masked_fill(slots == 0, -1) if batch.null_slot == 0 else slots
 
 
 def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Copy host numbers, possibly none, to a device as int64 without waiting for it."""
+    """Copies host numbers (possibly none) to a device as int64, without waiting for the copy."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU the slots are read once, so that each layer can skip unneeded work. On other devices masks are
-    always applied, since reading the slots would synchronize.
+    On the CPU, the slots are read once, so that each layer can skip unneeded work. On other devices masks are
+    always applied, because reading the slots would synchronize with the device.
 
     Args:
         contract: The op's contract, for its errors.
         batch: The batch.
-        sequences: The indices of the M sequences, none empty, in the wanted order.
+        sequences: The indices of the M sequences, in the order to use. None of them is empty.
 
     Raises:
-        ContractError: The batch breaks the contract. Slot contents are checked on the CPU only.
+        ContractError: The batch breaks the contract. Slot contents are checked only on the CPU.
     """
 
     def __init__(self, contract: Contract, batch: StateBatch, sequences: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class Slots:
             if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
-        """[M] bool, which sequences are padding; None if there is known to be none."""
+        """[M] bool, which sequences are padding; None if it is known that none are."""
         self._unwritten = None if visible and not unwritten.any() else unwritten
         self._fresh = None if visible and not fresh.any() else fresh
         self._all_fresh = visible and bool(fresh.all())
@@ -63,7 +63,7 @@ class Slots:
         self._write = write.clamp_min(0)
 
     def load(self, pool: torch.Tensor, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
-        """Load the initial states [M, ...] in `dtype`, zero if there is none. Change in place, then `store`.
+        """Load the initial states [M, ...] in `dtype`, zero where there is none; see also `store`.
 
         If the slots are consecutive, the result is a view of the pool unless a copy is requested.
         """
@@ -86,7 +86,7 @@ class Slots:
         return states
 
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
-        """Write the final states [M, ...]; skips sequences without a slot to write."""
+        """Write the final states [M, ...]. Sequences without a slot to write are skipped."""
         if self._run is not None:
             home = pool[slice(*self._run)]
             if home.data_ptr() != states.data_ptr():
@@ -101,11 +101,11 @@ class Slots:
 
 
 def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write states [R, ...] to slots [R] of a pool; skips slots of -1."""
+    """Write states [R, ...] to slots [R] of a pool. Slots of -1 are skipped."""
     if len(slots) == 0:
         return
     wanted = slots >= 0
-    # Skipped rows repeat a row that is written; if there is none, slot 0 keeps its old value.
+    # Skipped rows repeat a row that is written. If no row is, slot 0 is rewritten with its old value.
     own = torch.arange(len(slots), device=slots.device)
     own = torch.where(wanted, own, wanted.int().argmax())
     there = slots.index_select(0, own).clamp_min(0)
@@ -118,7 +118,7 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
-    """Check the slots that are read and written; return the sequence of each used slot."""
+    """Check the slots that are read and written. Return the sequence that uses each slot."""
     reads: list[int] = normal(batch.read_slots, batch).tolist()
     writes: list[int] = normal(batch.write_slots, batch).tolist()
     owners: dict[int, int] = {}
@@ -150,7 +150,7 @@ def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
 
 
 def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[int, int]) -> int:
-    """Check that each checkpoint has a slot of its own; return the highest slot, -1 for none."""
+    """Check that each checkpoint has a slot of its own. Return the highest slot, or -1 if there is none."""
     taken = dict(owners)
     highest = -1
     for n, slots in enumerate(normal(batch.checkpoint_slots, batch).tolist()):

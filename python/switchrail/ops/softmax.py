@@ -1,4 +1,4 @@
-"""Softmax attention in plain torch that returns the log-sum-exp, which allows merging partial results."""
+"""Softmax attention in plain torch. It returns log-sum-exps, with which partial results can be merged."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def attend(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention, all in q's dtype.
+    """Compute attention in the dtype of q.
 
     Args:
         q: [..., R, D].
         k: [..., S, D].
         v: [..., S, V].
-        scale: A factor on the products.
+        scale: A factor on the products of queries and keys.
         mask: Broadcast to [..., R, S], True where a row attends to a position; None for all.
         soft_cap: c, which replaces each scaled product x by c tanh(x / c).
-        sinks: Broadcast to [..., R], logits added to each row's sum, without a value.
+        sinks: Broadcast to [..., R], logits that are added to each row's sum but have no value.
 
     Returns:
-        [..., R, V], and the log-sum-exp [..., R]; zeros and -inf for rows that attend to nothing.
+        [..., R, V], and the log-sum-exp [..., R]. Rows that attend to nothing have zeros and -inf.
     """
     logits = (q * scale) @ k.mT
     if soft_cap is not None:
@@ -49,12 +49,12 @@ def attend(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge the attention over two sets of positions.
+    """Merge the results of attention over two sets of positions.
 
     Args:
-        out: [..., V], over the first set.
+        out: [..., V], the result over the first set.
         lse: [...], its log-sum-exp (natural log), -inf if the set is empty.
-        other_out: [..., V], over the second set.
+        other_out: [..., V], the result over the second set.
         other_lse: [...], its log-sum-exp.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tensor specifications and notes shared by several contracts."""
+"""Specifications of tensors, and notes, that several contracts share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.ops.contract import COMPUTE, INPUT, Allowance, OptionSpec, Tenso
 def rows(
     *axes: str, about: str, dtypes: Sequence[str] = (INPUT,), time_innermost: bool = False
 ) -> TensorSpec:
-    """A tensor, or a view of one, with one row per token and a contiguous last axis.
+    """The specification of a tensor with one row per token and a contiguous last axis; views are valid.
 
     With `time_innermost` the feature of that name allows a contiguous first axis instead.
     """
@@ -19,7 +19,7 @@ def rows(
 
 
 def result(*axes: str) -> TensorSpec:
-    """`out`."""
+    """The specification of `out`."""
     return TensorSpec(
         axes=axes,
         dtypes=(INPUT,),
@@ -37,11 +37,11 @@ def states(
     free: int = 1,
     about: str = "pool of recurrent states",
 ) -> Mapping[str, TensorSpec]:
-    """`state` and `row_states`.
+    """The specifications of `state` and `row_states`.
 
     Args:
         axes: The axes of `state`.
-        memory: Their order in memory.
+        memory: The order of these axes in memory.
         dtypes: The valid dtypes.
         free: The number of outermost axes in memory whose strides are free in a strided pool.
         about: The meaning of `state`.
@@ -68,20 +68,20 @@ def states(
 
 
 def cache(*axes: str, about: str) -> TensorSpec:
-    """A paged cache."""
+    """The specification of a paged cache."""
     strided = Allowance(feature="strided_pool", free=len(axes) - 1)
     return TensorSpec(axes=axes, dtypes=(INPUT,), memory=axes, also=(strided,), about=about)
 
 
 def log_sum_exp(about: str) -> TensorSpec:
-    """`lse`."""
+    """The specification of `lse`."""
     return TensorSpec(
         axes=("T", "H"), dtypes=(COMPUTE,), memory=("T", "H"), mutated=True, feature="lse", about=about
     )
 
 
 def scale(of: str) -> OptionSpec:
-    """`scale`, a factor of queries or logits."""
+    """The specification of `scale`, a factor of queries or logits."""
     return OptionSpec(types=(float,), finite_nonzero=True, about=f"factor of the {of}")
 
 

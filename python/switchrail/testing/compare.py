@@ -30,11 +30,11 @@ def verify(
     Args:
         backend: The backend.
         call: The call; it is not modified.
-        bound: The largest allowed error; by default that of the call's dtype.
-        expected: The oracle's result, from `run_reference`; computed by default.
+        bound: The largest allowed error; by default the bound for the call's dtype.
+        expected: The oracle's result, from `run_reference`; computed if not given.
 
     Returns:
-        The error: the larger of the outputs' and the written states'.
+        The error: the larger one of the outputs and the written states.
 
     Raises:
         AssertionError: The error exceeds the bound, a padding row is not zero, or the backend wrote to memory
@@ -92,12 +92,12 @@ def verify(
 
 
 def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = None) -> Error:
-    """Verifies like `verify`, then commits with each possible number of accepted rows.
+    """Verifies as `verify` does, then commits with each possible number of accepted rows.
 
     Args:
         backend: The backend.
-        call: A call in the phase verify, of an op with a state; it is not modified.
-        bound: The largest allowed error of outputs and states; by default that of the call's dtype.
+        call: A call in the phase verify, of an op with a state. It is not modified.
+        bound: The largest allowed error of outputs and states; by default the bound for the call's dtype.
 
     Returns:
         The largest error.
@@ -169,12 +169,12 @@ def _pool(call: Sample, name: str) -> torch.Tensor:
 
 
 def _spare(call: Sample) -> list[int]:
-    """The slots that the call may overwrite with any value."""
+    """The slots that the call may overwrite with arbitrary values."""
     return [0] if isinstance(call.batch, StateBatch) and call.batch.read_only else []
 
 
 def _gaps(pool: torch.Tensor) -> torch.Tensor:
-    """A pool's storage outside of the pool."""
+    """The parts of a pool's storage that the pool's slots don't cover."""
     whole = torch.empty(0, dtype=pool.dtype, device=pool.device).set_(pool.untyped_storage()).cpu()
     outside = torch.ones(len(whole), dtype=torch.bool)
     outside.as_strided(pool.shape, pool.stride(), pool.storage_offset()).fill_(False)
@@ -186,7 +186,7 @@ def _accepted(call: Sample, last: int) -> torch.Tensor:
 
 
 def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
-    """The inputs and the tensors of the batch that were modified."""
+    """Problems: inputs, and tensors of the batch, that the call modified."""
     inputs = {
         name: (tensor, after)
         for name, tensor in call.tensors.items()
@@ -195,7 +195,7 @@ def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
         and not call.contract.tensors[name].mutated
         and not torch.equal(_storage(tensor), _storage(after))
     }
-    # of several views of one buffer, those with changed numbers; if none has any, one view
+    # if several views share one buffer, reports those with changed numbers; if none has any, only one view
     inside = {name: pair for name, pair in inputs.items() if not same_bits(*pair)}
     for name, (tensor, after) in (inside or dict(list(inputs.items())[:1])).items():
         yield Problem(f"{call.op}: {name} was modified", tuple(changed_input(call, name, tensor, after)))

@@ -1,4 +1,4 @@
-"""A graph class for the CPU, for testing how engines and backends use graphs."""
+"""A graph class for the CPU, to test how engines and backends use graphs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from switchrail.platforms.graph import Graph
 class RecordedGraph(Graph):
     """Records torch's operations with their tensors, and repeats them.
 
-    As with a GPU's graph, no host code runs in a replay: values that a backend took from the host's lengths
-    or from Python stay the same. Operations that need a tensor's value on the host can't be captured.
+    As with a GPU's graph, a replay runs no host code: values that a backend took from the host's lengths
+    or from Python stay as they were. Operations that need a tensor's value on the host can't be captured.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
@@ -33,7 +33,7 @@ class RecordedGraph(Graph):
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Repeats the operations, writing into the tensors of the capture."""
+        """Repeats the operations, writing to the tensors of the capture."""
         for function, args, kwargs, results in self._calls:
             again = [one for one in tree_leaves(function(*args, **kwargs)) if isinstance(one, torch.Tensor)]
             for result, new in zip(results, again, strict=True):
@@ -47,7 +47,7 @@ _WAIT: Final = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten.equal.default,
 }
-"""Operations that wait for a device: their results are Python values, or their shapes depend on values."""
+"""Operations that wait for a device, because they return Python values or shapes that depend on values."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Seeded random calls of each op, for any backend, device and dtype, designed to expose mistakes.
+"""Random calls of each op from a seed, for any backend, device and dtype, made to expose mistakes.
 
 A sample has permuted slots and pages, and NaN in all outputs and in all memory that a backend must not read.
 On request, its inputs are strided views of one fused buffer. Equal arguments give equal numbers on all
@@ -32,7 +32,8 @@ def run_reference(sample: Sample) -> Sample:
     """Computes the float64 oracle of a sample on the CPU, from the same (rounded) inputs.
 
     Returns:
-        A float64 copy of the sample with `out` and the state filled in; `sample` is not modified.
+        A float64 copy of the sample with the results in `out` and the state. The sample itself is not
+        modified.
     """
     oracle = sample.to("cpu").double()
     oracle.run(REFERENCES[sample.op]())

@@ -1,4 +1,4 @@
-"""Error measures in which no row can hide."""
+"""Error measures that a single bad row can't hide from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class Error:
 
     Attributes:
         norm: The norm of the difference divided by the norm of the expected result.
-        row: The largest error of a row (along the last axis): the norm of its difference, divided by its
-            expected norm or by `FLOOR` times the root mean square of all rows' norms, whichever is larger.
+        row: The largest error of a row (along the last axis): the norm of the row's difference, divided by
+            the row's expected norm or by `FLOOR` times the root mean square of all rows' norms, whichever is
+            larger.
     """
 
     norm: float
@@ -25,7 +26,7 @@ class Error:
         return self.norm <= bound.norm and self.row <= bound.row
 
     def __or__(self, other: Error) -> Error:
-        """The elementwise maximum."""
+        """The larger norm error and the larger row error of two results."""
         return Error(max(self.norm, other.norm), max(self.row, other.row))
 
     def __str__(self) -> str:
@@ -33,10 +34,12 @@ class Error:
 
 
 FLOOR = 0.1
-"""Smallest denominator of a row's error, relative to the root mean square of all rows' norms. Rounding errors
-are relative to the terms of a sum, so rows whose terms cancel are compared with the size of the others.
-Rows of eight or more numbers rarely cancel this far. Rows of a single number often do; `BOUNDS` do not
-apply to these if a backend rounds intermediate results."""
+"""The smallest denominator of a row's error, relative to the root mean square of all rows' norms.
+
+Rounding errors are relative to the terms of a sum, so rows whose terms cancel are compared with the size of
+the others. Rows of eight or more numbers rarely cancel this far. Rows of a single number often do; for these,
+`BOUNDS` don't apply if a backend rounds intermediate results.
+"""
 
 BOUNDS = {
     torch.float64: Error(1e-11, 1e-10),
@@ -44,7 +47,7 @@ BOUNDS = {
     torch.float16: Error(2e-3, 1e-2),
     torch.bfloat16: Error(1e-2, 4e-2),
 }
-"""The largest error of a backend against the float64 oracle on the rounded inputs, by dtype."""
+"""The largest allowed error of a backend against the float64 oracle on the rounded inputs, by dtype."""
 
 
 def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:

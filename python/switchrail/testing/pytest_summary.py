@@ -1,7 +1,7 @@
-"""A pytest plugin that prints one summary of all failures of `backend_test` at the end of a run.
+"""A pytest plugin that prints one summary of all failures of `backend_test` at the end of a test run.
 
-`backend_test` registers it. The controlling process of pytest-xdist runs no test, so there it must be given
-on the command line: `-p switchrail.testing.pytest_summary`.
+`backend_test` registers the plugin. Under pytest-xdist the controlling process runs no test, so it must be
+given the plugin on the command line: `-p switchrail.testing.pytest_summary`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from switchrail.testing.summary import CaseResult, summarise
 
 PROPERTY = "switchrail_case"
-"""The name under which a test records its case, for this summary."""
+"""The key under which a test records its case for the summary."""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

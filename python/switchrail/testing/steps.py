@@ -19,8 +19,8 @@ def run_in_steps(
 
     Args:
         backend: The backend.
-        call: The whole call, whose sequences read the slots that they write; it is not modified.
-        schedule: For each step, the number of rows of each sequence; in total all rows.
+        call: The whole call, in which each sequence reads the slot that it writes. It is not modified.
+        schedule: For each step, the number of rows of each sequence. In total these must be all rows.
         phase: The phase of each step.
 
     Returns:
@@ -51,7 +51,7 @@ def run_in_steps(
 
 
 def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
-    """The batch of a step: it takes `counts` rows, starting at each sequence's next row in `cursor`."""
+    """The batch of a step, which takes `counts` rows of each sequence from its position in `cursor`."""
     batch = call.batch
     cu_seqlens = torch.zeros_like(batch.cu_seqlens)
     cu_seqlens[1:] = torch.tensor(counts, dtype=torch.int32).cumsum(0)

@@ -1,4 +1,4 @@
-"""Summarises all failures of a run: shared causes, and traits that only failed cases have."""
+"""Summarises the failures of a run: causes that they share, and traits that only failed cases have."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ class CaseResult:
     Attributes:
         id: The case's id: op, phase, dtype and check.
         passed: Whether it passed.
-        causes: The causes found for its failure, in the same words for all failures of a kind.
-        possible: Causes that it neither shows nor contradicts, for example if all its rows are wrong.
+        causes: The causes that were found for its failure, in the same words for all failures with that
+            cause.
+        possible: Causes that the case neither shows nor contradicts, for example because all its rows are
+            wrong.
         traits: Properties of the case, such as `gate=one`.
     """
 
@@ -53,7 +55,7 @@ def summarise(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
-    """Causes with the failures that show them, most frequent first."""
+    """Pairs of causes and the failures that show them, most frequent first."""
     shown = Counter(cause for result in failed for cause in result.causes)
     found: dict[str, list[str]] = {}
     for result in failed:
@@ -68,7 +70,7 @@ def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]
 
 
 def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Iterator[str]:
-    """Lines about traits that only failed cases have, or only passed ones."""
+    """Lines about traits that only failed cases have, or only cases that passed."""
     if not passed:
         return
     every = [set(result.facets) for result in failed]

@@ -1,4 +1,4 @@
-"""The attention function of served models under its own name, and the config that selects it."""
+"""The attention function for served models, under a name of its own, and the config that selects it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from switchrail.engine.models.contract import KEYWORD
 from switchrail.errors import BridgeError
 
 IMPLEMENTATION: Final = "switchrail_bridge"
-"""The name of `attention`. It has no mask function, so models make no mask; padding is removed before."""
+"""The name under which `attention` is registered. No mask function has it, so models make no mask."""
 
 
 def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """The attention function that softmax layers call; see `softmax.attention`.
 
     Raises:
-        BridgeError: The layer is not called by a served model.
+        BridgeError: The layer was not called by a served model.
     """
     if KEYWORD not in kwargs:
         raise BridgeError(
             f"attention implementation {IMPLEMENTATION!r} serves models given to "
-            "switchrail.bridges.transformers.use, and this layer was called by no such model: perhaps alone; "
+            "switchrail.bridges.transformers.use, but no such model called this layer; "
             "valid for others: 'eager', 'sdpa'"
         )
     return softmax.attention(*args, **kwargs)
 
 
 class ServedConfig:
-    """The config of a served model's parts: `original`, with all its values, but with `attention`.
+    """The config for a served model's parts: all values of `original`, but it selects `attention`.
 
-    Both share one `__dict__`, so a change of one is a change of the other. A copy is one of the original.
+    Both configs share one `__dict__`, so a change of one changes the other. A copy is a copy of the original.
     """
 
     __slots__ = ("original",)
@@ -66,7 +66,7 @@ def _config_class(cls: Any) -> type[ServedConfig]:
 
 
 def served_config(config: Any) -> Any:
-    """The config for the parts of a served model that have `config`."""
+    """The config to use for those parts of a served model that have `config`."""
     cls: Any = type(config)
     served: Any = object.__new__(_config_class(cls))
     served.__dict__ = config.__dict__
@@ -75,7 +75,7 @@ def served_config(config: Any) -> Any:
 
 
 def implementation_changed(value: object) -> BridgeError:
-    """The error for a served model that gets another attention implementation."""
+    """The error if a served model is given another attention implementation."""
     return BridgeError(
         f"got attention implementation {value!r} for a served model; call remove() of its handle first, and "
         "use() again to serve it",

@@ -1,8 +1,9 @@
-"""Serving a loaded transformers model through Switchrail's dispatch.
+"""Serves a loaded transformers model through Switchrail's dispatch.
 
-The model's forward gets its tokens packed, as in the engine: one row of all sequences without padding, no
-cache and no mask. So each layer runs the same way in all phases, and the engine's hooks serve it. Results are
-unpacked to transformers' shapes. Norms, products, experts and sampling stay with transformers.
+The model's forward gets packed tokens, as in the engine: all sequences in one row without padding, without a
+cache or a mask. So each layer runs in the same way in all phases, and the engine's hooks can serve it.
+Results are converted back to transformers' shapes. Norms, projections, experts and sampling stay with
+transformers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from switchrail.runtime import Runtime
 _ATTRIBUTE: Final = "_switchrail_bridge"
 
 _ROOM: Final = 128
-"""Tokens per sequence for which a cache allocates memory after its first call."""
+"""The number of tokens per sequence for which a cache gets memory in its first call."""
 
 
 def use(
@@ -60,11 +61,11 @@ def use(
     page_size: int | None = None,
     state_dtype: str = "float32",
 ) -> Handle:
-    """Serve the attention and linear layers of a loaded model through Switchrail's dispatch.
+    """Serves the attention and linear layers of a loaded model through Switchrail's dispatch.
 
-    `model.generate` and calls of the model work as before, with padding, beams, sampling, and with a
-    `DynamicCache` or none. A cache of the model is adopted at its first call: from then on its keys, values
-    and states are in Switchrail's memory.
+    `model.generate` and calls of the model work as before: with padding, beams, sampling, and a
+    `DynamicCache` or no cache. A cache of the model is converted in its first call: from then on its keys,
+    values and states are in Switchrail's memory.
 
     Example:
         >>> import switchrail.bridges.transformers as sr
@@ -79,7 +80,7 @@ def use(
         state_dtype: The dtype of recurrent states.
 
     Returns:
-        A handle with the routes, which also removes the bridge.
+        A handle, which has the routes and can remove the bridge.
 
     Raises:
         BridgeError: The model is already served, in training mode, on several devices, or of a type that
@@ -183,7 +184,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._base.__dict__[_ATTRIBUTE] = _Served(self, self._running)
 
     def remove(self) -> None:
-        """Restore the model. Caches that it filled can be continued only by serving it again."""
+        """Restores the model. Caches that it filled can be continued only by serving the model again."""
         if not self._unhook.alive:
             return
         self._base.__dict__.pop(_ATTRIBUTE, None)
@@ -199,10 +200,10 @@ class Handle(AbstractContextManager["Handle"]):
         self._unhook()
 
     def clean(self, copies: Mapping[int, Any]) -> None:
-        """Remove the bridge from a deep copy of the model.
+        """Removes the bridge from a deep copy of the model.
 
         Args:
-            copies: The copies made so far, by the ids of the originals.
+            copies: The copies that were made so far, by the ids of the originals.
         """
         for handle, (_, mixer, contract) in zip(self._handles, self._model.mixers, strict=True):
             other = copies.get(id(mixer))
@@ -216,10 +217,12 @@ class Handle(AbstractContextManager["Handle"]):
         self.remove()
 
     def cache(self, sequences: int, tokens: int) -> ServedCache:
-        """A cache whose memory is allocated once, for `past_key_values` of `generate`; `reset` reuses it.
+        """A cache whose memory is allocated once, for the argument `past_key_values` of `generate`.
+
+        Its method `reset` allows another use.
 
         Args:
-            sequences: The largest number of sequences, beams included.
+            sequences: The largest number of sequences, including beams.
             tokens: The largest number of tokens per sequence, prompt and output together.
         """
         found = adopt(DynamicCache(config=self._base.config))
@@ -231,7 +234,7 @@ class Handle(AbstractContextManager["Handle"]):
         return explain(self.plan, self._base, [mixer for _, mixer, _ in self._model.mixers])
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of the model without its head; `args` begins with the module."""
+        """Runs the forward of the model without its head. The first of `args` is the module."""
         self._check_unchanged()
         if getattr(self._running, "memory", None) is not None:
             raise BridgeError("the model was called from within one of its own calls")
@@ -250,7 +253,7 @@ class Handle(AbstractContextManager["Handle"]):
         return call.unpacked(output)
 
     def _check_unchanged(self) -> None:
-        """Check that the model is as it was when it was given to `use`."""
+        """Checks that the model is still as it was when `use` was called."""
         for key, config in self._configs.items():
             if config.original._attn_implementation != self._implementations[key]:
                 raise implementation_changed(config.original._attn_implementation)
@@ -264,7 +267,7 @@ class Handle(AbstractContextManager["Handle"]):
             )
 
     def _memory_of(self, call: Call) -> Memory:
-        """The memory of a call's cache; a new memory if the call has no cache."""
+        """The memory of the call's cache; new memory if the call has no cache."""
         cache = call.cache
         if cache is None:
             return Memory(self._model, call.sequences, call.columns)
@@ -277,9 +280,10 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 def _forward_of(running: threading.local) -> Callable[..., Any]:
-    """The hook that serves the module of the handle with this `running`; others of its class have their own.
+    """The hook that serves the module whose handle has this `running`; other modules of the class pass it on.
 
-    The module holds its handle, not the hook: so a model that is dropped takes its handle along.
+    The module refers to its handle, but the hook does not. So when a model is dropped, its handle is dropped
+    too.
     """
 
     def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -292,7 +296,7 @@ def _forward_of(running: threading.local) -> Callable[..., Any]:
 
 
 def _family_of(model: nn.Module, runtime: Runtime) -> Family:
-    """The family of a model, whose definition and version are served."""
+    """The family of a model, after checking its definition and the version of transformers."""
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     found = None if config is None else runtime.family_of(model_type) or family_of(config.to_dict())
@@ -330,7 +334,7 @@ def _layout(runtime: Runtime, config: Any) -> Layout:
 
 
 def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype of a model that can be served."""
+    """The device and dtype of a model. Checks that it can be served."""
     if model.training:
         raise BridgeError("got a model in training mode, expected one in eval mode: call model.eval()")
     devices = {parameter.device for parameter in model.parameters()}
@@ -352,7 +356,7 @@ def _place_of(base: Any) -> str:
 
 
 class _Served:
-    """The handle of a module, stored in its `__dict__`. A copy of the module has none."""
+    """Stores the handle in the `__dict__` of a module. A copy of the module has no handle."""
 
     def __init__(self, handle: Handle, running: threading.local) -> None:
         self.handle = handle
@@ -365,7 +369,7 @@ class _Served:
 
 
 class _Keyword:
-    """A forward pre-hook for a mixer: adds `KEYWORD` in steps of its model, and `seq_idx` if `packed`."""
+    """A forward pre-hook for a mixer: in its model's steps, adds `KEYWORD`, and `seq_idx` if `packed`."""
 
     def __init__(self, running: threading.local, number: int, packed: bool) -> None:
         self._running = running

@@ -1,4 +1,4 @@
-"""Transformers' caches whose keys, values and states are in Switchrail's memory."""
+"""Caches of transformers whose keys, values and states are in Switchrail's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchrail.errors import BridgeError
 
 
 class ServedCache(DynamicCache):  # type: ignore[misc]
-    """A `DynamicCache` of a model that Switchrail serves; its memory is the dispatched ops' own.
+    """A `DynamicCache` of a served model. Its keys, values and states are in the memory that backends use.
 
     Attributes:
         memory: The memory; None before the first call.
@@ -32,11 +32,11 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return other
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of columns that the model was called with, padding included."""
+        """The number of columns that the model was called with, including padding."""
         return 0 if self.memory is None else self.memory.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No limit."""
+        """-1: there is no limit."""
         return -1
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -44,11 +44,11 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """The length and offset of masks."""
+        """The length and the offset of attention masks."""
         return self.get_seq_length() + query_length, 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether the cache holds tokens."""
+        """Whether the cache has tokens."""
         return self.get_seq_length() > 0
 
     @property
@@ -63,21 +63,21 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers must not compile the code that the backends run."""
+        """False: transformers must not compile the code that backends run in."""
         return False
 
     @property
     def is_croppable(self) -> bool:
-        """Whether the newest tokens can be removed; those in recurrent states can't."""
+        """Whether the newest tokens can be removed, which recurrent states don't allow."""
         return self.memory is None or not self.memory.has_state
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Forgets all tokens."""
         if self.memory is not None:
             self.memory.clear(len(self.memory.lengths))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest tokens, given as in transformers by a negative number.
+        """Forgets the newest tokens. As in transformers, their number is given as a negative number.
 
         Raises:
             BridgeError: The model has recurrent states.
@@ -86,27 +86,27 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.drop(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Continue the given sequences."""
+        """Continues the given sequences, in the given order."""
         if self.memory is not None:
             self.memory.select(beam_idx.tolist())
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Continue the given sequences."""
+        """Continues the given sequences, in the given order."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Continue each sequence `repeats` times."""
+        """Continues each sequence `repeats` times."""
         if self.memory is not None:
             count = len(self.memory.lengths)
             self.memory.select([number for number in range(count) for _ in range(repeats)])
 
     def activate_past_recording(self) -> None:
-        """Prepare for drafts, which a model with recurrent states can't roll back."""
+        """Refuses drafts if the model has recurrent states, which can't be rolled back."""
         if self.memory is not None:
             self.memory.drop(0)
 
     def _become_plain(self) -> None:
-        """Become transformers' cache again, if no token is in Switchrail's memory."""
+        """Makes this a plain transformers cache again, if no token is in Switchrail's memory."""
         if self.memory is not None and (self.memory.columns or not self.memory.grows):
             raise BridgeError(
                 "this cache was filled by a model that Switchrail serves, or made by its handle, so it has "
@@ -117,7 +117,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
 
 def _plain(name: str) -> Callable[..., Any]:
-    """A method for layers that Switchrail doesn't serve."""
+    """A method for layers that Switchrail doesn't serve, which works only on a plain cache."""
 
     def method(self: ServedCache, *args: Any, **kwargs: Any) -> Any:
         self._become_plain()
@@ -143,7 +143,7 @@ def check_adoptable(found: Any) -> None:
     """Check that `adopt` accepts a cache.
 
     Raises:
-        BridgeError: The cache is no `DynamicCache`, is not empty, or has an unsupported option.
+        BridgeError: The cache is not a `DynamicCache`, is not empty, or has an unsupported option.
     """
     cls: Any = type(found)
     if isinstance(found, ServedCache):
@@ -172,7 +172,7 @@ def check_adoptable(found: Any) -> None:
 
 
 def adopt(found: Any) -> ServedCache:
-    """Convert an empty cache of transformers, in place, to one whose memory is Switchrail's.
+    """Converts an empty transformers cache, in place, to one with Switchrail's memory.
 
     Raises:
         BridgeError: See `check_adoptable`.
@@ -187,7 +187,7 @@ def adopt(found: Any) -> ServedCache:
 
 
 def _holds_tokens(found: Any) -> bool:
-    """Whether a cache of transformers holds tokens."""
+    """Whether a transformers cache has tokens."""
     keys = [layer.keys for layer in found.layers if getattr(layer, "keys", None) is not None]
     states = [layer.has_previous_state for layer in found.layers if hasattr(layer, "has_previous_state")]
     return any(one.numel() for one in keys) or any(any(state.values()) for state in states)

@@ -1,4 +1,4 @@
-"""Describes which parts of a served model run where."""
+"""Describes which parts of a model are served, and by which backends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from switchrail._core import RoutePlan
 
 
 def explain(plan: RoutePlan, base: nn.Module, served: Iterable[nn.Module]) -> str:
-    """Describe the backends of each layer with reasons, and what stays with transformers.
+    """Describes which backends serve each layer and why, and which parts of the model transformers runs.
 
     Args:
-        plan: The routes.
+        plan: The route plan of the model.
         base: The model without its head.
-        served: Its mixers.
+        served: The modules that Switchrail serves.
     """
     lines = [f"{plan.layout.model} in transformers, served by Switchrail"]
     for route in plan.routes:
@@ -34,7 +34,7 @@ def explain(plan: RoutePlan, base: nn.Module, served: Iterable[nn.Module]) -> st
     )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
     lines += [
-        f"stays with transformers: {listed}; products and norms of the layers above; head, sampling, losses",
+        f"stays with transformers: {listed}; projections and norms of these layers; head, sampling, losses",
         "torch.compile: the model without its head runs eagerly",
     ]
     return "\n".join(lines)

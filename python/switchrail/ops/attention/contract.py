@@ -50,7 +50,7 @@ class AttentionBackend(Backend[AttentionCall, PagedBatch]):
     - `soft_cap`: x is replaced by soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
     - `sinks`: [H], float32 or q's dtype; its exponential is added to each row's sum (gpt-oss, arXiv
       2508.10925).
-    - `lse`: [T, H] float32 output, the natural log of each row's sum.
+    - `lse`: [T, H] float32, an output: the natural log of each row's sum.
     - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 

@@ -28,7 +28,7 @@ def attention_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `attention`. `norm` is a factor on q and k.
+    """Makes a random sample of `attention`. q and k are multiplied by `norm`.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
@@ -36,7 +36,7 @@ def attention_call(
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
         head_size: D.
-        window: The `window` option; None omits it. Cache positions that no row attends to hold NaN.
+        window: The `window` option; None omits it. Cache entries that no row attends to are NaN.
         soft_cap: The `soft_cap` option; None omits it.
         sinks: Whether to pass sinks.
         lse: Whether to request the log-sum-exp.
@@ -105,7 +105,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Floating-point operations that can run on tensor cores."""
+    """The number of floating-point operations that can run on tensor cores."""
     return case.seen * 4 * axes["H"] * axes["D"]
 
 

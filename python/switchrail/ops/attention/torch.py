@@ -15,15 +15,15 @@ from switchrail.ops.softmax import attend
 class TorchAttention(AttentionBackend):
     """torch's attention over keys and values gathered from their pages.
 
-    Single-row sequences of similar length are batched; the query heads that share a key-value head become
-    rows of one matrix. A sequence with several rows has a call of its own. torch's attention supports neither
-    a soft cap, nor sinks, nor the log-sum-exp: with one of these, the products are computed separately in
-    float32 (float64 for float64 inputs). On CUDA, torch's settings determine the precision of float32
-    products; the default is IEEE.
+    Single-row sequences of similar length are batched, with the query heads of one key-value head as the rows
+    of one matrix. A sequence with several rows has a call of its own. torch's attention supports neither a
+    soft cap nor sinks nor the log-sum-exp. If a call has one of these, products and softmax are computed
+    separately in float32 (float64 for float64 inputs). On CUDA, torch's settings determine the precision of
+    float32 products; the default is IEEE.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
-        """Split the batch into calls."""
+        """Splits the batch into calls of torch's attention."""
         return PagedPlan(CONTRACT, phase, batch)
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: PagedPlan) -> None:
@@ -82,7 +82,7 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
 
 
 def _has_flash(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether torch's flash attention supports these tensors; it needs no mask for more keys than rows.
+    """Whether torch's flash attention, which needs no mask for more keys than rows, supports these tensors.
 
     With a mask, torch has no fast kernel for grouped-query heads: on an H200 it takes 4 times as long.
     """

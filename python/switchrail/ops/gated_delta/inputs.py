@@ -34,7 +34,7 @@ def gated_delta_call(
     qk_l2norm: bool = True,
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `gated_delta`. `norm` is a factor on q, k, v and the initial state.
+    """Makes a random sample of `gated_delta`. q, k, v and the initial state are multiplied by `norm`.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
@@ -43,11 +43,11 @@ def gated_delta_call(
         value_heads: HV, the number of value heads.
         key_size: K, the head size of q and k.
         value_size: V, the head size of v.
-        gate: The kind of decay, as in `log_decay`.
-        raw: The kind of raw gates that produce these decays; None passes the decays. With `sigmoid` a token's
-            decay is at least e^-5.
+        gate: The kind of decays, as in `log_decay`.
+        raw: The kind of raw gates that produce these decays; None passes the decays themselves. With
+            `sigmoid`, a token's decay is at least e^-5.
         beta_scale: The `beta_scale` option, which makes beta raw; None omits it.
-        beta_max: The largest beta.
+        beta_max: The upper bound of beta.
         correlated: Whether all keys of a head are nearly parallel.
         zero_keys: Whether every third key and every fifth query is zero.
         qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance.
@@ -93,7 +93,7 @@ def gated_delta_call(
 
 
 def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:
-    """A raw gate plus its bias that gives approximately the log decay `g`; finite and of small magnitude."""
+    """A raw gate, bias included, that gives about the log decay `g`; finite and small in magnitude."""
     if raw == "softplus":
         target = -g.clamp(-100, -1e-9) / rate
         return target + torch.log(-torch.expm1(-target))
@@ -127,7 +127,7 @@ SCENARIOS = (
         )
         for name, lengths, quick in (("remembering", (8192, 3), False), ("remembering-quick", (300, 3), True))
     ),
-    Scenario(name="normalised", about="q and k come normalised", arguments={"qk_l2norm": False}),
+    Scenario(name="normalised", about="q and k are normalised by the caller", arguments={"qk_l2norm": False}),
     Scenario(name="beta-2", about="beta up to 2", arguments={"beta_max": 2.0}, hardness="hard"),
     *(
         Scenario(
@@ -153,7 +153,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Floating-point operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores if computed in chunks of 64."""
     key, value = axes["K"], axes["V"]
     return sum(case.lengths) * axes["HV"] * (2 * 64 * (3 * key + 2 * value) + 6 * key * value)
 

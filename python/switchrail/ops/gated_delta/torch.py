@@ -54,7 +54,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     def run_group(
         tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Compute everything that doesn't depend on the state for all chunks of the group at once."""
+        """Computes everything that doesn't depend on the state, for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]
         heads = tokens.keys_queries.shape[1]
         compute = states.dtype

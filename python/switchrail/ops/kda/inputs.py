@@ -13,7 +13,7 @@ from switchrail.ops.samples.scenario import timed
 
 
 def kda_call(lengths: Sequence[int], **arguments: Any) -> Sample:
-    """Make a random sample of `kda`. Same arguments as `gated_delta_call`."""
+    """Makes a random sample of `kda`. Same arguments as `gated_delta_call`."""
     return gated_delta_call(lengths, contract=CONTRACT, **arguments)
 
 

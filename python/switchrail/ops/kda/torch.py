@@ -18,13 +18,13 @@ On a CPU this is the fastest of 16, 32, 64 and 128 for head sizes 32 and 128.
 class TorchKda(TorchDelta[KdaCall], KdaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
-    Let b_i be the sums of the gates g_1 to g_i of a chunk, one per channel. The system for the written values
-    u_i is that of the gated delta rule with A_ij = beta_i sum over c of k_ic k_jc exp(b_ic - b_jc). The
-    exponential is no longer a factor of the product, and exp(b_i) exp(-b_j) would overflow. But for any token
-    m between j and i it equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most 1. So the pairs of
-    tokens are computed by halves: m is the middle of the chunk for pairs across it, then the middle of each
-    half, and so on. The sums from and to each middle use only additions, so they stay exact after a strong
-    decay and need no special case for a gate of -inf.
+    Let b_i be the sums of the gates g_1 to g_i of a chunk, one per channel. The linear system for the written
+    values u_i is that of the gated delta rule with A_ij = beta_i sum over c of k_ic k_jc exp(b_ic - b_jc).
+    Here the exponential can't be moved out of the product: exp(b_i) exp(-b_j) would overflow. But for any
+    token m between j and i it equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most 1. So the
+    pairs of tokens are computed by halves: m is the middle of the chunk for pairs across it, then the middle
+    of each half, and so on. The sums from and to each middle use only additions, so they stay exact after a
+    strong decay and need no special case for a gate of -inf.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
@@ -53,7 +53,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     def run_group(
         tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Compute everything that doesn't depend on the state for all chunks of the group at once."""
+        """Computes everything that doesn't depend on the state, for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]
         repeats = value_heads // tokens.keys_queries.shape[1]
         compute = states.dtype

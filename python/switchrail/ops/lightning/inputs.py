@@ -25,7 +25,7 @@ def lightning_call(
     zero_keys: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `lightning`. The square of `norm` is a factor on the initial state.
+    """Makes a random sample of `lightning`. The initial state is multiplied by the square of `norm`.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
@@ -64,7 +64,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Floating-point operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores if computed in chunks of 64."""
     key, value = axes["K"], axes["V"]
     return sum(case.lengths) * axes["H"] * (2 * 64 * (key + value) + 4 * key * value)
 

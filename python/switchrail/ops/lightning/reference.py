@@ -17,7 +17,7 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     contract = CONTRACT
 
     def token_of(self, call: LightningCall) -> Token:
-        """Return the function that runs one row of a call."""
+        """The function that runs one row of a call."""
         layer, q, k, v, _ = call
         decay = layer.g.double().exp()[:, None, None]
 

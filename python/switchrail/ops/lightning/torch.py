@@ -11,18 +11,18 @@ from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, Lightn
 from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
-"""Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
+"""Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""The lowest gate. Its exponential is 0 in every dtype, and unlike -inf times 0 its multiples are numbers."""
+"""The lowest gate. Its exponential is 0 in every dtype, and 0 times it is 0, not NaN as for -inf."""
 
 
 class TorchLightning(TorchChunked[LightningCall], LightningBackend):
     """The chunked form in float32 (float64 for float64 inputs).
 
-    With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, from each token j
-    up to itself, exp((i - j) g) (k_j . q_i) v_j. The decays depend on distances only, so all chunks share one
-    table.
+    Let S_0 be the state before a chunk. Token i = 1, 2, ... of the chunk reads exp(i g) S_0 q_i and, from
+    each token j up to itself, exp((i - j) g) (k_j . q_i) v_j. The decays depend only on distances, so all
+    chunks share one table.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
@@ -31,7 +31,7 @@ class TorchLightning(TorchChunked[LightningCall], LightningBackend):
     chunk = CHUNK
 
     def prepare(self, call: LightningCall, compute: torch.dtype) -> tuple[Step, RunGroup]:
-        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        """The recurrence and the chunked form for a call, both computing in dtype `compute`."""
         layer, q, k, v, _ = call
         scale = layer.scale
         decay = layer.g.to(compute).clamp_min(_NO_DECAY_LEFT)
@@ -58,8 +58,8 @@ def _run_group(
     states: torch.Tensor,
     after: After,
 ) -> torch.Tensor:
-    """Run the chunks of a group from the states [M, H, V, K], with decay logarithms [H]; see `RunGroup`."""
-    decays = (decay[:, None] * torch.arange(chunk + 1, device=decay.device)).exp_()  # over each distance
+    """Runs the chunks of a group from the states [M, H, V, K], with log decays [H]; see `RunGroup`."""
+    decays = (decay[:, None] * torch.arange(chunk + 1, device=decay.device)).exp_()  # by distance
     heads = states.shape[1]
     n = len(group.rows) // chunk
 

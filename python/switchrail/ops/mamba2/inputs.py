@@ -30,7 +30,7 @@ def mamba2_call(
     zero_keys: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `mamba2`. `norm` is a factor on x and the initial state.
+    """Makes a random sample of `mamba2`. x and the initial state are multiplied by `norm`.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
@@ -38,8 +38,8 @@ def mamba2_call(
         groups: G, the number of groups.
         head_size: P.
         state_size: S.
-        gate: The kind of A, one value per head, as in `log_decay` but finite. Time steps are about 1; with
-            `mixed` every fourth is 0, or as close as softplus allows.
+        gate: The kind of A, one value per head, as in `log_decay` but finite. Time steps are about 1. With
+            `mixed`, every fourth time step is 0, or as close to 0 as softplus allows.
         dt_softplus: The `dt_softplus` option; if False, dt is positive.
         dt_limits: The options `dt_min` and `dt_max`.
         bias: Whether to pass dt_bias.
@@ -95,7 +95,7 @@ TIMED = tuple(
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Floating-point operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores if computed in chunks of 64."""
     heads, size, state = axes["H"], axes["P"], axes["S"]
     chunk = 2 * 64 * (state * axes["G"] / heads + size)
     return sum(case.lengths) * heads * (chunk + 4 * size * state)

@@ -17,7 +17,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     contract = CONTRACT
 
     def token_of(self, call: Mamba2Call) -> Token:
-        """Return the function that runs one row of a call."""
+        """The function that runs one row of a call."""
         layer, x, B, C, dt, _ = call
         A, D = layer.A, layer.D
         group = x.shape[1] // B.shape[1]

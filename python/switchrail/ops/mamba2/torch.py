@@ -11,7 +11,7 @@ from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, 
 from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
-"""Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
+"""Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
 """The lowest gate.
@@ -23,8 +23,8 @@ Its exponential is 0 in every dtype, and unlike -inf it keeps differences of sum
 class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
-    With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
-    C_i and, from each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
+    Let b_i be the sum of dt A up to token i of a chunk, and h_0 the state before the chunk. Token i reads
+    exp(b_i) h_0 C_i and, from each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
@@ -33,7 +33,7 @@ class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):
     chunk = CHUNK
 
     def prepare(self, call: Mamba2Call, compute: torch.dtype) -> tuple[Step, RunGroup]:
-        """Return the recurrence and the chunked form for a call, computing in a dtype."""
+        """The recurrence and the chunked form for a call, both computing in dtype `compute`."""
         layer, x, B, C, dt, _ = call
         A, D = layer.A, layer.D
         time_steps = _time_steps(dt.to(compute), layer)
@@ -68,7 +68,7 @@ def _run_group(
     states: torch.Tensor,
     after: After,
 ) -> torch.Tensor:
-    """Run the chunks of a group from the states [M, H, P, S], with the time steps [T, H]; see `RunGroup`."""
+    """Runs the chunks of a group from the states [M, H, P, S], with time steps [T, H]; see `RunGroup`."""
     layer, x, B, C, *_ = call
     A, D = layer.A, layer.D
     heads = states.shape[1]
@@ -76,7 +76,7 @@ def _run_group(
     n = len(group.rows) // chunk
 
     def gather(rows: torch.Tensor) -> torch.Tensor:
-        """Select the chunks' rows: [n, heads or groups, L, ...]."""
+        """Selects the rows of the chunks: [n, heads or groups, L, ...]."""
         picked = rows.index_select(0, group.rows)
         return picked.view(n, chunk, *rows.shape[1:]).transpose(1, 2)
 

@@ -48,7 +48,7 @@ class MlaBackend(Backend[MlaCall, PagedBatch]):
 
     Optional features (a call that uses one reaches only backends that declare it):
 
-    - `lse`: [T, H] float32 output, the natural log of each row's sum.
+    - `lse`: [T, H] float32, an output: the natural log of each row's sum.
     - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 

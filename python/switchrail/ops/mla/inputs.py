@@ -28,7 +28,7 @@ def mla_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `mla`.
+    """Makes a random sample of `mla`.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
@@ -38,7 +38,7 @@ def mla_call(
         rope_size: E.
         latent_size: R.
         value_size: V.
-        absorbed: Whether both weights are None, so D and V are R.
+        absorbed: Whether w_k and w_v are None, so that D and V are R.
         lse: Whether to request the log-sum-exp.
         **shared: The arguments of `PagedDraws`.
     """
@@ -98,7 +98,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Floating-point operations on tensor cores: absorbed in decode, else with K and V expanded once."""
+    """Floating-point operations on tensor cores: absorbed in decode, otherwise with K and V expanded once."""
     if case.phase == "decode":
         return case.seen * 2 * axes["H"] * (2 * axes["R"] + axes["E"])
     cached = sum(length + case.past for length in case.lengths)

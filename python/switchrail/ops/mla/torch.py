@@ -106,7 +106,7 @@ def _attend_in_pieces(
     """Compute attention for the rows of one sequence.
 
     Args:
-        many: The rows' places.
+        many: The sequence, and where its rows are.
         queries: [H, rows, D + E], in the compute dtype.
         latents: [S, R + E].
         latent_size: R.

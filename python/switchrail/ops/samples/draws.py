@@ -1,4 +1,4 @@
-"""The arguments that all generators of samples share, and the tensors made from them."""
+"""The arguments that all generators of samples share, and the tensors that are made from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from switchrail.ops.samples.sample import Sample
 
 @dataclass(kw_only=True)
 class Draws:
-    """A sample in the making.
+    """The arguments of a sample that is being made.
 
     Attributes:
         contract: The op's contract.
@@ -27,7 +27,8 @@ class Draws:
         device: The device of all tensors.
         strided: Whether inputs are views of one fused buffer.
         padding: The indices of the padding sequences.
-        norm: A factor on some inputs, and on the contents of the cache or state; see each op.
+        norm: A factor on some inputs, and on the contents of the cache or state; each op's generator says
+            which.
         seed: The random seed.
     """
 
@@ -51,7 +52,7 @@ class Draws:
         return self.random.normal(self.count, *shape)
 
     def unset(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An output to be written, filled with NaN: [T, shape]; by default of the inputs' dtype."""
+        """An output to write, filled with NaN: [T, shape]; by default with the dtype of the inputs."""
         return torch.full((self.count, *shape), torch.nan, dtype=dtype or self.dtype)
 
     def _sample(
@@ -72,13 +73,13 @@ class Draws:
 
 @dataclass(kw_only=True)
 class PagedDraws(Draws):
-    """A sample of an op with a paged cache.
+    """The arguments of a sample for an op with a paged cache.
 
     Attributes:
-        kv_lengths: Cached tokens per sequence, its own rows included; `lengths` by default. Padding sequences
-            always have 0.
+        kv_lengths: Cached tokens per sequence, including its own rows; `lengths` by default. Padding
+            sequences always have 0.
         page: Page size in tokens.
-        window: The number of tokens that a row attends to; None for all.
+        window: The number of tokens that a row attends to; None means all.
     """
 
     kv_lengths: Sequence[int] | None = None
@@ -92,7 +93,7 @@ class PagedDraws(Draws):
         )
 
     def cache(self, *shape: int) -> torch.Tensor:
-        """A cache [pages, page, shape]; positions that no row attends to hold NaN."""
+        """A random cache [pages, page, shape]; entries that no row attends to are NaN."""
         cache = self.random.normal(*self._seen.shape, *shape)
         cache[~self._seen] = torch.nan
         return cache
@@ -104,11 +105,11 @@ class PagedDraws(Draws):
 
 @dataclass(kw_only=True)
 class StateDraws(Draws):
-    """A sample of an op with a state.
+    """The arguments of a sample for an op with a state.
 
     Attributes:
         state_dtype: The dtype of the state; the default depends on the op.
-        initial: Which sequences start from a state. In decode, all sequences with a slot do.
+        initial: Which sequences start from a state. In decode, all sequences that have a slot do.
         in_place: Whether each sequence reads the slot that it writes.
     """
 
@@ -117,7 +118,7 @@ class StateDraws(Draws):
     in_place: bool = True
 
     def pool(self, *shape: int, dtype: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-        """The states [slots, shape]; slots that are not read hold NaN. `dtype` is the default."""
+        """Random states [slots, shape]; slots that are not read are NaN. `dtype` is the default dtype."""
         self._batch, slots, _ = state_batch(
             self.random, self.lengths, self.phase, self.initial, self.in_place, self.padding
         )
@@ -126,7 +127,7 @@ class StateDraws(Draws):
         return states.to(self.state_dtype or dtype)
 
     def sample(self, tensors: Mapping[str, torch.Tensor | None], **options: Any) -> Sample:
-        """Makes the sample; `pool` was called before."""
+        """Makes the sample, after a call of `pool`."""
         return self._sample(self._batch, tensors, options)
 
 

@@ -1,4 +1,4 @@
-"""Samples on an engine's memory: the same numbers in each form that a feature allows."""
+"""Samples on an engine's memory: the same numbers, in each form of memory that a feature allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
 
 
 def strided_pool(sample: Sample, odd: bool) -> Sample:
-    """Pools with gaps that hold NaN: states in padded pages, keys and values side by side in one buffer."""
+    """Pools with gaps of NaN: states in padded pages, or keys and values side by side in one buffer."""
     tensors = dict(sample.tensors)
     gap = 3 if odd else 64
     for name in POOLS[:2]:
@@ -35,7 +35,8 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
         assert keys is not None
         assert values is not None
         pages, page, heads, size = keys.shape
-        # odd: heads are the outer axis, with gaps; otherwise a padded page has its tokens' keys, then their
+        # odd: heads are the outer axis, with gaps; otherwise each padded page has its tokens' keys, then
+        # their
         # values
         shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
         both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
@@ -49,14 +50,14 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
             tensors[name] = view
     for name in POOLS:
         pool = tensors.get(name)
-        if pool is not None:  # axes of size 1 have stride 0, as in views that add an axis
+        if pool is not None:  # axes of size 1 get stride 0, as in views that add an axis
             strides = [0 if size == 1 else step for size, step in zip(pool.shape, pool.stride(), strict=True)]
             tensors[name] = pool.as_strided(pool.shape, strides)
     return dataclasses.replace(sample, tensors=tensors)
 
 
 def transposed_state(sample: Sample, odd: bool) -> Sample:
-    """States whose last two axes have the other order in memory."""
+    """States whose last two axes are swapped in memory."""
     tensors = dict(sample.tensors)
     for name in POOLS[:2]:
         pool = tensors.get(name)
@@ -69,7 +70,7 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
 
 
 def index_views(sample: Sample, odd: bool) -> Sample:
-    """Tables of the other integer type, as columns of larger tables."""
+    """Tables of the other integer dtype, as columns of larger tables."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
     tables = {}
     for name, table in sample.batch_tensors.items():
@@ -82,7 +83,7 @@ def index_views(sample: Sample, odd: bool) -> Sample:
 
 
 def null_slot(sample: Sample, odd: bool) -> Sample:
-    """Slot 0 for padding and for states that are not kept."""
+    """Slot 0 in place of -1, for padding and for states that are not kept."""
     tables = {
         name: sample.batch_tensors[name].clone()
         for name in ("read_slots", "write_slots", "checkpoint_slots", "row_slots")
@@ -94,7 +95,7 @@ def null_slot(sample: Sample, odd: bool) -> Sample:
 
 
 def read_only_states(sample: Sample, odd: bool) -> Sample:
-    """No slot to write for every other sequence."""
+    """Every other sequence has no slot to write."""
     batch = sample.batch
     assert isinstance(batch, StateBatch)
     write = batch.write_slots.clone()
@@ -104,7 +105,7 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A slot for each drafted row's state; odd: in the pool, including the slot that the sequence reads."""
+    """A slot for each drafted row's state; with `odd` in `state`, including the slot that is read."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
@@ -125,12 +126,12 @@ def row_states(sample: Sample, odd: bool) -> Sample:
 
 
 def device_parents(sample: Sample, odd: bool) -> Sample:
-    """Random trees that only the device has."""
+    """Random trees whose parents only the device has."""
     return _with(sample.with_trees(seed=int(odd)), parent_rows=None)
 
 
 def kv_bounds(sample: Sample, odd: bool) -> Sample:
-    """Upper bounds in place of the cache lengths, padding included."""
+    """Upper bounds in place of the cache lengths, also for padding."""
     batch = sample.batch
     assert isinstance(batch, PagedBatch)
     bounds = tuple(kv + (17 if odd else 64) + n for n, kv in enumerate(batch.kv_seqlens))
@@ -143,7 +144,7 @@ def kv_bounds(sample: Sample, odd: bool) -> Sample:
 
 
 def strided_out(sample: Sample, odd: bool) -> Sample:
-    """A result with gaps between rows and between heads."""
+    """A result tensor with gaps between rows and between heads."""
     shape = [*sample.out.shape[:-1], sample.out.shape[-1] + (3 if odd else 64)]
     whole = torch.full(shape, torch.nan, dtype=sample.out.dtype, device=sample.out.device)
     out = whole[..., : sample.out.shape[-1]]
@@ -151,7 +152,7 @@ def strided_out(sample: Sample, odd: bool) -> Sample:
 
 
 def time_innermost(sample: Sample, odd: bool) -> Sample:
-    """Inputs with contiguous time, as a convolution over [C, T] returns them."""
+    """Inputs with a contiguous time axis, as a convolution over [C, T] returns them."""
     specs = sample.contract.tensors
     tensors = dict(sample.tensors)
     for name, tensor in tensors.items():
@@ -161,7 +162,7 @@ def time_innermost(sample: Sample, odd: bool) -> Sample:
 
 
 def mixed_weights(sample: Sample, odd: bool) -> Sample:
-    """Weights of raw gates in other dtypes than the inputs."""
+    """Weights of raw gates with other dtypes than the inputs."""
     dtypes = {"A_log": torch.float16, "dt_bias": torch.bfloat16}
     if odd:
         dtypes = {"A_log": torch.bfloat16, "dt_bias": torch.float32}
@@ -180,9 +181,9 @@ FORMS: Mapping[str, Callable[[Sample, bool], Sample]] = {
         *(transposed_state, strided_pool, strided_out, index_views),
     )
 }
-"""By feature, a function that converts a sample to a form that needs it; several apply in this order.
+"""By feature, a function that converts a sample to a form that needs the feature. They apply in this order.
 
-With `odd`, gaps are odd and break the alignment of addresses.
+With `odd`, gaps have odd sizes, which breaks the alignment of addresses.
 """
 
 
@@ -191,7 +192,7 @@ def _with(sample: Sample, **fields: Any) -> Sample:
 
 
 def _sizes(pool: torch.Tensor) -> list[int]:
-    """The sizes of the axes, outermost in memory first."""
+    """The sizes of the axes, in the order of memory, outermost first."""
     return [pool.shape[axis] for axis in _order(pool)]
 
 
@@ -205,7 +206,7 @@ def _gapped(size: int, odd: bool) -> int:
 
 
 def _spread(pool: torch.Tensor | None, gap: int, odd: bool, inner: list[int] | None = None) -> torch.Tensor:
-    """A copy of a pool with a gap after each slot or page, and with gaps inside up to the sizes `inner`."""
+    """A copy of a pool with a gap after each slot or page, and gaps that widen its axes to `inner`."""
     assert pool is not None
     order = _order(pool)
     sizes = [pool.shape[axis] for axis in order[1:]]

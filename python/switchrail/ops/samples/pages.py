@@ -1,4 +1,4 @@
-"""Shared parts of the generators of ops over a paged cache."""
+"""The common parts of the generators of ops over a paged cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def paged_batch(
     page: int,
     window: int | None = None,
 ) -> tuple[PagedBatch, torch.Tensor]:
-    """Make a batch on permuted pages, and the mask [pages, page] of cache places that any row attends to."""
+    """Makes a batch on permuted pages, and the mask [pages, page] of cache entries that rows attend to."""
     kv_seqlens = tuple(
         0 if n in padding else kv for n, kv in enumerate(lengths if kv_lengths is None else kv_lengths)
     )

@@ -1,4 +1,4 @@
-"""Shared parts of the generators: seeded numbers, batches, gates, and views of fused buffers."""
+"""The common parts of the generators: seeded numbers, batches, gates, and views of fused buffers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Initial = Literal["all", "some", "none"]
 
 
 class Random:
-    """Seeded float64 numbers, made on the CPU to be the same for every device."""
+    """Seeded float64 numbers. They are drawn on the CPU, to be the same for every device."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Normal numbers with mean 0 and variance 1."""
+        """Normally distributed numbers with mean 0 and variance 1."""
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """Uniform numbers from 0 to 1."""
+        """Uniformly distributed numbers from 0 to 1."""
         return torch.rand(shape, dtype=torch.float64, generator=self._generator)
 
     def permutation(self, n: int) -> torch.Tensor:
-        """The numbers below n in random order."""
+        """The numbers from 0 to n - 1 in random order."""
         return torch.randperm(n, generator=self._generator)
 
 
@@ -41,10 +41,11 @@ def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
     """The log of a random decay, float64.
 
     Args:
-        random: The source.
-        gate: `decaying` is like a trained model's; `near_zero` is between 0 (-inf) and e^-20; `near_one`
-            between 1 - 1e-4 and 1; `one` is no decay (0); `mixed` chooses one of these for each number.
-        shape: Its axes.
+        random: The source of random numbers.
+        gate: The kind of decay: `decaying` is like a trained model's; `near_zero` is between 0 (-inf) and
+            e^-20; `near_one` is between 1 - 1e-4 and 1; `one` is no decay (0); `mixed` chooses one of these
+            for each number.
+        shape: The shape of the result.
     """
     kinds = {
         "decaying": -0.3 * torch.nn.functional.softplus(random.normal(*shape)),
@@ -78,9 +79,9 @@ def state_batch(
     in_place: bool,
     padding: Collection[int],
 ) -> tuple[StateBatch, int, frozenset[int]]:
-    """Make a batch on permuted slots; return also its pool's size in slots, and the padding sequences.
+    """Makes a batch on permuted slots. Also returns the pool's number of slots, and the padding sequences.
 
-    In verification each sequence's rows are a chain.
+    In verification the rows of each sequence form a chain.
     """
     count = len(lengths)
     slots = (count if in_place else 2 * count) + 3
@@ -118,7 +119,7 @@ def unread(batch: StateBatch, slots: int) -> torch.Tensor:
 
 
 def views(tensors: Sequence[torch.Tensor], dtype: torch.dtype, strided: bool) -> list[torch.Tensor]:
-    """The tensors in `dtype`: dense, or as views of one fused buffer whose gaps hold NaN."""
+    """The tensors in `dtype`: dense, or if `strided` as views of one fused buffer with gaps of NaN."""
     if not strided:
         return [tensor.to(dtype) for tensor in tensors]
     rows = tensors[0].shape[0]

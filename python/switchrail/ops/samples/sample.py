@@ -27,7 +27,7 @@ from switchrail.ops.samples.random import Random
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One call of an op with its batch: all inputs of a backend, as tensors and options by name.
+    """One call of an op with its batch: a backend's inputs, as tensors and options by name.
 
     Attributes:
         contract: The op's contract.
@@ -52,7 +52,7 @@ class Sample:
 
     @property
     def out(self) -> torch.Tensor:
-        """The output."""
+        """The output tensor."""
         return self._tensor("out")
 
     @property
@@ -62,7 +62,7 @@ class Sample:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """The output, and other tensors that the call writes with one row per token."""
+        """The output, and the call's other tensors that are written with one row per token."""
         specs = self.contract.tensors
         return {
             name: tensor
@@ -84,7 +84,7 @@ class Sample:
 
     @property
     def written_slots(self) -> list[int]:
-        """The slots that the call, or in verification a commit, may write; the final state's come first."""
+        """The slots that the call (in verification a commit) may write; final states come first."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
@@ -97,7 +97,7 @@ class Sample:
 
     @property
     def written(self) -> dict[str, list[int]]:
-        """The slots of each pool of states that the call writes, without those that a commit writes."""
+        """For each pool of states, the slots that the call itself writes, not a later commit."""
         batch = self.batch
         if not isinstance(batch, StateBatch):
             return {}
@@ -115,7 +115,7 @@ class Sample:
 
     @property
     def results(self) -> dict[str, torch.Tensor]:
-        """The results of the call by name: outputs, and states unless the phase is verify."""
+        """The results of the call by name: outputs, and except in verify the states."""
         found = dict(self.outputs)
         for name, slots in self.written.items():
             if slots or self.phase != "verify":
@@ -132,21 +132,21 @@ class Sample:
         return self.contract.make({**self.tensors, **self.options})
 
     def run(self, backend: AnyBackend) -> Verification | None:
-        """Plan and make the call, which writes to this sample's own tensors.
+        """Plans and makes the call, which writes to this sample's own tensors.
 
         Returns:
-            In verify, the verification to commit; None in other phases.
+            In verify, the verification, which can be committed; None in other phases.
         """
         plan, call = backend.plan(self.phase, self.batch), self.made
         record = backend.run(call, self.batch, plan)
         return Verification(self, call, backend, plan, record) if self.phase == "verify" else None
 
     def bind(self, backend: AnyBackend, plan: object) -> Callable[[], object]:
-        """The call as a function that can be called repeatedly."""
+        """The call as a function without arguments, which can be called repeatedly."""
         return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
-        """The same prefill with about two of three checkpoints stored, in additional slots of a new pool."""
+        """The same prefill with checkpoints: two of three are stored, in more slots of a new pool."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         random = Random(seed)
@@ -156,7 +156,7 @@ class Sample:
         slots = torch.full(wanted.shape, -1, dtype=torch.int64)
         order = random.permutation(int(wanted.sum())) + self.state.shape[0]
         slots[wanted] = order
-        # entries past a sequence's end, which must be ignored
+        # entries past a sequence's end must be ignored
         beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
         slots[beyond & ~wanted] = -7
         state = widened(self.state, len(self.state) + len(order))
@@ -171,7 +171,7 @@ class Sample:
         )
 
     def with_trees(self, seed: int = 0) -> Sample:
-        """The same verification with random trees: a row follows any earlier row of its sequence, or none."""
+        """The same verification with random trees: a row follows any earlier row of its sequence."""
         batch = self.batch
         random = Random(seed)
         rows = [i for length in batch.seqlens for i in range(length)]
@@ -189,7 +189,7 @@ class Sample:
     def to(self, device: torch.device | str) -> Sample:
         """A copy on a device, with its own memory and the same strides.
 
-        Tensors that shared a buffer still share one.
+        Tensors that share a buffer also share one in the copy.
         """
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
@@ -210,7 +210,7 @@ class Sample:
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
     def double(self) -> Sample:
-        """A copy in float64 of the rounded numbers, on the same device, with the outputs set to NaN."""
+        """A float64 copy with the same (rounded) numbers, on the same device. Outputs are set to NaN."""
         tensors = {
             name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
         }
@@ -225,7 +225,7 @@ class Sample:
 
 
 def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
-    """A copy of a pool with `count` slots or pages and the same order of axes. New slots hold NaN."""
+    """A copy of a pool with `count` slots or pages and the same order of axes. New slots are NaN."""
     order = sorted(range(pool.ndim), key=pool.stride, reverse=True)
     shape = (count, *pool.shape[1:])
     wide = torch.full([shape[axis] for axis in order], torch.nan, dtype=pool.dtype, device=pool.device)
@@ -236,13 +236,13 @@ def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verification that was run and can be committed.
+    """A verification that was run, and can be committed.
 
     Attributes:
-        inputs: Its sample.
+        inputs: The sample that it ran.
         call: The call made from the sample.
         backend: The backend that ran it.
-        plan: Its plan.
+        plan: The plan of the sample's batch.
         record: The record that `run` returned.
     """
 
@@ -253,7 +253,7 @@ class Verification:
     record: object
 
     def commit(self, accepted: torch.Tensor, state: torch.Tensor) -> None:
-        """Commit to a pool, the call's own or a copy. `accepted` is [N] int64."""
+        """Commits to a pool: the call's own, or a copy. `accepted` is [N] int64."""
         layer = dataclasses.replace(self.call.layer, state=state)
         call = self.call._replace(layer=layer)
         self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)

@@ -15,7 +15,7 @@ Hardness = Literal["usual", "hard", "bfloat16_state", "company"]
 
 
 GATES = {
-    "decaying": "decays like a trained model's",
+    "decaying": "decays as in trained models",
     "near_zero": "decays near 0 and exactly 0: the past is forgotten at once",
     "near_one": "decays near 1: the past is kept long",
     "one": "no decay at all",
@@ -25,21 +25,21 @@ GATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A call to compare with the reference.
+    """A call that the conformance suite compares with the reference.
 
     Attributes:
-        name: Its name, unique with the op.
-        about: Its purpose.
-        ops: The ops that it applies to; ignored for a scenario in an op's `SCENARIOS`.
-        prefill: The lengths in prefill; None for no prefill.
+        name: The scenario's name, unique for the op.
+        about: The purpose of the scenario.
+        ops: The ops that the scenario applies to; not used for a scenario in an op's `SCENARIOS`.
+        prefill: The lengths of the sequences in prefill; None for no prefill.
         decode: The number of sequences in decode; None for no decode.
-        verify: The numbers of drafted rows in verify; None for no verify.
+        verify: The numbers of drafted rows per sequence in verify; None for no verify.
         arguments: Arguments for the op's generator.
-        past: Whether prefill has cached tokens before those of the call.
-        hardness: The row of the table of bounds.
-        features: The features that the backend must claim.
+        past: Whether sequences have cached tokens before those of a prefill call.
+        hardness: Selects the row in the table of error bounds.
+        features: The features that a backend must claim to be checked with it.
         core: Whether a quick run includes it in every dtype, not only in the first.
-        quick: Whether a quick run includes it at all.
+        quick: Whether a quick run includes the scenario at all.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Scenario:
 
 
 def heads(*choices: Mapping[str, int]) -> tuple[Scenario, ...]:
-    """Scenarios with other numbers of heads than the generator's defaults."""
+    """Scenarios with numbers of heads other than the generator's defaults."""
     return tuple(
         Scenario(
             name=f"heads-{'-'.join(map(str, choice.values()))}",
@@ -78,9 +78,9 @@ class Timed:
         lengths: The rows of each sequence.
         past: Cached tokens before each sequence's rows.
         sizes: The axes of the contract that the lengths leave open.
-        decays: Whether the gates decay; otherwise the decay is exactly 1.
-        model: The model that has these sizes, if several models' are timed.
-        held_out: Whether this shape was excluded from all tuning.
+        decays: Whether the gates decay; if not, the decay is exactly 1.
+        model: The model that has these sizes, if the op is timed with several models' sizes.
+        held_out: Whether no tuning used this shape.
     """
 
     phase: Phase
@@ -93,12 +93,12 @@ class Timed:
 
     @property
     def seen(self) -> float:
-        """The number of pairs of a row and a position visible to it, over all rows."""
+        """The number of pairs of a row and a position that it sees, summed over all rows."""
         return sum(n * self.past + n * (n + 1) / 2 for n in self.lengths)
 
 
 def timed(phase: Phase, sizes: Mapping[str, int], *batches: tuple[int, ...], **more: Any) -> Iterator[Timed]:
-    """Batches by their lengths. `more` holds further fields of `Timed`."""
+    """One `Timed` for each tuple of lengths. `more` has further fields of `Timed`."""
     return (Timed(phase=phase, lengths=lengths, sizes=sizes, **more) for lengths in batches)
 
 

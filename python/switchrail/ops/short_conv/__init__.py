@@ -1,4 +1,4 @@
-"""The depthwise causal convolution with state that linear layers run before their recurrence."""
+"""The depthwise causal convolution with state that linear layers apply before their recurrence."""
 
 from switchrail.ops.definition import FLOATS, STATES, OpDefinition
 

@@ -24,7 +24,7 @@ def short_conv_call(
     activation: Literal["silu"] | None = "silu",
     **shared: Any,
 ) -> Sample:
-    """Make a random sample of `short_conv`. With `strided` "time", x has contiguous time; `norm` is not used.
+    """Makes a random sample of `short_conv`. `strided` may be "time" for contiguous time; `norm` is not used.
 
     Args:
         lengths: Rows per sequence; 1 each in decode.

@@ -9,12 +9,12 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 
 
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
-    """The sum in `ShortConvBackend`'s docstring, in float64."""
+    """The sum that `ShortConvBackend` defines, in float64."""
 
     contract = CONTRACT
 
     def token_of(self, call: ShortConvCall) -> Token:
-        """Return the function that runs one row of a call."""
+        """The function that runs one row of a call."""
         layer, x, _ = call
         weight, bias = layer.weight, layer.bias
 

@@ -14,17 +14,18 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 BLOCK_NUMBERS = 2**17
-"""Numbers summed over all taps before the next block: half a megabyte, which fits in the cache."""
+"""Numbers per block of rows; a block is summed over all taps at once. Half a megabyte fits in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The rows near both ends of the M sequences: the first rows' windows and the new states use old states.
+    """The rows at both ends of M sequences: the first ones read old states, the last ones are new states.
 
-    The other attributes index a pool of rows: the M old states, W - 1 rows each, then the `picked` rows of x.
+    The attributes other than `picked` index an array of rows: the M old states, W - 1 rows each, then the
+    rows `picked` of x.
 
     Attributes:
-        picked: int64, rows of x.
+        picked: int64, indices of rows of x.
         first_rows: [R] int64, the first W - 1 rows of each sequence, or fewer if it is shorter.
         windows: [R * W] int64, the window of each first row.
         states: [M * (W - 1)] int64, the new states.
@@ -39,7 +40,7 @@ class _Ends:
 
 
 class _Plan:
-    """The states of the nonempty sequences, and the places of their rows."""
+    """The states of the nonempty sequences, and the places of the sequences' rows."""
 
     def __init__(self, batch: StateBatch) -> None:
         sequences = [n for n, length in enumerate(batch.seqlens) if length]
@@ -65,14 +66,14 @@ class _Plan:
             self.kept_slots = kept.flatten().index_select(0, wanted)
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
-        """[T, 1] bool, the rows of padding; None if there is known to be none."""
+        """[T, 1] bool, which rows are padding; None if it is known that none are."""
         if self.slots.padding is not None:
             counts = indices(self._counts, self._device)
             rows = torch.repeat_interleave(self.slots.padding, counts, output_size=sum(self._counts))
             self.padding_rows = rows[:, None]
 
     def ends(self, width: int) -> _Ends:
-        """The ends for W taps, made on first use in a step."""
+        """The ends for W taps, determined on first use in a step."""
         if width not in self._ends:
             self._ends[width] = self._make_ends(width)
         return self._ends[width]
@@ -108,7 +109,7 @@ class _Plan:
 
 
 class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
-    """Shifted multiply-adds over all packed rows, then the first rows of each sequence again with its state.
+    """Shifted multiply-adds over all packed rows. Each sequence's first rows are then redone with its state.
 
     Computes in float32 (float64 for float64 inputs).
     """
@@ -166,7 +167,7 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
 def _convolve(
     plan: _Plan, x: torch.Tensor, taps: torch.Tensor, pool: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """The sums over the taps [W, C] for all rows, in the taps' dtype; uses `out` if it has that dtype.
+    """The sums over the taps [W, C] for all rows, in the taps' dtype; written to `out` if it has that dtype.
 
     The pool [slots, W - 1, C] is updated in place.
     """

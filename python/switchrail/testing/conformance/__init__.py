@@ -1,7 +1,7 @@
 """The conformance suite: compares any backend with the float64 oracle over its op's contract.
 
-`switchrail check-backend NAME` runs it; `switchrail.testing.backend_test` makes a pytest function of it. The
-cases follow from the contract and from the capabilities that the backend's registration claims.
+`switchrail check-backend NAME` runs it; `switchrail.testing.backend_test` makes a pytest function from it.
+The cases follow from the contract and from the capabilities that the backend's registration claims.
 """
 
 from __future__ import annotations

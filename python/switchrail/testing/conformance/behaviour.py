@@ -1,4 +1,4 @@
-"""Properties across several calls: independence of sequences, determinism, splitting, merging."""
+"""Checks of properties of several calls: independent sequences, determinism, splitting, merging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LENGTHS = (40, 70, 3, 33)
 
 
 def neighbours(setting: Setting) -> None:
-    """Checks that NaN in one sequence changes no bit of any other sequence."""
+    """Checks that NaN in one sequence does not change the results of other sequences by a single bit."""
     call = setting.call(_LENGTHS, **_from_states(setting))
     clean = setting.run(call)
     for n in range(len(_LENGTHS)):
@@ -62,7 +62,7 @@ def company(setting: Setting) -> Measured:
 
 
 def again(setting: Setting) -> None:
-    """Checks that repeating a call gives the same bits, also if several layers share one plan."""
+    """Checks that a repeated call gives the same bits, even if several layers share one plan."""
     call = setting.call(_LENGTHS, padding=(1,))
     first, plan = call.clone(), setting.backend.plan(setting.phase, call.batch)
     first.run(setting.backend)
@@ -73,7 +73,7 @@ def again(setting: Setting) -> None:
 
 
 def in_chunks(setting: Setting) -> Measured:
-    """Checks that a prefill in chunks of any size has the result of a single pass."""
+    """Checks that a prefill in chunks of any size gives the result of a single pass."""
     call = setting.call((130, 1, 77), **_some_states(setting), seed=5)
     schedules = [
         [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
@@ -84,7 +84,7 @@ def in_chunks(setting: Setting) -> Measured:
 
 
 def token_by_token(setting: Setting) -> Measured:
-    """Checks that decoding token by token has the result of a prefill."""
+    """Checks that decoding token by token gives the result of a prefill."""
     steps = 12 if setting.quick else 40
     call = setting.call((steps,) * 3, phase="prefill", past=True, **_from_states(setting), seed=6)
     return _in_steps(setting, call, [[[1] * 3] * steps])
@@ -140,7 +140,7 @@ def trees(setting: Setting) -> Measured:
 
 
 def checkpoints(setting: Setting) -> Measured:
-    """Checks checkpoints: states at regular intervals, each in its own slot."""
+    """Checks that states at regular intervals are stored, each in its own slot."""
     call = setting.call((70, 9, 0, 64), padding=(1,))
     worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
     for every in (7, 16, 64):
@@ -157,7 +157,7 @@ def shared_pages(setting: Setting) -> Measured:
 
 
 def merged(setting: Setting) -> Measured:
-    """Checks that attention over two parts of a cache, merged by log-sum-exp, is that over all of it."""
+    """Checks that attention over two parts of a cache, merged by log-sum-exp, equals that over the whole."""
     lengths = (1,) * 4
     small = setting.call(lengths)
     cache = small.tensors[caches(small)[0]]

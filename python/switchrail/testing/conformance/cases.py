@@ -1,4 +1,4 @@
-"""Selects the checks for a backend by its claimed capabilities; gives the reason for each skipped check."""
+"""Selects a backend's checks by its claimed capabilities, and says why each other check is skipped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Its id: `gated_delta/prefill/float32/ragged`."""
+        """The case's id, such as `gated_delta/prefill/float32/ragged`."""
         setting = self.setting
         return f"{setting.op}/{setting.phase}/{dtype_name(setting.dtype)}/{self.check.name}"
 
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A skipped check, with the reason."""
+    """A skipped check, and the reason."""
 
     id: str
     reason: str
@@ -68,7 +68,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The checks to run and the skipped ones."""
+    """The checks to run, and the skipped checks."""
 
     cases: list[Case] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -87,8 +87,8 @@ def select(
     Args:
         subject: The backend.
         device: The device to run on.
-        phases: Only these phases; all if empty.
-        dtypes: Only these dtypes, by name; all if empty.
+        phases: The phases to check; all if empty.
+        dtypes: The names of the dtypes to check; all if empty.
         quick: Whether to shorten long cases and to run most cases in the first dtype only.
 
     Raises:
@@ -140,15 +140,15 @@ def select_named(
     dtype: str | None = None,
     quick: bool = False,
 ) -> Selection:
-    """The cases of all backends of a name, or only of those of one op.
+    """The cases of all backends with a name, or only of the backend for one op.
 
     Args:
         runtime: The runtime with the backends.
         name: The name.
         platform: The platform to run on.
-        op: Only this op.
-        phase: Only this phase.
-        dtype: Only this dtype, by name.
+        op: The op to check; None means all with a backend of that name.
+        phase: The phase to check; None means all.
+        dtype: The name of the dtype to check; None means all.
         quick: See `select`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The table of all checks: the scenarios, and the other properties."""
+"""The table of all checks: the scenarios, and checks of other properties."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Check:
     """One property to check.
 
     Attributes:
-        name: Its name.
+        name: The check's name.
         about: The property in words.
         run: Checks the property; raises an AssertionError if it does not hold.
-        ops: The ops that it applies to.
-        phases: The phases that it applies to.
+        ops: The ops that the check applies to.
+        phases: The phases that the check applies to.
         features: The features that the backend must claim.
-        serves: Other phases that the backend must serve.
+        serves: Other phases that the backend must serve, too.
         device: The required kind of device; None means any.
-        core: Whether a quick run includes it in every dtype, not only in the first one.
+        core: Whether a quick run includes it in every dtype, not only in the first.
         quick: Whether a quick run includes it.
-        traits: Properties of its calls, such as `gate=one`.
+        traits: Properties of the check's calls, such as `gate=one`.
     """
 
     name: str
@@ -85,7 +85,7 @@ def _of_scenario(scenario: Scenario) -> Check:
 
 
 def head_size_check(size: tuple[int, int], *, quick: bool) -> Check:
-    """A check of one head size (of q and k, of v)."""
+    """A check of one head size, given as (size of q and k, size of v)."""
 
     def run(setting: Setting) -> Measured:
         return setting.verify(setting.call((66, 5, 1), **setting.of_head_size(size)))
@@ -104,7 +104,7 @@ def page_size_check(size: int) -> Check:
 
 
 def state_dtype_check(name: str) -> Check:
-    """A check of a state whose dtype differs from the computation's."""
+    """A check of a state whose dtype differs from that of the computation."""
 
     def run(setting: Setting) -> Measured:
         import torch
@@ -118,7 +118,7 @@ def state_dtype_check(name: str) -> Check:
 
 
 def _of_feature(feature: str) -> Check:
-    """A check of one form of an engine's memory."""
+    """A check of one form of memory that a feature allows engines to use."""
     ops = tuple(op for op, definition in DEFINITIONS.items() if feature in definition.claims["features"])
     if feature == "device_parents":
         ops = RECURRENT
@@ -136,7 +136,7 @@ CHECKS: tuple[Check, ...] = (
     *map(_of_scenario, SCENARIOS),
     Check(
         name="time-innermost",
-        about="gates and the like with time innermost in memory",
+        about="inputs such as gates with time innermost in memory",
         run=memory.time_innermost,
         ops=GATED,
     ),
@@ -194,26 +194,28 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="company",
-        about="a sequence alone has the result that it has among others",
+        about="a sequence has the same result alone as in a batch",
         run=behaviour.company,
     ),
     Check(
-        name="again", about="the same call has the same bits, also with one plan for two", run=behaviour.again
+        name="again",
+        about="a repeated call gives the same bits, even with one plan for both",
+        run=behaviour.again,
     ),
     Check(
         name="one-layer",
-        about="a layer called again with other numbers, rows and phases has the results of a new one",
+        about="a layer that was called before has the results of a new layer",
         run=calls_of_one_layer,
     ),
     Check(
         name="in-chunks",
-        about="a prefill in chunks of any size has the result of one pass",
+        about="a prefill in chunks of any size gives the result of one pass",
         run=behaviour.in_chunks,
         phases=("prefill",),
     ),
     Check(
         name="token-by-token",
-        about="decoding token by token has the result of one prefill",
+        about="decoding token by token gives the result of one prefill",
         run=behaviour.token_by_token,
         phases=("decode",),
     ),
@@ -226,7 +228,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="merged",
-        about="attention over parts of a cache, merged by log-sum-exp, is that over the whole",
+        about="attention over parts of a cache, merged by log-sum-exp, equals that over the whole",
         run=behaviour.merged,
         ops=PAGED,
         features=("lse",),
@@ -257,7 +259,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="far-slots", about="slots or pages more than 2^31 elements into their pool", run=memory.far_slots
     ),
-    Check(name="far-rows", about="rows more than 2^31 elements apart in all", run=memory.far_rows),
+    Check(name="far-rows", about="rows more than 2^31 elements apart", run=memory.far_rows),
     Check(
         name="refusals",
         about="inputs that break the contract are refused, and nothing is written",

@@ -1,4 +1,4 @@
-"""Checks of calls on the memory of an engine, in the forms that features of the contracts allow."""
+"""Checks of calls on an engine's memory, in the forms that the contracts' features allow."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from switchrail.testing.conformance.bounds import BOUNDS
 from switchrail.testing.conformance.setting import PAGED, RECURRENT, Measured, Setting
 
 VERIFIED = ("device_parents", "row_states")
-"""The features of verification only."""
+"""The features that only verification has."""
 
 
 def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
-    """Checks calls that need some features, with even gaps and with odd ones, which break alignment.
+    """Checks calls that need the given features, with even gaps, and with odd gaps, which break alignment.
 
-    If the pool has gaps, also with the smallest pages or states, so that an axis has size 1.
+    If the pool has gaps, the smallest pages or states are checked, too, because an axis then has size 1.
     """
     arguments: dict[str, Any] = {}
     if setting.op in RECURRENT:
@@ -43,7 +43,7 @@ def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
 
 
 def _smallest(setting: Setting) -> list[dict[str, int]]:
-    """The generator's arguments for pages of one token, or states of one column."""
+    """The generator's arguments for pages of one token, or for states of one column."""
     if setting.op == "short_conv":
         return [{"width": 2}]
     claimed = setting.subject.claims("page_sizes")
@@ -51,7 +51,7 @@ def _smallest(setting: Setting) -> list[dict[str, int]]:
 
 
 def all_claimed(setting: Setting) -> Measured | None:
-    """Checks calls that need all claimed features of memory at once."""
+    """Checks calls that need all claimed features about memory at once."""
     features = set(FORMS) & setting.subject.features
     if setting.phase != "verify" or (setting.op in PAGED and "trees" not in setting.subject.features):
         features -= set(VERIFIED)

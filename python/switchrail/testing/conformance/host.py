@@ -1,4 +1,4 @@
-"""Checks of GPU features that engines need: graphs, asynchronous launches, streams, several devices."""
+"""Checks of GPU abilities that engines need: graphs, asynchronous launches, streams, several devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
 from switchrail.testing.inputs import Sample, run_reference
 
 _CACHES = ((900, 3, 257), (700, 258, 900))
-"""The lengths of the cached sequences of two batches."""
+"""The lengths of the sequences of two batches with cached tokens."""
 
 _WITHIN = Bounds(sequences=3, rows=3, tokens=900)
 """Bounds that both batches satisfy."""
@@ -34,8 +34,9 @@ def no_waiting(setting: Setting) -> None:
 def graph(setting: Setting) -> Measured:
     """Checks that a captured call can be replayed for another batch after `refresh`.
 
-    Captures only `run`, with a plan within bounds, after a first run. The capture must not allocate memory.
-    Then the numbers in the call's tensors change, and the batch's lengths, slots and pages, as in an engine.
+    Only `run` is captured, after a first run, with a plan within bounds. The capture must not allocate
+    memory. Then the numbers in the call's tensors change, and so do the batch's lengths, slots and pages, as
+    in an engine.
     """
     backend = setting.backend
     if type(backend).refresh is Backend.refresh:
@@ -78,7 +79,7 @@ def graph(setting: Setting) -> Measured:
 
 @contextmanager
 def _refuse_waiting(setting: Setting) -> Iterator[None]:
-    """Raises an error in the block if the host waits for the device."""
+    """Within the block, raises an error if the host waits for the device."""
     torch.cuda.synchronize(setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -88,7 +89,7 @@ def _refuse_waiting(setting: Setting) -> Iterator[None]:
 
 
 def another_stream(setting: Setting) -> Measured:
-    """Checks a call on another stream."""
+    """Checks a call on a stream other than the default."""
     call = setting.call((70, 3, 9))
     stream = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(setting.device))
@@ -106,7 +107,7 @@ def another_device(setting: Setting) -> Measured:
 
 
 def _pair(setting: Setting) -> tuple[Sample, Sample]:
-    """Two decode calls with equal shapes and pool sizes but different contents."""
+    """Two decode calls with equal shapes and pool sizes, but different contents."""
     lengths = (1,) * 3
     calls = []
     for seed in (0, 1):

@@ -1,4 +1,4 @@
-"""Checks of memory accesses: guards around outputs, offsets beyond 32 bits, strides."""
+"""Checks of memory accesses: guards around outputs, offsets of more than 32 bits, strides."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _GUARD = 4096
 """Number of guard elements before and after a tensor."""
 
 _NO_RESERVE = 0x4000
-"""mmap flag of Linux: allocates memory when it is first accessed."""
+"""A flag of Linux's mmap: memory is allocated only when it is accessed."""
 
 
 class Unavailable(Exception):
-    """Raised for a case that can't be run here; the text gives the reason."""
+    """Raised by a case that can't be run here; the message gives the reason."""
 
 
 def guards(setting: Setting) -> None:
-    """Checks that nothing is written before or after the outputs and the pool of states."""
+    """Checks that nothing is written directly before or after the outputs and the pool of states."""
     call = setting.call((33, 1, 0, 70))
     tensors = dict(call.tensors)
     buffers = {}
@@ -41,7 +41,7 @@ def guards(setting: Setting) -> None:
     dataclasses.replace(call, tensors=tensors).run(setting.backend)
     for name, buffer in buffers.items():
         changed = (buffer != 7.0).cpu()
-        # nearest offsets first
+        # offsets sorted by distance
         for where, guard in (("before", changed[:_GUARD].flip(0)), ("after", changed[-_GUARD:])):
             if guard.any():
                 steps = int(guard.nonzero()[0]) + 1
@@ -51,7 +51,7 @@ def guards(setting: Setting) -> None:
 
 
 def time_innermost(setting: Setting) -> Measured:
-    """Checks tensors with another contiguous axis, if the contract allows a choice."""
+    """Checks inputs whose contiguous axis is another one, if the contract allows a choice."""
     call = setting.call((70, 9))
     for name, spec in call.contract.tensors.items():
         tensor = call.tensors.get(name)
@@ -62,9 +62,10 @@ def time_innermost(setting: Setting) -> Measured:
 
 
 def far_slots(setting: Setting) -> None:
-    """Checks that slots or pages beyond 2^31 elements of their pool give the same bits as near ones.
+    """Checks that slots or pages more than 2^31 elements into their pool give the same bits as near ones.
 
-    The pool is in the middle of its memory, so accesses with an overflowed offset stay inside that memory.
+    The pool is in the middle of an allocation, so accesses with an overflowed offset stay inside the
+    allocation.
     """
     arguments: dict[str, Any] = {"initial": "all"} if setting.op in RECURRENT else {}
     call = setting.call((70, 64, 2), **arguments)

@@ -1,4 +1,4 @@
-"""Checks that call one layer repeatedly, as an engine does; most other checks call each layer once."""
+"""Checks that call one layer repeatedly, as an engine does; most other checks make new layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
     "decode": ((1,) * 4, (1,) * 4, (1,) * 7, (1,), (1,) * 4),
     "verify": ((3, 5, 0, 1), (3, 5, 0, 1), (2,), (1,) * 3, (1, 5, 3, 0)),
 }
-"""The rows of each call's sequences: equal ones twice, more sequences, fewer, one, and other lengths."""
+"""Each call's rows per sequence: the same twice, more sequences, fewer, one, and other lengths."""
 
 _CAUSE = "a layer that was called before has another result than a new one"
 
@@ -30,7 +30,7 @@ _CAUSE = "a layer that was called before has another result than a new one"
 class OneLayer(Backend[Any, Any]):
     """A backend that makes the calls of all layers of a kind through the first layer of that kind.
 
-    Before each call it copies the layer's tensors into the first layer, and afterwards back. Layers are of
+    Before a call it copies the layer's tensors into the first layer, and after the call back. Layers are of
     one kind if their tensors have equal shapes, strides and dtypes, and their options are equal.
     """
 
@@ -39,7 +39,7 @@ class OneLayer(Backend[Any, Any]):
         self._backend = backend
         self._layers: dict[tuple[object, ...], Layer] = {}
         self._past: list[object] = []
-        """Keeps all calls alive, so no call reuses the memory of an earlier one."""
+        """Keeps all calls alive, so that no call reuses the memory of an earlier one."""
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Any:
         """The plan of the wrapped backend."""
@@ -86,7 +86,7 @@ def on_one_layer(setting: Setting) -> Setting:
 
 
 def calls_of_one_layer(setting: Setting) -> Measured:
-    """Checks repeated calls of a layer with other numbers and batches, also after calls of other phases.
+    """Checks repeated calls of a layer with other numbers and batches, and between calls of other phases.
 
     As in an engine, the layer's weights and options do not change.
     """
@@ -108,11 +108,11 @@ def calls_of_one_layer(setting: Setting) -> Measured:
 
 @contextmanager
 def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Iterator[None]:
-    """Adds a finding if a call fails that succeeds with a new layer."""
+    """If a call fails but succeeds with a new layer, adds a finding that says so."""
     try:
         yield
     except Exception as failure:
-        setting.verify(call)  # raises if the call also fails with a new layer, which other checks report
+        setting.verify(call)  # if this fails too, other checks report the failure
         headline = f"{setting.op}: {which} is wrong, with a new layer it is right"
         if not isinstance(failure, AssertionError):
             headline += f": {failure!r}"
@@ -121,7 +121,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
 
 
 def _refilled(setting: Setting, first: Sample, second: Sample) -> Measured:
-    """Makes a call twice, with other numbers in the same memory."""
+    """Makes a call twice, the second time with other numbers in the same memory."""
     done = first.clone()
     call = done.made
     for sample in (first, second):
@@ -144,7 +144,7 @@ def _calls(setting: Setting, phase: Phase) -> Iterator[Sample]:
 
 
 def _others(setting: Setting) -> Iterator[Sample]:
-    """A call of each other phase that the backend serves."""
+    """One call for each other phase that the backend serves."""
     dtype = str(setting.dtype).removeprefix("torch.")
     for phase in _ROWS:
         is_other = phase != setting.phase and phase in setting.subject.phases
@@ -153,7 +153,7 @@ def _others(setting: Setting) -> Iterator[Sample]:
 
 
 def _of_one_size(calls: list[Sample]) -> list[Sample]:
-    """The calls with the first one's weights, and with pools as large as the largest."""
+    """The calls with the weights of the first call, and with pools as large as the largest."""
     first = calls[0]
     specs = first.contract.tensors
     weights, pools = {}, []

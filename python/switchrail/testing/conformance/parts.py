@@ -1,4 +1,4 @@
-"""Derives calls from others: one sequence alone, or one sequence filled with NaN."""
+"""Derives calls from a call: with one sequence only, or with one sequence filled with NaN."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def token_inputs(call: Sample) -> list[str]:
 
 
 def alone(call: Sample, n: int) -> Sample:
-    """The call of sequence `n` alone, on the same memory."""
+    """The call with sequence `n` only, on the same memory."""
     rows = rows_of(call, n)
     specs = call.contract.tensors
     tensors = {
@@ -86,7 +86,7 @@ def caches(call: Sample) -> list[str]:
 
 
 def require_same_bits(actual: Sample, expected: Sample, cause: str) -> None:
-    """Checks that two calls wrote the same bits; `cause` explains a difference.
+    """Checks that two calls wrote the same bits. `cause` names the cause in case they differ.
 
     Raises:
         Mismatch: The bits differ.
@@ -106,7 +106,7 @@ def mismatch(
     *,
     cause: str = "",
 ) -> Mismatch:
-    """The error for a result of a call that differs from the expected one.
+    """The error for a result that differs from the expected one.
 
     Args:
         call: The call.
@@ -115,7 +115,7 @@ def mismatch(
         expected: The expected tensor.
         headline: The problem in words.
         bound: The largest allowed error.
-        cause: The cause of a `Finding`, if it is known.
+        cause: The cause to report, if it is known.
     """
     if name in call.written:
         found = diagnose(of_states(call, call.written[name], got, expected, bound, is_oracles=False))

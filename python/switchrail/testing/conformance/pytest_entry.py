@@ -30,7 +30,7 @@ def backend_test(
     quick: bool = False,
     runtime: Runtime | None = None,
 ) -> Callable[..., None]:
-    """Makes a pytest function of the conformance suite, with one parameter per case.
+    """Makes a pytest function from the conformance suite, with one parameter per case.
 
     ```
     from switchrail.testing import backend_test
@@ -44,9 +44,9 @@ def backend_test(
 
     Args:
         name: The backend's name.
-        op: Only this op; by default all ops that have the name.
-        phase: Only this phase.
-        dtype: Only this dtype, by name.
+        op: The op to check; by default all ops that have a backend of that name.
+        phase: The phase to check; by default all.
+        dtype: The name of the dtype to check; by default all.
         device: The device, in any form that `Runtime.find_platform` takes; by default the runtime's platform.
         quick: Whether to use shorter sequences, and to run most cases in one dtype only.
         runtime: The runtime with the backend; by default a new one with the installed plugins loaded.

@@ -1,4 +1,4 @@
-"""Checks that inputs which break the contract are refused before anything is written."""
+"""Checks that calls which break the contract are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from switchrail.testing.inputs import Sample
 
 
 def refusals(setting: Setting) -> None:
-    """Checks that each invalid input raises a `ContractError` and that nothing is written.
+    """Checks that each invalid call raises a `ContractError` and writes nothing.
 
-    Each input is tried with a new layer and with one that has had valid calls: a backend's caches must not
-    let an invalid call pass.
+    Each call is tried with a new layer, and with a layer that has had valid calls: a backend's caches must
+    not let an invalid call pass.
     """
     call, another = (setting.call(rows, strided=False) for rows in ((5, 3), (4, 3, 2)))
     layers = {"": setting.backend, " of a layer that was called before": on_one_layer(setting).backend}
@@ -43,7 +43,7 @@ def refusals(setting: Setting) -> None:
 
 
 def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
-    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # only if the contract allows the strides
+    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # `clone` keeps strides
     try:
         copy.run(backend)
     except ContractError:

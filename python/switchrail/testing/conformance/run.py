@@ -24,9 +24,9 @@ class Outcome:
         status: Whether it passed; `skipped` if it can't be run here.
         measured: The measured error, if any.
         message: Why it failed or was skipped.
-        causes: The causes found for a failure, in the same words for all failures of a kind.
+        causes: The causes that were found for a failure, in the same words for all failures with that cause.
         possible: Causes that the failure neither shows nor contradicts.
-        seconds: The time that it took.
+        seconds: The duration of the case.
     """
 
     case: Case
@@ -49,7 +49,7 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Converts to an object of the JSON document."""
+        """Converts the outcome to an object of the JSON document."""
         measured = self.measured
         return {
             "id": self.case.id,
@@ -93,7 +93,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def causes_of(failure: Exception) -> tuple[str, ...]:
-    """The causes found for a case's exception."""
+    """The causes that a case's exception reports."""
     if isinstance(failure, Mismatch):
         return failure.causes
     return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)

@@ -1,4 +1,4 @@
-"""Calls to compare with the oracle, as data: for all ops, for groups of ops, and each op's own."""
+"""Calls to compare with the oracle, as data: for all ops, for groups of ops, and for single ops."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     # for softmax attention
     Scenario(
         name="past",
-        about="tokens in the cache before those of the call; what no row sees is NaN",
+        about="tokens in the cache before those of the call; places that no row sees are NaN",
         ops=PAGED,
         prefill=(40, 1, 17, 2),
         past=True,

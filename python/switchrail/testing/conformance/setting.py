@@ -1,4 +1,4 @@
-"""The setting of a case (backend, phase, dtype, device), and calls for it."""
+"""The setting of a case (backend, phase, dtype, device), and the calls that it makes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DELTA = tuple(
 )
 
 _SMALL = 16
-"""The preferred head size and page size of calls; the nearest ones that the backend claims are used."""
+"""The preferred head size and page size of calls. The nearest sizes that the backend claims are used."""
 
 _PASTS = (0, 14, 15, 16, 39, 62, 63, 64, 100, 7)
-"""Tokens cached before the call, by sequence, repeated if there are more sequences."""
+"""Tokens cached before the call, for each sequence; repeated if there are more sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Measured:
     note: str = ""
 
     def __or__(self, other: Measured) -> Measured:
-        """Combines two measurements: the larger errors and bounds."""
+        """Combines two measurements, keeping the larger error and the larger bound."""
         return Measured(self.error | other.error, self.bound | other.bound, self.note or other.note)
 
 
@@ -98,7 +98,7 @@ class Setting:
 
         Args:
             lengths: The rows of each sequence. In decode only the number of sequences is used.
-            past: For a paged op, whether its sequences have tokens cached before the call. None means in all
+            past: For a paged op, whether sequences have tokens cached before the call. None means True in all
                 phases except prefill.
             arguments: Arguments of the op's generator.
         """
@@ -116,7 +116,7 @@ class Setting:
         return self.definition.generator(lengths, **given)
 
     def verify(self, call: Sample, hardness: Hardness = "usual") -> Measured:
-        """Compares a call with the oracle; in verify with each number of accepted rows.
+        """Compares a call with the oracle; in verify, with each number of accepted rows.
 
         Raises:
             AssertionError: The error exceeds the bound, or the backend wrote to memory that the call must not
@@ -172,7 +172,7 @@ class Setting:
 
 
 def head_size_pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Converts a claimed head size to a pair: of q and k, of v."""
+    """Converts a claimed head size to a pair (size of q and k, size of v)."""
     if isinstance(size, int):
         return size, size
     key_size, value_size = size

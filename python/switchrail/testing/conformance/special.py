@@ -1,4 +1,4 @@
-"""Calls with some values set by hand, where random values would hide a mistake."""
+"""Checks of calls in which some values are set by hand, because random values would hide a mistake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from switchrail.testing.conformance.setting import Measured, Setting
 
 
 def untouched_slots(setting: Setting) -> Measured:
-    """Checks that slots which no sequence writes keep their values. NaN would hide additions to them."""
+    """Checks that slots which no sequence writes keep their (finite) values. NaN would hide additions."""
     call = setting.call((70, 9, 0, 33), padding=(1,))
     state = call.state
     state[state.isnan()] = 0.5
@@ -16,7 +16,7 @@ def untouched_slots(setting: Setting) -> Measured:
 
 
 def forgetting(setting: Setting) -> Measured:
-    """Checks decays of 0 among decays near 1: the sum of logs must not lose the latter."""
+    """Checks decays of 0 among decays near 1. Sums of logs must not lose the digits of the latter."""
     call = setting.call((100, 33), gate="near_one", initial="all")
     gate = call.tensors["g"]
     assert gate is not None
@@ -25,7 +25,7 @@ def forgetting(setting: Setting) -> Measured:
 
 
 def as_given(setting: Setting) -> Measured:
-    """Checks that queries and keys are used unnormalised without `qk_l2norm`."""
+    """Checks that without `qk_l2norm`, queries and keys are used as given."""
     call = setting.call((70, 9), qk_l2norm=False)
     for name, factor in (("q", 3.0), ("k", 0.75)):
         tensor = call.tensors[name]

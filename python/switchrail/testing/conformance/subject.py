@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A backend and its claims.
+    """A backend and the capabilities that it claims.
 
     Attributes:
         op: The op.
         name: The backend's name.
         phases: The phases that it serves.
-        capabilities: `Registration.capabilities`; empty or missing entries restrict nothing.
-        build: Constructs it.
-        misfit: Returns why it can't serve a phase in a dtype on the platform, or None if it can.
+        capabilities: `Registration.capabilities`; a missing or empty entry means no restriction.
+        build: Constructs the backend.
+        misfit: Returns why the backend can't serve a phase in a dtype on the platform, or None if it can.
     """
 
     op: str
@@ -69,12 +69,12 @@ class Subject:
         )
 
     def claims(self, kind: str) -> list[Any]:
-        """The backend's claims under a name such as `head_sizes`; an empty list restricts nothing."""
+        """The claims under a name such as `head_sizes`; an empty list means no restriction."""
         return list(self.capabilities.get(kind) or ())
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtypes of activations that it supports."""
+        """The names of the dtypes of activations that it supports."""
         return self.claims("dtypes") or list(FLOATS)
 
     @property

@@ -1,7 +1,7 @@
-"""Diagnosis of a failure: the first wrong place, and mistakes that would explain it.
+"""Diagnosis of a failure: the first wrong place, and mistakes that would explain the numbers.
 
-This runs only after a comparison has failed. A diagnoser is a function from a `Difference` to a
-`Finding` or None; `diagnose` calls them, the most specific ones first.
+It runs only after a comparison has failed. A diagnoser is a function from a `Difference` to a `Finding` or
+None; `diagnose` calls the diagnosers, the most specific ones first.
 """
 
 from __future__ import annotations

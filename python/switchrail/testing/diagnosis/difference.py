@@ -1,4 +1,4 @@
-"""A wrong result beside the expected one, with names for its rows and columns."""
+"""A wrong result and the expected one, with names for their rows and columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rerun = Callable[[Sample], Sample]
 """Copies a call, runs the copy, and returns it with its results."""
 
 HEADS = ("H", "HV", "HKV", "G")
-"""The axes of heads and of groups of heads."""
+"""The axes that count heads or groups of heads."""
 
 _WORDS = {"H": "head", "HV": "head", "HKV": "key-value head", "G": "group", "C": "channel", "W-1": "tap"}
 _POISON = -1234.5
@@ -24,21 +24,16 @@ _POISON = -1234.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Difference:
-    """A result of a call, or the states that it wrote, and what was expected.
+    """A result of a call (an output, or the states that it wrote), and the expected result.
 
-    Attributes:
-        call: The call as it was given, before it was made.
-        name: The tensor's name.
-        index: [R], the packed row, or the slot, of each row of `got`.
-        owners: The sequence of each row of `got`.
-        got: [R, ...] float64, on the CPU; the further axes are those of the contract.
-        expected: The expected values, in the same form.
-        dtype: The dtype of the computation.
-        bound: The largest allowed error; 0 if bits are compared.
-        rerun: Makes the call again; None if a second run would show nothing.
-        before: The states before the call, where they are known.
-        others: Other results of the call that `got` may hold by mistake, by their descriptions.
-        is_oracles: Whether `expected` is the oracle's result for `call`.
+    call: The call, as it was before it ran.
+        call: The call as it was given, before it was made. name: The tensor's name. index: [R], the packed
+        row, or the slot, of each row of `got`. owners: The sequence of each row of `got`. got: [R, ...]
+        float64 on the CPU, with the contract's axes after the first. expected: The expected values, in the
+        same form as `got`. dtype: The dtype of the computation. bound: The largest allowed error; 0 if bits
+        are compared. rerun: Makes the call again; None if a second run would show nothing new. before: The
+        states before the call, if known. others: Other results of the call that `got` may be by mistake, by
+        description. is_oracles: Whether `expected` is the oracle's result for `call`.
     """
 
     call: Sample
@@ -61,7 +56,7 @@ class Difference:
 
     @property
     def is_state(self) -> bool:
-        """Whether the difference is in the states."""
+        """Whether the result is the states."""
         return self.axes[0] == "slots"
 
     @property
@@ -71,9 +66,9 @@ class Difference:
 
     @cached_property
     def wrong(self) -> torch.Tensor:
-        """[R, ...], a mask of the wrong numbers: those whose error exceeds the bound of their row.
+        """[R, ...], a mask of the wrong numbers, whose error exceeds the bound for their row.
 
-        If only the tensor as a whole exceeds its bound, the bound of the tensor is used for each number.
+        If only the tensor as a whole exceeds its bound, that bound is used for each number.
         """
         same = (self.got == self.expected) | (self.got.isnan() & self.expected.isnan())
         difference = (self.got - self.expected).abs()
@@ -109,7 +104,7 @@ class Difference:
         return left | (poison & (self.result(self.rerun(poisoned)) == value))
 
     def result(self, made: Sample) -> torch.Tensor:
-        """[R, ...], the numbers of another call at the places of `got`."""
+        """[R, ...], the result of another call, at the same places as `got`."""
         tensor = made.tensors[self.name]
         assert tensor is not None
         return tensor.detach().cpu().double()[self.index]
@@ -120,19 +115,19 @@ class Difference:
         return one.shape == other.shape and one.numel() > 0 and measure(one, other).within(bound)
 
     def row_name(self, row: int) -> str:
-        """A row's name: `sequence 0, row 3`, or `slot 5 of sequence 0`."""
+        """The name of a row: `sequence 0, row 3`, or `slot 5 of sequence 0`."""
         n = self.owners[row]
         if self.is_state:
             return f"slot {int(self.index[row])} of sequence {n}"
         return f"sequence {n}, row {int(self.index[row]) - sum(self.call.batch.seqlens[:n])}"
 
     def place(self, at: Sequence[int]) -> str:
-        """A number's place: `sequence 0, row 3, head 1, column 5`."""
+        """The place of a number: `sequence 0, row 3, head 1, column 5`."""
         return ", ".join([self.row_name(at[0]), *axis_names(self.axes, at)])
 
 
 def axis_names(axes: Sequence[str], at: Sequence[int]) -> list[str]:
-    """The names of a place along all axes except the first, such as `head 1`, `column 5`."""
+    """The parts of a place's name for all axes except the first, such as `head 1`, `column 5`."""
     names = []
     for number, (axis, index) in enumerate(zip(axes[1:], at[1:], strict=True), 2):
         is_column = axes[0] == "T" and number == len(axes) and axis not in _WORDS
@@ -150,7 +145,7 @@ def of_output(
     rerun: Rerun | None = None,
     is_oracles: bool = True,
 ) -> Difference:
-    """The difference between two outputs [T, ...], without the rows of padding."""
+    """The difference between two outputs [T, ...], without padding rows."""
     owners = [n for n, length in enumerate(call.batch.seqlens) for _ in range(length)]
     index = torch.tensor([row for row, n in enumerate(owners) if n not in call.padding], dtype=torch.int64)
     return Difference(
@@ -179,7 +174,7 @@ def of_states(
     others: Mapping[str, torch.Tensor] | None = None,
     is_oracles: bool = True,
 ) -> Difference:
-    """The difference between two tensors of states [len(slots), ...]; for the rest see `Difference`."""
+    """The difference between two tensors of states [len(slots), ...]; see `Difference` for the arguments."""
     owner = owners_of_slots(call)
     return Difference(
         call=call,
@@ -198,12 +193,12 @@ def of_states(
 
 
 def count(number: int, what: str) -> str:
-    """A number with its unit: `1 row`, `1,024 rows`."""
+    """A number with a noun: `1 row`, `1,024 rows`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def owners_of_slots(call: Sample) -> dict[int, int]:
-    """The sequence that writes each slot."""
+    """For each slot that is written, the sequence that writes it."""
     batch = call.batch
     assert isinstance(batch, StateBatch)
     owners = {slot: n for n, slot in enumerate(batch.write_slots.tolist()) if slot >= 0}

@@ -1,4 +1,4 @@
-"""The problems of a failure, and the findings about each."""
+"""The problems that a failed comparison found, and the findings about each problem."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Finding:
     """A fact about a failure.
 
     Attributes:
-        cause: The cause, in the same words for every failure of this kind, since a summary groups failures by
-            them. Empty if the finding only describes this failure.
+        cause: The cause, in the same words for every failure with that cause, because a summary groups
+            failures by cause. Empty if the finding only describes this failure.
         detail: The details of this failure.
-        is_whole: Whether it explains the whole failure, so that no other diagnoser is needed.
+        is_whole: Whether it explains the whole failure, so that no other diagnoser needs to run.
         possible: Causes that this failure neither shows nor contradicts; other failures may show them.
     """
 
@@ -39,10 +39,10 @@ class Problem:
 
 
 class Mismatch(AssertionError):
-    """A backend broke its contract.
+    """A backend broke its op's contract.
 
     Attributes:
-        problems: Everything that is wrong with the call.
+        problems: All problems of the call.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -51,7 +51,7 @@ class Mismatch(AssertionError):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The causes that were found, each once, in order."""
+        """The causes that were found, without repetitions, in order."""
         return _unique(finding.cause for problem in self.problems for finding in problem.findings)
 
     @property

@@ -1,4 +1,4 @@
-"""Tries known mistakes: a mistake explains a failure if the oracle with it returns the same wrong numbers."""
+"""Tries known mistakes. One explains a failure if the oracle with that mistake gives the same numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from switchrail.testing.diagnosis.findings import Finding
 from switchrail.testing.inputs import Sample, run_reference
 
 MOST_ROWS = 512
-"""The most rows of a call to diagnose; with more rows the oracle would take too long."""
+"""Maximum number of rows of a call to diagnose; for more rows the oracle would take too long."""
 
 _CHUNKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A mistake.
+    """A mistake that a backend may have made.
 
     Attributes:
         about: The mistake in words.
-        call: The call with the mistake in it.
-        later: The number of rows by which the results of `call` must be shifted down before the comparison.
+        call: The call, changed so that the oracle makes the mistake.
+        later: The number of rows by which to move the results of `call` down before the comparison.
     """
 
     about: str
@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 def explained(d: Difference) -> Finding | None:
-    """The first mistake with which the oracle returns the numbers of `d.got`."""
+    """The first mistake with which the oracle gives the numbers of `d.got`."""
     if not d.is_oracles or sum(d.call.batch.seqlens) > MOST_ROWS:
         return None
     call = d.call.to("cpu")
@@ -60,7 +60,7 @@ def explained(d: Difference) -> Finding | None:
 
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
-    """The share of rows that equal those of the oracle with the mistake; 0 if a wrong row does not."""
+    """The fraction of rows that equal the oracle's with the mistake; 0 if a wrong row does not equal it."""
     finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):
@@ -70,7 +70,7 @@ def _explained_share(d: Difference, told: torch.Tensor) -> float:
 
 
 def _with(call: Sample, about: str, **changed: Any) -> Hypothesis:
-    """A mistake in tensors, options or fields of the batch."""
+    """The mistake of using other tensors, options or fields of the batch."""
     tensors = {name: changed.get(name, tensor) for name, tensor in call.tensors.items()}
     options = {name: changed.get(name, value) for name, value in call.options.items()}
     fields = {name: value for name, value in changed.items() if name not in {**tensors, **options}}
@@ -167,7 +167,7 @@ def _swapped(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _groups(call: Sample) -> Iterator[Hypothesis]:
-    """Heads that use the wrong shared head: `i % n` instead of `i // (m / n)`."""
+    """Mistakes in which heads use the wrong shared head: `i % n` instead of `i // (m / n)`."""
     specs = call.contract.tensors
     for many, few in call.contract.multiples:
         sizes = {
@@ -189,7 +189,7 @@ def _groups(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _masks(call: Sample) -> Iterator[Hypothesis]:
-    """Rows that attend to tokens they must not see, or miss tokens they must see."""
+    """Mistakes in which rows attend to tokens they must not see, or miss tokens they must see."""
     batch = call.batch
     if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
         chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
@@ -209,9 +209,9 @@ def _masks(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _states_before(call: Sample) -> Iterator[Hypothesis]:
-    """Rows that read the state without their own token.
+    """The mistake in which rows read the state without their own token.
 
-    The previous row reads that state: queries are moved one row up, and `later` moves the results back.
+    The previous row reads that state. So queries are moved up by one row, and `later` moves the results back.
     """
     about = "rows don't read their own token: the causal mask is off by one"
     double = call.double()
@@ -234,7 +234,7 @@ def _states_before(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _seeing(call: Sample, about: str, seen: Callable[[int, int], int]) -> Hypothesis:
-    """Each row becomes a separate sequence that sees at most `seen(n, i)` positions of its old sequence."""
+    """Makes each row a sequence of its own, which sees at most `seen(n, i)` positions of the old sequence."""
     batch = call.batch
     assert isinstance(batch, PagedBatch)
     owners = [(n, i) for n, length in enumerate(batch.seqlens) for i in range(length)]
@@ -267,7 +267,7 @@ def _pages(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _ends(call: Sample) -> Iterator[Hypothesis]:
-    """States without the last rows of their sequences. In outputs, `places` finds this mistake."""
+    """Mistakes in which states lack their sequences' last rows. In outputs, `places` finds these."""
     batch = call.batch
     if call.phase != "prefill" or not isinstance(batch, StateBatch):
         return

@@ -1,4 +1,4 @@
-"""Memory that the call wrote although it must not: inputs, and slots of other sequences."""
+"""Describes memory that a call wrote although it must not: inputs, and slots of other sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TOLD = 4
 
 
 def changed_input(call: Sample, name: str, before: torch.Tensor, after: torch.Tensor) -> list[Finding]:
-    """The first place where an input, or a tensor of the batch, was changed."""
+    """The first place at which an input or a tensor of the batch was changed."""
     old, new = (tensor.detach().cpu() for tensor in (before, after))
     changed = ((old != new) & ~(old.isnan() & new.isnan())).nonzero()
     cause = "an input is modified"
@@ -40,11 +40,11 @@ def changed_input(call: Sample, name: str, before: torch.Tensor, after: torch.Te
 def stray_slots(
     call: Sample, changed: Sequence[int], states: torch.Tensor, expected: torch.Tensor, bound: Error
 ) -> list[Finding]:
-    """For each slot that was written although no sequence owns it: its role, and its contents.
+    """Describes each slot that was written although no sequence owns it: its role, and its contents.
 
     Args:
-        call: The call as it was given.
-        changed: The slots.
+        call: The call, as it was before it ran.
+        changed: The slots that were written.
         states: The pool after the call, on the CPU.
         expected: The oracle's pool, on the CPU.
         bound: The largest allowed error of a state.

@@ -1,4 +1,4 @@
-"""Places of the wrong numbers: properties that wrong rows, heads and columns share, and few others have."""
+"""Describes where numbers are wrong, by properties of rows, heads and columns that few right ones have."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from switchrail.testing.diagnosis.findings import Finding
 
 _CHUNKS = (16, 32, 64, 128)
 _LEAST_SHARE = 0.5
-"""The least share of wrong rows among the rows with a property. Below it the property explains nothing."""
+"""A property explains an error if at least this fraction of the rows with the property is wrong."""
 
 _MOST_NAMED = 3
 
 Common = tuple[str, torch.Tensor, bool]
-"""A property of rows: its name, a mask [R] of the rows with it, and whether it holds for whole sequences."""
+"""A property of rows: its name, a mask [R] of the rows with it, and whether whole sequences have it."""
 
 
 def rows_in_common(d: Difference) -> Finding | None:
-    """A property of all wrong rows that few other rows have."""
+    """A property that all wrong rows have, but few other rows."""
     wrong = d.wrong_rows
     owners = torch.tensor(d.owners, dtype=torch.int64)
     if wrong.all():
@@ -52,7 +52,7 @@ def _cause(about: str) -> str:
 
 
 def heads_in_common(d: Difference) -> Finding | None:
-    """The wrong heads, if only some are wrong."""
+    """The wrong heads, if not all heads are wrong."""
     if not d.has_heads:
         return None
     wrong = d.wrong.transpose(0, 1).flatten(1).any(1)
@@ -71,7 +71,7 @@ def heads_in_common(d: Difference) -> Finding | None:
 
 
 def columns_in_common(d: Difference) -> Finding | None:
-    """The wrong columns, if only some are wrong."""
+    """The wrong columns, if not all columns are wrong."""
     if len(d.axes) < 2 or d.axes[-1] in HEADS:
         return None
     wrong = d.wrong.flatten(0, -2).any(0)
@@ -160,7 +160,7 @@ def _of_pages(
 
 
 def _ranges(chosen: torch.Tensor) -> str:
-    """The chosen indices of a mask [n] in short, such as `0-2, 4`."""
+    """The indices that are set in a mask [n], in short form, such as `0-2, 4`."""
     runs: list[list[int]] = []
     for number in chosen.nonzero().flatten().tolist():
         if runs and number == runs[-1][-1] + 1:

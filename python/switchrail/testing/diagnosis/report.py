@@ -1,4 +1,4 @@
-"""All findings about one difference."""
+"""Collects the findings about a difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Diagnoser = Callable[[Difference], Finding | None]
 
 
 def diagnose(d: Difference) -> tuple[Finding, ...]:
-    """Collects the first finding of each group of diagnosers.
+    """The first finding of each group of diagnosers.
 
     An exception in a diagnoser becomes a finding, so that it does not hide the original failure.
     """
@@ -37,7 +37,7 @@ def diagnose(d: Difference) -> tuple[Finding, ...]:
 
 
 def first_wrong(d: Difference) -> Finding:
-    """The first wrong number, and the count of wrong numbers."""
+    """The first wrong number, and how many are wrong."""
     places = d.wrong.nonzero()
     if not len(places):
         return Finding("", "only the signs of zeros or the bits of NaN differ")
@@ -91,7 +91,7 @@ def not_finite(d: Difference) -> Finding | None:
 
 
 def _unreadable(call: Sample) -> dict[str, list[str]]:
-    """Memory that must not be read, by kind, with the names of its tensors."""
+    """Memory that must not be read, by kind; for each kind the names of its tensors."""
     found: dict[str, list[str]] = {}
     for name, tensor in call.tensors.items():
         spec = call.contract.tensors[name]

@@ -1,4 +1,4 @@
-"""Explanations that need only the numbers of a difference."""
+"""Explains failures by the numbers of a difference alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONSTANTS = {
 
 
 def rounded_otherwise(d: Difference) -> Finding | None:
-    """Bits that differ, where bits are compared, although the numbers are equal within rounding."""
+    """Equal numbers within rounding, in a comparison of bits."""
     if d.bound.row or not d.matches(d.got, d.expected):
         return None
     return Finding("the bits differ, but the numbers agree within rounding", is_whole=True)
@@ -38,7 +38,7 @@ def taken_for(d: Difference) -> Finding | None:
 
 
 def transposed(d: Difference) -> Finding | None:
-    """States with their last two axes exchanged."""
+    """States with their last two axes swapped."""
     if not d.is_state or d.got.ndim < 3:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -50,12 +50,12 @@ def transposed(d: Difference) -> Finding | None:
 
 
 def zeros(d: Difference) -> Finding | None:
-    """A result of zeros only."""
+    """A result in which all wrong numbers are 0."""
     return Finding("every number that is wrong is 0") if not d.got[d.wrong].any() else None
 
 
 def constant_ratio(d: Difference) -> Finding | None:
-    """A common factor between got and expected: a scale that was forgotten, or applied twice."""
+    """One factor between all expected and actual numbers: a scale that was forgotten, or applied twice."""
     ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
     if ratio is None:
         return None
@@ -63,7 +63,7 @@ def constant_ratio(d: Difference) -> Finding | None:
 
 
 def ratio_of_heads(d: Difference) -> Finding | None:
-    """A factor for each head."""
+    """One factor per head between expected and actual numbers."""
     if not d.has_heads or d.got.shape[1] < 2:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -81,7 +81,7 @@ def ratio_of_heads(d: Difference) -> Finding | None:
 
 
 def ratio_of_rows(d: Difference) -> Finding | None:
-    """A factor for each row and head, as after a wrong sum in the denominator."""
+    """One factor per row and head, as after a wrong sum in the denominator."""
     if d.got.shape[-1] < 4:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -95,7 +95,7 @@ def ratio_of_rows(d: Difference) -> Finding | None:
 
 
 def swapped_heads(d: Difference) -> Finding | None:
-    """Heads that are right, but in each other's places."""
+    """Heads with the results of other heads."""
     if not d.has_heads or not 1 < d.got.shape[1] <= _MOST_HEADS:
         return None
     heads = range(d.got.shape[1])
@@ -112,12 +112,12 @@ def swapped_heads(d: Difference) -> Finding | None:
 
 
 def moved_rows(d: Difference) -> Finding | None:
-    """Wrong rows that each hold the result of another row."""
+    """Wrong rows with the results of other rows."""
     wrong = d.wrong_rows.nonzero().flatten()
     if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
         return None
     flat = d.expected.flatten(1)
-    ends = len(set(d.owners))  # the first or last row of a sequence has no neighbour on one side
+    ends = len(set(d.owners))  # the first or last row of each sequence has no neighbour on one side
     sources = {}
     for row in wrong.tolist():
         apart = (flat - d.got[row].flatten()).square().sum(1)
@@ -147,7 +147,7 @@ def moved_rows(d: Difference) -> Finding | None:
 
 
 def rounding(d: Difference) -> Finding | None:
-    """Rows that all differ a little."""
+    """Rows that all differ by a little."""
     if not d.got.isfinite().all() or d.bound.norm == 0:
         return None
     error = float((d.got - d.expected).norm() / d.expected.norm().clamp_min(1e-300))
@@ -167,10 +167,10 @@ EXACT = (
     swapped_heads,
     moved_rows,
 )
-"""Diagnosers whose findings leave little doubt."""
+"""Diagnosers whose findings leave little doubt about the cause."""
 
 VAGUE = (ratio_of_heads, ratio_of_rows, rounding)
-"""Diagnosers whose findings may have other causes."""
+"""Diagnosers whose findings may have several causes."""
 
 
 def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | None:
@@ -181,7 +181,7 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 
 
 def _named(d: Difference, ratio: float) -> str:
-    """The name of a ratio that kernels often forget, such as 1/scale; otherwise an empty text."""
+    """The name of a ratio that kernels often forget, such as 1/scale; empty for other ratios."""
     first = d.call.contract.inputs[0]
     tensor = d.call.tensors[first]
     assert tensor is not None
