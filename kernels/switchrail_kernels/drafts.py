@@ -164,8 +164,7 @@ def _apply(
         on = on_path(p_path, o_j, end)
         on_next = on_path(p_path, o_j + 1, end)
         # A row's contribution is decayed by the rows after it. These decays are sums of gates, never
-        # differences of
-        # sums.
+        # differences of sums.
         if CHANNELS:
             p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
             b_g = tl.load(p_row, mask=m_jk, other=0.0)

@@ -91,7 +91,7 @@ def text(argument: str, found: object) -> str:
         except UnicodeEncodeError:
             raise refused(argument, found, "a string without lone surrogates") from None
         return found
-    raise refused(argument, found, "a text")
+    raise refused(argument, found, "a string")
 
 
 def optional_text(argument: str, found: object) -> str | None:

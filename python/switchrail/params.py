@@ -34,10 +34,10 @@ class SamplingParams:
         min_p: Draw among tokens whose probability is at least this fraction of the most likely one's.
         seed: Seed of the request's own random numbers, one per token. Other requests do not affect the draws.
             None means a seed from the operating system.
-        stop: Strings that end the output: at most 64, each of at most 1,024 characters. The text is cut
-            before the first one, even if it spans tokens. Each string costs time in each step, long ones
+        stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
             before the first occurrence, even if that spans tokens. Each string adds to the time of each step;
             longer strings add more.
+        stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
         ignore_eos: Continue after the checkpoint's end tokens.
 
     Raises:

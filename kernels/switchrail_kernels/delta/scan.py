@@ -243,8 +243,7 @@ def _scan(
             return
     if PASS == 2:
         # Computed in blocks of M's rows, and the state is read again for each block, since all of M would not
-        # fit in
-        # shared memory.
+        # fit in shared memory.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -339,8 +338,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     options = launch_options(v.dtype)
     if is_hopper:
         # With many programs it is faster if more rows share their inputs; with few programs, if each program
-        # has less
-        # work.
+        # has less work.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels

@@ -108,8 +108,7 @@ def _by_levels(
         tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
 
         # The diagonal is computed in float32: with decays near 0 nothing else remains, and TF32 would be off
-        # by 1e-2
-        # of the smaller terms.
+        # by 1e-2 of the smaller terms.
         b_p += tl.where(o_r == o_t[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
         for i_level in tl.range(0, 5, num_stages=1):
             size = 1 << i_level

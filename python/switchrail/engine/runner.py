@@ -170,8 +170,7 @@ class Runner:
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         capturer = Capturer(
             # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
-            # garbage
-            # collection
+            # garbage collection
             partial(_forward, self.model, self.dispatcher, self.running),
             capture.graph_class,
             sequences=options.max_sequences,

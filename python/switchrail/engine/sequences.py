@@ -88,8 +88,8 @@ class Sequences(Generic[S]):
         table = self.page_table
         table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
         # CPython 3.10 to 3.14 runs signal handlers only at calls, function entries and jumps, so no handler
-        # can
-        # raise between these statements. Other threads, in free-threaded builds, wait for the engine's lock.
+        # can raise between these statements. Other threads, in free-threaded builds, wait for the engine's
+        # lock.
         sequence.slot, sequence.pages, sequence.length, sequence.drafted = slot, numbers, 0, 0
         self.live[sequence] = None
         self._whole = True

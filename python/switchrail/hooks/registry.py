@@ -245,8 +245,7 @@ def decorator(
     """A decorator that passes a function to `add`, and returns it unchanged."""
 
     # Not a closure in `add`: a closure's cell would refer to the target, and the search for holders would
-    # find
-    # that cell.
+    # find that cell.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn

@@ -135,8 +135,7 @@ class Function(Site):
 
 
 # Sites by (id of a class, name of an inherited attribute) or (id of an object, ""), so that equal targets
-# have
-# the same site. A site keeps its class or object alive. Written under the lock.
+# have the same site. A site keeps its class or object alive. Written under the lock.
 _shared: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
 

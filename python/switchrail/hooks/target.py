@@ -92,8 +92,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
             f"the target {target!r} is not a dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    # The longest name first, since a module that was loaded from a file path may have no parent
-    # package.
+    # The longest name first, since a module that was loaded from a file path may have no parent package.
     name = next((name for name in reversed(modules_of(target)) if sys.modules.get(name) is not None), None)
     if name is None:
         if not _can_be_imported(parts[0]):

@@ -175,8 +175,7 @@ def _compiled(
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
     # Compiled from text, not from a syntax tree: CPython before 3.13 counts the depth of trees for all
-    # threads
-    # together, so if two threads build trees at the same time, one may get a SystemError.
+    # threads together, so if two threads build trees at the same time, one may get a SystemError.
     compiled = compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True)
     for _ in ("enclosing", "trampoline"):
         compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))

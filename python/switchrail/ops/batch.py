@@ -86,7 +86,7 @@ class CheckpointBatch(StateBatch):
 class VerifyBatch(StateBatch):
     """A batch of drafted tokens. The rows of each sequence form a chain or a tree.
 
-    parents: [T] int32, the parent of each row as an index within its sequence, always an earlier row; -1
+    Attributes:
         parents: [T] int32, the parent of each row as an index within its sequence, always an earlier row; -1
             if the row follows the state directly. In a chain the parent of row i is row i - 1.
         parent_rows: The same T numbers on the host; None if only the device has them (the feature

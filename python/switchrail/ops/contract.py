@@ -371,8 +371,7 @@ class Contract:
             self._check_call(call, batch, features)
             return
         # The key has everything that the check reads. A number of rows above 1 may differ between steps, so
-        # it
-        # is replaced by None in the shapes.
+        # it is replaced by None in the shapes.
         key = (type(batch), 0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
             return

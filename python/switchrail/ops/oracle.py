@@ -36,8 +36,8 @@ def _walk(
         out: [T, ...].
         token: Computes one row.
 
-    For each sequence, the state before it and the state after each of its rows; an empty list for padding.
-        For each sequence the state before it and the state after each row; an empty list for padding.
+    Returns:
+        For each sequence, the state before it and the states after its rows; an empty list for padding.
     """
     states: list[list[torch.Tensor]] = []
     row = 0

@@ -60,8 +60,7 @@ class _Block:
 
     def _compile(self) -> Callable[..., Any]:
         # torch stores compiled code with a function's code object. This copy of the code object is dropped
-        # together
-        # with the block.
+        # together with the block.
         own = FunctionType(_run.__code__.replace(), _run.__globals__)
         return torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# For the code after a graph break, torch.compile creates a function of this name. That function
-# has other parameters and is called by the original function.
+# For the code after a graph break, torch.compile creates a function of this name. That function has other
+# parameters and is called by the original function.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
 # Maps each class to all classes that it has ever replaced, since a call of its method may outlast the

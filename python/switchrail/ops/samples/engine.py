@@ -36,8 +36,7 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
         assert values is not None
         pages, page, heads, size = keys.shape
         # odd: heads are the outer axis, with gaps; otherwise each padded page has its tokens' keys, then
-        # their
-        # values
+        # their values
         shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
         both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
         if odd:

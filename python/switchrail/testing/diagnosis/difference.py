@@ -26,14 +26,19 @@ _POISON = -1234.5
 class Difference:
     """A result of a call (an output, or the states that it wrote), and the expected result.
 
-    call: The call, as it was before it ran.
-        call: The call as it was given, before it was made. name: The tensor's name. index: [R], the packed
-        row, or the slot, of each row of `got`. owners: The sequence of each row of `got`. got: [R, ...]
-        float64 on the CPU, with the contract's axes after the first. expected: The expected values, in the
-        same form as `got`. dtype: The dtype of the computation. bound: The largest allowed error; 0 if bits
-        are compared. rerun: Makes the call again; None if a second run would show nothing new. before: The
-        states before the call, if known. others: Other results of the call that `got` may be by mistake, by
-        description. is_oracles: Whether `expected` is the oracle's result for `call`.
+    Attributes:
+        call: The call, as it was before it ran.
+        name: The tensor's name.
+        index: [R], the packed row, or the slot, of each row of `got`.
+        owners: The sequence of each row of `got`.
+        got: [R, ...] float64 on the CPU, with the contract's axes after the first.
+        expected: The expected values, in the same form as `got`.
+        dtype: The dtype of the computation.
+        bound: The largest allowed error; 0 if bits are compared.
+        rerun: Makes the call again; None if a second run would show nothing new.
+        before: The states before the call, if known.
+        others: Other results of the call that `got` may be by mistake, by description.
+        is_oracles: Whether `expected` is the oracle's result for `call`.
     """
 
     call: Sample
