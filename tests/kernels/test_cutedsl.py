@@ -234,7 +234,9 @@ def test_states_that_a_lane_cannot_read_at_once_are_refused(backend):
     call = make_call()
     state = call.state
     call.tensors["state"] = torch.empty(state.numel() + 1)[1:].view(state.shape).copy_(state)
-    with pytest.raises(ContractError, match="state: got rows at addresses that are not multiples of 16 bytes"):
+    with pytest.raises(
+        ContractError, match="state: got rows at addresses that are not multiples of 16 bytes"
+    ):
         call.run(backend)
 
 
