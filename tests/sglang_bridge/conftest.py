@@ -24,7 +24,8 @@ def sglang(monkeypatch):
     for name in [
         name
         for name in sys.modules
-        if name.split(".")[0] == "sglang" or name.endswith((".sglang.full", ".sglang.latent"))
+        if name.split(".")[0] == "sglang"
+        or name.endswith((".sglang.full", ".sglang.latent", ".sglang.srt_platform"))
     ]:
         del sys.modules[name]
 

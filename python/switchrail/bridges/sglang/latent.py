@@ -9,6 +9,7 @@ import torch
 
 from switchrail.adapters import sequences
 from switchrail.bridges.sglang.full import FullAttention
+from switchrail.bridges.sglang.routes import platform_of
 from switchrail.errors import BridgeError
 from switchrail.ops import MlaCall, MlaLayer
 from switchrail.ops.ragged import RaggedBatch, ragged_attention
@@ -36,7 +37,7 @@ class LatentAttention(FullAttention):
         pool = model_runner.token_to_kv_pool
         self._rank = int(getattr(pool, "full_kv_pool", pool).kv_lora_rank)
         super().__init__(runtime, places, model_runner, name)
-        platform = runtime.find_platform(model_runner.device)
+        platform = platform_of(runtime, model_runner.device)
         self._ragged = runtime.forward_of(RaggedAttention, platform) or ragged_attention
         self._own: RaggedBatch | None = None
         self._chunks: list[RaggedBatch] = []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from switchrail._core import BoundPlan
     from switchrail.ops.batch import Phase
+    from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
@@ -74,7 +75,7 @@ def bind_layers(
     graphs = {"cuda_graph"} if _captures(model_runner) else set()
     plan = runtime.plan(
         Layout.from_json(json.dumps(layout)),
-        device=runtime.find_platform(model_runner.device),
+        device=platform_of(runtime, model_runner.device),
         dtype=model_runner.dtype,
         preferences=dict(_preferences(runtime, needed, op, asked)),
         phases=tuple(asked),
@@ -89,6 +90,13 @@ def bind_layers(
                 *(decision.chosen, decision.origin),
             )
     return Dispatcher(runtime.bind(plan), list(needed), needed)
+
+
+def platform_of(runtime: Runtime, device: str) -> Platform:
+    """The platform of SGLang's device: the runtime's own if that is a plugin's on such devices."""
+    own = runtime.platform
+    is_plugins = own.kind.startswith("oot:") and own.device.split(":")[0] == device.split(":")[0]
+    return own if is_plugins else runtime.find_platform(device)
 
 
 def _preferences(
@@ -119,4 +127,4 @@ def _captures(model_runner: Any) -> bool:
     return str(model_runner.device) == "cuda" and not model_runner.server_args.disable_cuda_graph
 
 
-__all__ = ["HeadSizes", "all_have", "bind_layers", "modules_of"]
+__all__ = ["HeadSizes", "all_have", "bind_layers", "modules_of", "platform_of"]

@@ -1,0 +1,5 @@
+"""Stand-in: the interface of SGLang's platforms."""
+
+
+class SRTPlatform:
+    pass
