@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from switchrail.ops.adapter import Adapted, dense_call, is_plain, owned, plain
@@ -81,6 +81,10 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             ContractError: The plan has no bounds, the batch is not within them, or its tables have forms
                 other than those of the planned batch.
         """
+        if isinstance(plan, self.pieces) and _has_tables_of(plan.batch, batch):
+            plan.check_refresh(batch)
+            plan.batch = batch
+            return
         own = plan.plan if isinstance(plan, Adapted) else plan
         if not isinstance(own, (self.pieces, self.tiles)):
             raise foreign("plan", plan)
@@ -157,6 +161,14 @@ def _bounded(batch: PagedBatch, bounds: Bounds | None) -> PagedBatch:
         return batch
     return replace(batch, kv_seqlens=(bounds.tokens,) * len(batch.seqlens), kv_bounds=True)
 
+
+def _has_tables_of(checked: PagedBatch, batch: PagedBatch) -> bool:
+    """Whether a batch differs from one that was checked only in the lengths of its caches."""
+    return type(batch) is type(checked) and all(getattr(batch, n) is getattr(checked, n) for n in _SHARED)
+
+
+_SHARED = tuple(field.name for field in fields(PagedBatch) if field.name != "kv_seqlens")
+"""The fields that the batches of a captured decode share."""
 
 _WIDE = ("page_table",)
 """The names of tables whose rows may have gaps."""

@@ -16,15 +16,15 @@ class Decode:
     """The plan of a decode, which has nothing to split. Its type marks the phase.
 
     Attributes:
-        sequences: N.
+        batch: The batch that it was made for.
     """
 
-    sequences: int
+    batch: StateBatch
 
     @property
     def seqlens(self) -> tuple[int, ...]:
         """One token per sequence."""
-        return (1,) * self.sequences
+        return self.batch.seqlens
 
 
 def refresh_decode(
@@ -39,9 +39,9 @@ def refresh_decode(
     if not isinstance(plan, Decode):
         raise foreign("plan", plan)
     contract.check_batch("decode", batch, features)
-    if len(batch.seqlens) != plan.sequences:
+    if len(batch.seqlens) != len(plan.seqlens):
         raise contract.error(
-            "batch.seqlens", f"{len(batch.seqlens)} sequences", f"{plan.sequences}, as in the plan"
+            "batch.seqlens", f"{len(batch.seqlens)} sequences", f"{len(plan.seqlens)}, as in the plan"
         )
 
 

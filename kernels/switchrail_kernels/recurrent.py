@@ -70,7 +70,7 @@ class TritonState(Backend[CallT, StateBatch]):
         if isinstance(own, VerifyBatch):
             plan = self.drafts.of(own)
         else:
-            plan = Decode(len(own.seqlens)) if phase == "decode" else self.cut_rows(own)
+            plan = Decode(own) if phase == "decode" else self.cut_rows(own)
         return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
@@ -81,6 +81,8 @@ class TritonState(Backend[CallT, StateBatch]):
             ContractError: The batch has another number of sequences, rows of other lengths, or tables in
                 forms other than those of the planned batch.
         """
+        if isinstance(plan, Decode) and batch is plan.batch:
+            return  # the steps of an engine share the batch of a captured decode
         own = plan.plan if isinstance(plan, Adapted) else plan
         if isinstance(own, self.drafts):
             self.contract.check_batch("verify", batch, self.features)

@@ -145,8 +145,11 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
         is 0, the others are ignored.
     """
     return [
-        (*filters_of(one), draw.random() * _ALL)  # `random()` is a multiple of 2**-53, so this is an integer
-        if one.temperature > 0
-        else _GREEDY
+        (*filters_of(one), seed_of(draw)) if one.temperature > 0 else _GREEDY
         for one, draw in zip(params, draws, strict=True)
     ]
+
+
+def seed_of(draw: Random) -> float:
+    """A random integer from 0 to 2**53 - 1, from one number of the source."""
+    return draw.random() * _ALL  # `random()` is a multiple of 2**-53

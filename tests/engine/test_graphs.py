@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import weakref
@@ -249,6 +250,24 @@ def test_a_plan_that_cant_be_refreshed_ends_the_requests_of_its_step(
     assert "backend capturable failed in refreshing its plan of attention decode" in caught.value.__notes__
     assert not engine.busy
     assert tokens(engine, prompts) == expected
+
+
+def test_a_captured_decode_gets_the_same_tables_at_each_step(
+    make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the host's lengths of caches are new, so that backends check the tables once."""
+    seen: dict[str, list[Any]] = {op: [] for op in CAPTURABLE}
+    for op, backend in CAPTURABLE.items():
+        monkeypatch.setattr(backend, "refresh", lambda self, plan, batch, op=op: seen[op].append(batch))
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    tokens(engine, make_prompts(5)[:2])
+    first, second, *others = seen["attention"]
+    assert len(others) > 5
+    assert all(batch is seen["gated_delta"][0] for batch in seen["gated_delta"])
+    assert first.kv_seqlens[:2] == tuple(length - 1 for length in second.kv_seqlens[:2])
+    for field in dataclasses.fields(first):
+        same = all(getattr(batch, field.name) is getattr(first, field.name) for batch in others)
+        assert same == (field.name != "kv_seqlens")
 
 
 def test_a_row_that_becomes_nan_in_a_replay_ends_that_request_alone(

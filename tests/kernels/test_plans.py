@@ -144,6 +144,19 @@ def test_a_decodes_plan_is_for_as_many_sequences_and_no_other_phase(runtime, dev
 
 
 @pytest.mark.parametrize("op", [op for op, name in GRAPHS if name == "triton" and op not in PAGED])
+def test_the_batch_of_a_captured_decode_is_checked_once(runtime, device, op, monkeypatch):
+    backend = runtime.build(op, "triton")
+    call = GENERATORS[op]([1, 1], phase="decode", device=device)
+    plan = backend.plan("decode", call.batch, Bounds(sequences=2, rows=2, tokens=9))
+    checked = []
+    monkeypatch.setattr(type(backend.contract), "check_batch", lambda *args: checked.append(args))
+    backend.refresh(plan, call.batch)
+    assert not checked
+    backend.refresh(plan, call.clone().batch)
+    assert checked
+
+
+@pytest.mark.parametrize("op", [op for op, name in GRAPHS if name == "triton" and op not in PAGED])
 def test_the_plan_of_a_phase_that_is_never_captured_is_not_refreshed(runtime, op):
     backend = runtime.build(op, "triton")
     call = GENERATORS[op](LENGTHS["prefill"], phase="prefill")

@@ -173,6 +173,24 @@ def test_only_a_plan_with_bounds_is_refreshed(device, op):
             backend.refresh(plan, call.batch)
 
 
+@EACH
+def test_the_tables_of_a_captured_decode_are_checked_once(device, op, monkeypatch):
+    """The steps of an engine change only the host's lengths of caches."""
+    backend = OPS[op][1]()
+    first, second = make(op, [9, 3, 40, 9], device), make(op, [10, 4, MOST, 0], device)
+    plan = backend.plan("decode", first.batch, WITHIN)
+    checked = []
+    monkeypatch.setattr(type(backend.contract), "check_batch", lambda *args: checked.append(args))
+    step = dataclasses.replace(first.batch, kv_seqlens=second.batch.kv_seqlens)
+    backend.refresh(plan, step)
+    assert not checked
+    assert plan.batch is step
+    with pytest.raises(ContractError, match="701 tokens, expected at most 700"):
+        backend.refresh(plan, dataclasses.replace(step, kv_seqlens=(9, 3, MOST + 1, 9)))
+    backend.refresh(plan, second.batch)
+    assert checked
+
+
 @pytest.mark.gpu
 @EACH
 @pytest.mark.parametrize("lengths", LENGTHS)

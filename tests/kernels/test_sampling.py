@@ -165,6 +165,23 @@ def test_a_row_that_is_not_finite_gives_no_token(bad, temperature, device, dtype
     assert found.tolist() == [3, -1, 150, -1]
 
 
+@pytest.mark.parametrize("size", [1, 5, 200])
+def test_a_greedy_batch_takes_the_first_of_the_largest(size, device, dtype):
+    logits = torch.randn(9, size, generator=torch.Generator().manual_seed(3)).round().to(device, dtype)
+    logits[6, size // 2] = math.nan
+    logits[7, size - 1] = math.inf
+    logits[8] = -math.inf
+    expected = [row.index(max(row)) for row in logits[:6].tolist()] + [-1] * 3
+    greedy, sampled = [SamplingParams()] * 9, [SamplingParams(temperature=1e-3, top_k=1)] * 9
+    for params in (greedy, sampled, greedy):
+        assert choose_tokens(logits, params, [random.Random(0)] * 9).tolist() == expected
+    params = list(greedy)
+    choose_tokens(logits, params, [random.Random(0)] * 9)
+    params[3] = SamplingParams(temperature=1e30)
+    drawn = [choose_tokens(logits, params, [random.Random(i)] * 9).tolist()[3] for i in range(20)]
+    assert (len(set(drawn)) > 1) == (size > 1)
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3])
 def test_a_low_temperature_takes_the_best(temperature, device, dtype):
     logits = torch.tensor([[0.0, 5.0, 4.0, -math.inf]], device=device, dtype=dtype)

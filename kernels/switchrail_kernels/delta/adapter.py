@@ -26,7 +26,7 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Check the batch against the contract."""
         self.contract.check_batch(phase, batch)
-        return Decode(len(batch.seqlens))
+        return Decode(batch)
 
     @abstractmethod
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Sequence
-from itertools import chain
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
-from switchrail.params import SamplingParams, numbers_of
+from switchrail.params import SamplingParams, filters_of, seed_of
 
 from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.sampling.best import best
 from switchrail_kernels.sampling.draw import draw
 
-_launch = Launcher(draw)
+_launch, _launch_best = Launcher(draw), Launcher(best)
 
 _UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """The low bits that are always 0 in a logit converted to float32."""
 
 BLOCK, WARPS = 8192, 16
 """Columns that a program sums at a time: equal for all batches, so that sums are rounded equally."""
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The parameters of a batch.
+
+    Attributes:
+        params: Each row's sampling parameters.
+        constants: [R, 5], the same as numbers, with zeros in place of the random numbers.
+        sampled: The rows with a temperature.
+    """
+
+    params: list[SamplingParams]
+    constants: Numbers
+    sampled: list[int]
+
+
+_last = _Batch([], np.empty((0, 5)), [])
 
 
 def choose_tokens(
@@ -37,19 +59,20 @@ def choose_tokens(
     Returns:
         [R] int64 token ids; -1 for rows whose largest logit is not finite.
     """
-    if not any(param.temperature for param in params):
-        best, tokens = logits.max(dim=-1)
-        return tokens.where(best.isfinite(), -1)
     rows, size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    values = array("d", chain.from_iterable(numbers_of(params, draws)))
-    host = torch.frombuffer(values, dtype=torch.float64)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = min(padded(size), BLOCK)
+    values = _numbers(params, draws)
+    if values is None:
+        arguments = (logits, tokens), (logits.stride(0), size), (block,)
+        _launch_best((rows, 1, 1), *arguments, num_warps=min(max(block // 256, 1), 2 * WARPS))
+        return tokens
+    host = torch.from_numpy(values)
     if logits.is_cuda:
         host = host.pin_memory()
     numbers = host.to(logits.device, non_blocking=True)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    block = min(padded(size), BLOCK)
     _launch(
         (rows, 1, 1),
         (logits, numbers, tokens),
@@ -58,6 +81,24 @@ def choose_tokens(
         num_warps=min(max(block // 512, 1), WARPS),
     )
     return tokens
+
+
+def _numbers(params: Sequence[SamplingParams], draws: Sequence[random.Random]) -> Numbers | None:
+    """[R, 5], each row's parameters and a random number as from `numbers_of`; None if no row is sampled.
+
+    The parameters of the last call are kept, since a batch rarely changes from step to step.
+    """
+    global _last
+    last = _last
+    if last.params != params:
+        constants = np.array([(*filters_of(one), 0.0) for one in params], dtype=np.float64)
+        sampled = [row for row, param in enumerate(params) if param.temperature > 0]
+        last = _last = _Batch(list(params), constants, sampled)
+    if not last.sampled:
+        return None
+    values: Numbers = last.constants.copy()
+    values[last.sampled, 4] = [seed_of(draws[row]) for row in last.sampled]
+    return values
 
 
 __all__ = ["choose_tokens"]

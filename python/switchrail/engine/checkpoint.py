@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from switchrail._core import Layout
 from switchrail.checks import is_count
 from switchrail.engine.dtypes import DTYPES
 from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
+from switchrail.engine.merging import MergedOn
 from switchrail.engine.models.binding import check_shapes, find_mixers
 from switchrail.engine.models.families import FAMILIES, Family, family_of
 from switchrail.engine.models.softmax import IMPLEMENTATION
@@ -212,7 +214,7 @@ def load(
         skeleton = _skeleton(path, config, model_config, family, weights)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
-    with _loading:
+    with _loading, nullcontext() if device.type == "cpu" else MergedOn(device):
         model, report = _loaded(
             "model",
             path,

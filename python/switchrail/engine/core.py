@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
@@ -180,9 +180,8 @@ class EngineCore:
     def _go_on(self) -> None:
         start = time.perf_counter()
         self._read(self._ahead)
-        unread = {task for flight in self._flights for task, _ in flight.ready}
         try:
-            schedule = self._scheduler.schedule(unread, self._holds_prompts())
+            schedule = self._scheduler.schedule(self._holds_prompts())
         except Exception:  # raised by an admission, for example by the device
             self._launching = list(self._scheduler.waiting)[:1]
             raise
@@ -192,7 +191,7 @@ class EngineCore:
             self._launching = tasks
             if self.drafts is not None:
                 schedule = self._draft(self.drafts, schedule)
-            flight = self._launch(schedule, unread)
+            flight = self._launch(schedule)
             self._flights, self._launching = (*self._flights, flight), ()
         self._read(self._ahead if tasks else 0)
         if flight is not None:
@@ -272,7 +271,7 @@ class EngineCore:
             self._giving = None
 
     @torch.inference_mode()
-    def _launch(self, schedule: Schedule, unread: Collection[Task]) -> Flight:
+    def _launch(self, schedule: Schedule) -> Flight:
         """Run the model and choose tokens, which stay on the device for the next step."""
         runner, sequences = self.runner, self.sequences
         if runner is None:
@@ -304,9 +303,9 @@ class EngineCore:
             slots = sent([task.slot for task in ready], torch.int64, slots.device, pin_memory=pinned)
         if ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
-            sequences.last_tokens[slots] = tokens.clamp(min=0)
+            sequences.last_tokens.scatter_(0, slots, tokens.clamp(min=0))
             news = torch.cat([news, tokens]) if verified else tokens
-        given = [(task, len(task.tokens) + (task in unread)) for task in ready]
+        given = [(task, task.length - len(task.ids)) for task in ready]
         sent_news = Sent(news, pinned)
         return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 

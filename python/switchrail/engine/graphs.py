@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from traceback import walk_tb
 
 import torch
@@ -19,6 +20,7 @@ from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain
 
 _log = logging.getLogger("switchrail")
+_length = attrgetter("length")
 
 
 Progress = Callable[[int, int], None]
@@ -107,7 +109,7 @@ class Graphs:
         if schedule.drafted is not None:
             return None
         if not schedule.prefill:
-            longest = max(task.length for task in schedule.decode) + 1
+            longest = max(map(_length, schedule.decode)) + 1
             return self.keys.decode(len(schedule.decode), longest)
         return self.keys.mixed(len(schedule.decode) + sum(count for _, count in schedule.prefill))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -100,9 +101,12 @@ class DecodeInputs:
         """
         (made,) = step.parts
         assert made.pages is not None
-        padding = (self.padding,) * (len(made.lengths) - len(tasks)) if padded else ()
-        lengths = (*(task.length + 1 for task in tasks), *padding)
-        return self._part(made.pages.page_table[: len(lengths)], lengths)
+        lengths = [task.length + 1 for task in tasks]
+        if not padded:
+            return self._part(made.pages.page_table[: len(lengths)], tuple(lengths))
+        lengths += [self.padding] * (len(made.lengths) - len(lengths))
+        # all else stays the same object, so backends need not check it again
+        return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
     def derive(self, step: Step) -> None:
         """Compute the remaining inputs from the rows, on the device."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -68,21 +67,22 @@ class Scheduler:
         self._page_size = options.page_size
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
-    def schedule(self, unread: Collection[Task] = (), hold: bool = False) -> Schedule:
+    def schedule(self, hold: bool = False) -> Schedule:
         """Choose the next step's tokens: those of decoding tasks, then prompt tokens by admission.
 
+        A task is left out if it has its last token, even if the host has not read that token yet.
+
         Args:
-            unread: Tasks with a token that the host has not read yet. If that token is the last that a task
-                can have, the task is left out.
             hold: Whether prompts stay in the queue while others decode. They don't if they fill the step, or
                 if they are waiting only because the last step was full.
         """
-        live = self._sequences.live
-        through = [task for task in live if task.length >= len(task.ids)]
-        prompts = [task for task in live if task.length < len(task.ids)] if len(through) < len(live) else []
-        decode = [
-            task for task in through if len(task.tokens) + (task in unread) < task.params.max_new_tokens
-        ]
+        decode, prompts = list[Task](), list[Task]()
+        for task in self._sequences.live:
+            earlier = task.length - len(task.ids)
+            if earlier < 0:
+                prompts.append(task)
+            elif earlier + 1 < task.params.max_new_tokens:
+                decode.append(task)
         decode.sort(key=_slot)
         rows = self._rows - len(decode) * self._each
         prefill: list[tuple[Task, int]] = []

@@ -1,0 +1,48 @@
+"""Merging a checkpoint's tensors on the device while transformers loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_HOST: Final = torch.device("cpu")
+
+_LEAST: Final = 2**20
+"""Bytes of the weights to merge; the small tensors that a model definition merges stay on the host."""
+
+
+class MergedOn(TorchFunctionMode):
+    """Copies weights to a device before `torch.stack` and `torch.cat` merge them.
+
+    transformers reads weights to the host, where merging the weights of many experts takes longer than
+    everything else of loading. Merged on the host after all, if the device has not enough memory for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        kwargs = kwargs or {}
+        if func not in (torch.stack, torch.cat) or not args or not self._merges(args[0]):
+            return func(*args, **kwargs)
+        try:
+            return func([one.to(self._device) for one in args[0]], *args[1:], **kwargs)
+        except torch.OutOfMemoryError:
+            return func([one.cpu() for one in args[0]], *args[1:], **kwargs)
+
+    def _merges(self, tensors: Any) -> bool:
+        """Whether these are weights, some of which may have been merged on the device before."""
+        devices = {one.device for one in tensors}
+        if self._device in devices:
+            return len(devices) > 1
+        return devices == {_HOST} and sum(one.nbytes for one in tensors) >= _LEAST
+
+
+__all__ = ["MergedOn"]
