@@ -1,9 +1,12 @@
-"""Correct backends with one extra action."""
+"""Backends with a mistake: correct ones with one extra action, and cases of the suite for classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from switchrail.testing.conformance import Subject, select
+from switchrail.testing.conformance.cases import Case
 
 
 def sabotaged(backend: type[Any], then: Callable[..., None]) -> Any:
@@ -15,3 +18,18 @@ def sabotaged(backend: type[Any], then: Callable[..., None]) -> Any:
             then(**call._asdict(), state=call.layer.state, batch=batch)
 
     return Sabotaged()
+
+
+def case_of(registration: Any, case: str, build: Callable[[], Any], **selection: Any) -> Case:
+    """The case with this id, for `build` in place of a registered backend's class."""
+    op, phase, dtype, _ = case.split("/")
+    subject = Subject(
+        op=op,
+        name="mutant",
+        phases=tuple(registration.phases),
+        capabilities=registration.capabilities,
+        build=build,
+    )
+    cases = select(subject, phases=(phase,), dtypes=(dtype,), **selection).cases
+    (found,) = [each for each in cases if each.id == case]
+    return found

@@ -99,10 +99,21 @@ def train_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedToke
     )
 
 
+def _shared(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """The settings that all shapes have."""
+    return {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def qwen3_next(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
     """Every fourth layer is full attention, every second MLP a mixture of experts."""
     return Qwen3NextConfig(
-        vocab_size=len(tokenizer),
+        **_shared(tokenizer),
         hidden_size=192,
         intermediate_size=384,
         num_hidden_layers=8,
@@ -122,17 +133,13 @@ def qwen3_next(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
         shared_expert_intermediate_size=128,
         norm_topk_prob=True,
         router_aux_loss_coef=0.01,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
 
 
 def kimi_linear(tokenizer: PreTrainedTokenizerFast) -> KimiLinearConfig:
     """Kimi delta attention, and latent attention in one layer of four; the first MLP is dense."""
     return KimiLinearConfig(
-        vocab_size=len(tokenizer),
+        **_shared(tokenizer),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -153,18 +160,14 @@ def kimi_linear(tokenizer: PreTrainedTokenizerFast) -> KimiLinearConfig:
         n_group=1,
         topk_group=1,
         routed_scaling_factor=1.0,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
         bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
 
 
 def nemotron_h(tokenizer: PreTrainedTokenizerFast) -> NemotronHConfig:
     """Mamba2 layers, one of attention, experts and a dense MLP, each a layer of its own."""
     return NemotronHConfig(
-        vocab_size=len(tokenizer),
+        **_shared(tokenizer),
         hidden_size=128,
         intermediate_size=256,
         layers_block_type=["mamba", "mlp", "mamba", "attention", "moe", "mamba", "mlp"],
@@ -181,11 +184,7 @@ def nemotron_h(tokenizer: PreTrainedTokenizerFast) -> NemotronHConfig:
         num_experts_per_tok=2,
         moe_intermediate_size=128,
         moe_shared_expert_intermediate_size=128,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
         bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
 
 

@@ -47,6 +47,9 @@ RECURRENT: Claims = {
 }
 """The claims of Triton for the ops with a state per head."""
 
+DELTA: Claims = {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")}
+"""The claims of Triton for the delta rule."""
+
 CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"
 FLASHINFER = ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6")
 
@@ -91,6 +94,7 @@ __all__ = [
     "CAPABILITIES",
     "COMMON",
     "CUTEDSL",
+    "DELTA",
     "FLASHINFER",
     "INTERPRETED",
     "PAGE_FEATURES",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from switchrail.ops.adapter import ADAPTED, Adapter, adapted, dense_call, plain, sequences
+from switchrail.ops.adapter import ADAPTED, Adapter, adapted, dense_call, plain
+from switchrail.ops.batch import sequences
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.delegate import Delegate, Wrapper
 from switchrail.ops.steps import STEPS, complete, completing

@@ -3,7 +3,9 @@
 import pytest
 import switchrail
 from switchrail.ops.catalog import DEFINITIONS
-from switchrail.testing.conformance import Subject, run_case, select
+from switchrail.testing.conformance import run_case
+
+from tests.sabotage import case_of
 
 SHARED = frozenset(
     f"switchrail.ops.{name}" for name in ("pages", "softmax", "slots", "chunks", "recurrent", "delta")
@@ -574,20 +576,6 @@ def claims():
         return {op: runtime.backend(op, "torch") for op in PATHS}
 
 
-def find(claims, case, build):
-    op, phase, dtype, _ = case.split("/")
-    subject = Subject(
-        op=op,
-        name="mutant",
-        phases=tuple(claims[op].phases),
-        capabilities=claims[op].capabilities,
-        build=build,
-    )
-    cases = select(subject, phases=(phase,), dtypes=(dtype,), quick=True).cases
-    (found,) = [each for each in cases if each.id == case]
-    return found
-
-
 @pytest.mark.parametrize(
     ("what", "case"), [(what, case) for what, (*_, cases) in MUTANTS.items() for case in cases]
 )
@@ -595,7 +583,7 @@ def test_a_mutant_is_caught(mutate, claims, what, case):
     module, old, new, _ = MUTANTS[what]
     op = case.split("/")[0]
     cls = mutate(f"switchrail.ops.{module}", old, new, path=PATHS[op], reloaded=SHARED)
-    outcome = run_case(find(claims, case, cls))
+    outcome = run_case(case_of(claims[op], case, cls, quick=True))
     assert outcome.status == "failed"
     assert "it raised" not in outcome.message, outcome.message
     assert "can't tell" not in outcome.message
@@ -612,5 +600,5 @@ def test_the_same_code_unchanged_passes(mutate, claims, case):
     op = case.split("/")[0]
     unchanged = "from __future__ import annotations\n"
     cls = mutate("switchrail.ops.slots", unchanged, unchanged, path=PATHS[op], reloaded=SHARED)
-    outcome = run_case(find(claims, case, cls))
+    outcome = run_case(case_of(claims[op], case, cls, quick=True))
     assert outcome.status == "passed", outcome.message

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import switchrail
 import torch
-from switchrail.testing.conformance import Subject, run_case, select
+from switchrail.testing.conformance import run_case
 from switchrail.testing.diagnosis import report
 from switchrail_kernels import BACKENDS
+
+from tests.sabotage import case_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = {
@@ -486,25 +488,11 @@ def claims():
         return {op: runtime.backend(op, "triton") for op in PATHS}
 
 
-def find(claims, op, case, build):
-    phase, dtype, _ = case.split("/")
-    subject = Subject(
-        op=op,
-        name="mutant",
-        phases=tuple(claims[op].phases),
-        capabilities=claims[op].capabilities,
-        build=build,
-    )
-    cases = select(subject, device=DEVICE, phases=(phase,), dtypes=(dtype,)).cases
-    (found,) = [each for each in cases if each.id == f"{op}/{case}"]
-    return found
-
-
 @pytest.mark.parametrize(("mutant", "case"), changed(MUTANTS) + changed(COMPILED, needs_gpu))
 def test_a_mutant_is_caught(mutate, claims, mutant, case):
     op, old, new, _ = mutant
     cls = mutate(home(op, old), old, new, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
-    outcome = run_case(find(claims, op, case, cls))
+    outcome = run_case(case_of(claims[op], f"{op}/{case}", cls, device=DEVICE))
     assert outcome.status == "failed"
     assert "it raised" not in outcome.message, outcome.message
 
@@ -513,5 +501,5 @@ def test_a_mutant_is_caught(mutate, claims, mutant, case):
 def test_the_same_kernels_unchanged_pass(mutate, claims, op, line, cases):
     cls = mutate(home(op, line), line, line, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
     for case in cases:
-        outcome = run_case(find(claims, op, case, cls))
+        outcome = run_case(case_of(claims[op], f"{op}/{case}", cls, device=DEVICE))
         assert outcome.status == "passed", f"{case}: {outcome.message}"

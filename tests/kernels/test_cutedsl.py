@@ -47,11 +47,13 @@ class Type:
         return np.asarray(value).astype(self.number)[()]
 
 
-FLOAT32 = Type(torch.float32, np.float32)
-FLOAT16 = Type(torch.float16, np.float32)
-BFLOAT16 = Type(torch.bfloat16, np.float32)
-INT32 = Type(torch.int32, np.int32)
-INT64 = Type(torch.int64, np.int64)
+TYPES = {
+    "Float32": Type(torch.float32, np.float32),
+    "Float16": Type(torch.float16, np.float32),
+    "BFloat16": Type(torch.bfloat16, np.float32),
+    "Int32": Type(torch.int32, np.int32),
+    "Int64": Type(torch.int64, np.int64),
+}
 
 
 class Memory:
@@ -160,11 +162,7 @@ def make_modules():
     cutlass = SimpleNamespace(
         cute=cute,
         Constexpr=object,
-        Float32=FLOAT32,
-        Float16=FLOAT16,
-        BFloat16=BFLOAT16,
-        Int32=INT32,
-        Int64=INT64,
+        **TYPES,
         max=np.maximum,
         const_expr=lambda value: value,
         range_constexpr=range,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from switchrail.errors import ArgumentError
-from switchrail.ops.adapter import sequences
+from switchrail.ops.batch import sequences
 from switchrail.ops.ragged import RaggedBatch, ragged_attention
 from switchrail.ops.softmax import merge
 from switchrail.platforms.operations import RaggedAttention

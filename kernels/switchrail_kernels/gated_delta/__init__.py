@@ -1,12 +1,9 @@
 """Kernels of the gated delta rule."""
 
-from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
+from switchrail_kernels.claims import CUTEDSL, DELTA, FLASHINFER, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": (
-        "TritonGatedDelta",
-        {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")},
-    ),
+    "triton": ("TritonGatedDelta", DELTA),
     "cutedsl": (
         "CuteGatedDelta",
         {

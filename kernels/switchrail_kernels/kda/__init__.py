@@ -1,12 +1,9 @@
 """Kimi delta attention."""
 
-from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
+from switchrail_kernels.claims import CUTEDSL, DELTA, FLASHINFER, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": (
-        "TritonKda",
-        {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")},
-    ),
+    "triton": ("TritonKda", DELTA),
     "flashinfer": (
         "FlashInferKda",
         {

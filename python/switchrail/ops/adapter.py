@@ -39,18 +39,6 @@ _TABLES: Mapping[str, torch.dtype] = {
 }
 
 
-def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str, Any]:
-    """The fields `seqlens` and `cu_seqlens` of a batch, from lengths on the host, without waiting.
-
-    Args:
-        seqlens: The number of rows of each sequence.
-        device: The device of the call.
-    """
-    starts = torch.zeros(len(seqlens) + 1, dtype=torch.int32)
-    starts[1:] = torch.tensor(seqlens, dtype=torch.int32).cumsum(0)
-    return {"seqlens": seqlens, "cu_seqlens": starts.to(device, non_blocking=True)}
-
-
 def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
     """The batch in its plain form, which needs no feature of `ADAPTED`; plain batches unchanged.
 
@@ -293,5 +281,4 @@ __all__ = [
     "is_plain",
     "owned",
     "plain",
-    "sequences",
 ]

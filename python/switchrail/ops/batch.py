@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,18 @@ class SequenceBatch:
 
     cu_seqlens: torch.Tensor
     seqlens: tuple[int, ...]
+
+
+def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str, Any]:
+    """The fields `seqlens` and `cu_seqlens` of a batch from the host's lengths, without waiting.
+
+    Args:
+        seqlens: The number of rows of each sequence.
+        device: The device of the call.
+    """
+    starts = torch.zeros(len(seqlens) + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(seqlens, dtype=torch.int32).cumsum(0)
+    return {"seqlens": seqlens, "cu_seqlens": starts.to(device, non_blocking=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from switchrail.ops.backend import AnyBackend
-from switchrail.ops.batch import PagedBatch, Phase, StateBatch
+from switchrail.ops.batch import PagedBatch, Phase, StateBatch, sequences
 from switchrail.testing.inputs import Sample
 
 
@@ -53,24 +53,21 @@ def run_in_steps(
 def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
     """The batch of a step, which takes `counts` rows of each sequence from its position in `cursor`."""
     batch = call.batch
-    cu_seqlens = torch.zeros_like(batch.cu_seqlens)
-    cu_seqlens[1:] = torch.tensor(counts, dtype=torch.int32).cumsum(0)
+    device = batch.cu_seqlens.device
     if isinstance(batch, StateBatch):
         before = torch.tensor(cursor) - torch.tensor(counts)
         began = before > batch.cu_seqlens[:-1].cpu()
         return dataclasses.replace(
             batch,
-            cu_seqlens=cu_seqlens,
-            seqlens=tuple(counts),
-            has_initial_state=batch.has_initial_state | began.to(cu_seqlens.device),
+            **sequences(tuple(counts), device),
+            has_initial_state=batch.has_initial_state | began.to(device),
         )
     assert isinstance(batch, PagedBatch)
     ends = batch.cu_seqlens[1:].tolist()
     kv_seqlens = tuple(kv - (end - at) for kv, end, at in zip(batch.kv_seqlens, ends, cursor, strict=True))
     return dataclasses.replace(
         batch,
-        cu_seqlens=cu_seqlens,
-        seqlens=tuple(counts),
+        **sequences(tuple(counts), device),
         kv_lens=torch.tensor(kv_seqlens, dtype=torch.int32, device=batch.kv_lens.device),
         kv_seqlens=kv_seqlens,
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 
-from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch, VerifyBatch, sequences
 from switchrail.testing.inputs import Sample
 from switchrail.tune.grid import Batch
 
@@ -82,9 +81,7 @@ def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
 def _batch(call: Sample, size: Batch) -> tuple[SequenceBatch, int]:
     """The batch, and the number of slots or pages that it needs."""
     device, lengths = call.out.device, size.lengths
-    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
-    common: dict[str, Any] = {"cu_seqlens": starts.to(device), "seqlens": lengths}
+    common = sequences(lengths, device)
     shuffle = torch.Generator().manual_seed(0)
     if size.cached is not None:
         page = next(

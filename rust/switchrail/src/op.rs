@@ -40,50 +40,12 @@ enum Memory {
 }
 
 impl Op {
-    /// The core's facts about an op: its memory, and the features that backends may lack.
-    const fn facts(self) -> (Memory, &'static [&'static str]) {
+    /// The op's memory.
+    const fn memory(self) -> Memory {
         match self {
-            Self::Attention => (
-                Memory::Pages,
-                &[
-                    "batch_invariant",
-                    "cuda_graph",
-                    "device_parents",
-                    "fill_verify_buffers",
-                    "graph_fill_value",
-                    "index_views",
-                    "init_graph_state",
-                    "kv_bounds",
-                    "lse",
-                    "sinks",
-                    "soft_cap",
-                    "strided_out",
-                    "strided_pool",
-                    "trees",
-                    "window",
-                ],
-            ),
-            Self::Mla => (
-                Memory::Pages,
-                &[
-                    "batch_invariant",
-                    "cuda_graph",
-                    "device_parents",
-                    "fill_verify_buffers",
-                    "graph_fill_value",
-                    "index_views",
-                    "init_graph_state",
-                    "kv_bounds",
-                    "lse",
-                    "plan_chunked_prefix",
-                    "strided_out",
-                    "strided_pool",
-                    "trees",
-                ],
-            ),
-            Self::GatedDelta | Self::Kda => (Memory::Heads, DELTA),
-            Self::Lightning | Self::Mamba2 => (Memory::Heads, STATEFUL),
-            Self::ShortConv => (Memory::Channels, CONVOLUTION),
+            Self::Attention | Self::Mla => Memory::Pages,
+            Self::GatedDelta | Self::Kda | Self::Lightning | Self::Mamba2 => Memory::Heads,
+            Self::ShortConv => Memory::Channels,
         }
     }
 
@@ -92,7 +54,7 @@ impl Op {
     /// The preference key `linear` stands for these four ops. The convolution is not one of them.
     #[must_use]
     pub const fn is_linear(self) -> bool {
-        matches!(self.facts().0, Memory::Heads)
+        matches!(self.memory(), Memory::Heads)
     }
 
     /// The op's optional features, by the names that registrations and queries use.
@@ -100,70 +62,44 @@ impl Op {
     /// A plugin's own features are written `oot:NAME` (out of tree). Other unknown names are errors, so
     /// misspelt names are noticed.
     #[must_use]
-    pub const fn features(self) -> &'static [&'static str] {
-        self.facts().1
+    pub fn features(self) -> Vec<&'static str> {
+        let own = FEATURES.iter().filter(|(_, has)| has(self));
+        own.map(|(name, _)| *name).collect()
     }
 
     /// Whether the op reads a paged cache of keys and values (or latents).
     #[must_use]
     pub const fn is_paged(self) -> bool {
-        matches!(self.facts().0, Memory::Pages)
+        matches!(self.memory(), Memory::Pages)
     }
 }
 
-/// The features of ops whose state has no heads.
-const CONVOLUTION: &[&str] = &[
-    "batch_invariant",
-    "checkpoints",
-    "cuda_graph",
-    "device_parents",
-    "fill_verify_buffers",
-    "index_views",
-    "init_graph_state",
-    "null_slot",
-    "read_only_states",
-    "row_states",
-    "strided_out",
-    "strided_pool",
-    "transposed_state",
-];
-
-/// The features of ops with a recurrent state.
-const STATEFUL: &[&str] = &[
-    "batch_invariant",
-    "checkpoints",
-    "cuda_graph",
-    "device_parents",
-    "fill_verify_buffers",
-    "index_views",
-    "init_graph_state",
-    "null_slot",
-    "read_only_states",
-    "row_states",
-    "strided_out",
-    "strided_pool",
-    "time_innermost",
-    "transposed_state",
-];
-
-/// The features of the delta rule: those of all ops with a recurrent state, and those of its gates.
-const DELTA: &[&str] = &[
-    "batch_invariant",
-    "checkpoints",
-    "cuda_graph",
-    "device_parents",
-    "fill_verify_buffers",
-    "index_views",
-    "init_graph_state",
-    "mixed_weights",
-    "null_slot",
-    "raw_gates",
-    "read_only_states",
-    "row_states",
-    "strided_out",
-    "strided_pool",
-    "time_innermost",
-    "transposed_state",
+/// The optional features, each with the ops that have it.
+const FEATURES: [(&str, fn(Op) -> bool); 20] = [
+    ("batch_invariant", |_| true),
+    ("checkpoints", |op| !op.is_paged()),
+    ("cuda_graph", |_| true),
+    ("device_parents", |_| true),
+    ("fill_verify_buffers", |_| true),
+    ("graph_fill_value", Op::is_paged),
+    ("index_views", |_| true),
+    ("init_graph_state", |_| true),
+    ("kv_bounds", Op::is_paged),
+    ("lse", Op::is_paged),
+    ("mixed_weights", |op| matches!(op, Op::GatedDelta | Op::Kda)),
+    ("null_slot", |op| !op.is_paged()),
+    ("plan_chunked_prefix", |op| matches!(op, Op::Mla)),
+    ("raw_gates", |op| matches!(op, Op::GatedDelta | Op::Kda)),
+    ("read_only_states", |op| !op.is_paged()),
+    ("row_states", |op| !op.is_paged()),
+    ("sinks", |op| matches!(op, Op::Attention)),
+    ("soft_cap", |op| matches!(op, Op::Attention)),
+    ("strided_out", |_| true),
+    ("strided_pool", |_| true),
+    ("time_innermost", Op::is_linear),
+    ("transposed_state", |op| !op.is_paged()),
+    ("trees", Op::is_paged),
+    ("window", |op| matches!(op, Op::Attention)),
 ];
 
 /// The supported axis orders of the last two axes of a recurrent state. A plugin's own order is written

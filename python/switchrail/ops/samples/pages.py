@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from switchrail.ops.batch import PagedBatch
-from switchrail.ops.samples.random import Random, sequences
+from switchrail.ops.batch import PagedBatch, sequences
+from switchrail.ops.samples.random import Random
 
 UNDEFINED_PAGE = 2**30
 """The entry of a page table past the last used page."""
@@ -40,7 +40,7 @@ def paged_batch(
             places = places[max(0, kv - lengths[n] - window + 1) :]
         seen[mine[places // page], places % page] = True
     batch = PagedBatch(
-        **sequences(lengths),
+        **sequences(tuple(lengths), "cpu"),
         page_table=page_table,
         kv_lens=torch.tensor(kv_seqlens, dtype=torch.int32),
         kv_seqlens=kv_seqlens,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch, sequences
 
 Gate = Literal["decaying", "near_zero", "near_one", "one", "mixed"]
 Initial = Literal["all", "some", "none"]
@@ -64,13 +64,6 @@ def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
     return mixed
 
 
-def sequences(lengths: Sequence[int]) -> dict[str, Any]:
-    """The fields of a `SequenceBatch`."""
-    cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    cu_seqlens[1:] = torch.tensor(list(lengths), dtype=torch.int32).cumsum(0)
-    return {"cu_seqlens": cu_seqlens, "seqlens": tuple(lengths)}
-
-
 def state_batch(
     random: Random,
     lengths: Sequence[int],
@@ -97,7 +90,7 @@ def state_batch(
     for n in padding:
         read[n] = write[n] = -1
     fields = {
-        **sequences(lengths),
+        **sequences(tuple(lengths), "cpu"),
         "read_slots": read,
         "write_slots": write,
         "has_initial_state": has_initial_state,
@@ -143,7 +136,6 @@ __all__ = [
     "Random",
     "compute_dtype",
     "log_decay",
-    "sequences",
     "state_batch",
     "unread",
     "views",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from switchrail.errors import ContractError
-from switchrail.ops.batch import PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch, sequences
 from switchrail.testing.diagnosis.difference import Difference
 from switchrail.testing.diagnosis.findings import Finding
 from switchrail.testing.inputs import Sample, run_reference
@@ -289,14 +289,13 @@ def _cut(call: Sample, about: str, lengths: Sequence[int]) -> Hypothesis:
     for length, kept in zip(call.batch.seqlens, lengths, strict=True):
         rows += range(first, first + kept)
         first += length
-    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     specs = call.contract.tensors
     changed = {
         name: tensor[rows]
         for name, tensor in call.tensors.items()
         if tensor is not None and specs[name].axes[0] == "T"
     }
-    return _with(call, about, cu_seqlens=cu_seqlens, seqlens=tuple(lengths), **changed)
+    return _with(call, about, **sequences(tuple(lengths), "cpu"), **changed)
 
 
 _MAKERS = (_states, _gates, _weights, _options, _swapped, _groups, _masks, _pages, _ends)

@@ -315,11 +315,11 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
             "state_layouts",
             "state layout",
             &capabilities.state_layouts,
-            &STATE_LAYOUTS[..],
+            STATE_LAYOUTS.to_vec(),
         ),
     ];
     for (field, what, claimed, known) in claims {
-        if let Some(claim) = unknown_claim(what, claimed, known) {
+        if let Some(claim) = unknown_claim(what, claimed, &known) {
             return Err(RegisterError::UnknownClaim {
                 op: spec.op,
                 name: spec.name.clone(),
