@@ -25,6 +25,7 @@ from switchrail.ops.batch import RowStatesBatch, VerifyBatch
 from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import TABLES, Launcher, padded
+from switchrail_kernels.states import within_slot
 from switchrail_kernels.tables import all_to_device, split_rows, to_device
 
 DRAFT_ROWS = tl.constexpr(16)
@@ -214,9 +215,7 @@ def _replay(
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     m_k = o_k < K
     m_v = o_v < V
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    if KV:
-        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    o_state = within_slot(i_h, o_v, o_k, V, K, KV)
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
     p_path = p_paths + (row + tl.maximum(last, 0)) * words

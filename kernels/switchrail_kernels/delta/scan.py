@@ -22,6 +22,7 @@ from switchrail_kernels.device import compute_capability, has_large_shared_memor
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
+from switchrail_kernels.states import within_slot
 
 
 @triton.jit
@@ -209,9 +210,7 @@ def _scan(
     p_scores += (i_c * HV + i_hv) * (CHUNK * CHUNK)
     p_factors += (i_c * HV + i_hv) * FACTORS
 
-    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
-    if KV:
-        o_state = (i_hv * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    o_state = within_slot(i_hv, o_v, o_k, V, K, KV)
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
     COMPOSE: tl.constexpr = "ieee" if p_k.dtype.element_ty == tl.float32 else "tf32x3"

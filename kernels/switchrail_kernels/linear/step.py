@@ -14,6 +14,7 @@ from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
+from switchrail_kernels.states import within_slot
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
@@ -33,9 +34,7 @@ def _step(
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     m_k = o_k < K
     m_v = o_v < V
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    if KV:
-        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    o_state = within_slot(i_h, o_v, o_k, V, K, KV)
     m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
     m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)

@@ -21,6 +21,7 @@ from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
+from switchrail_kernels.states import within_slot
 from switchrail_kernels.tables import load_piece
 
 
@@ -71,9 +72,7 @@ def _verify(
         return
 
     rate = tl.load(p_rate + i_h)
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    if KV:
-        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    o_state = within_slot(i_h, o_v, o_k, V, K, KV)
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0)
     m_own = o_i < rows

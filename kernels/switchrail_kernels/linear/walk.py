@@ -25,6 +25,7 @@ from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
+from switchrail_kernels.states import within_slot
 
 
 @triton.jit
@@ -165,9 +166,7 @@ def _walk(
     if not STEPS:  # 2^-192 is 0 in float32
         rate = tl.maximum(rate, -192.0)
     skip = tl.load(p_skip + i_h).to(tl.float32) if SKIP else 0.0
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    if KV:
-        o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
+    o_state = within_slot(i_h, o_v, o_k, V, K, KV)
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
     if PASS != 0:

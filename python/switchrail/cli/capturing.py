@@ -1,12 +1,19 @@
-"""Shows a progress bar on the terminal while an engine captures its steps."""
+"""Makes a command's engine, with a progress bar on the terminal while its steps are captured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import switchrail
+
+if TYPE_CHECKING:
+    from switchrail import Engine
 
 
 @contextmanager
@@ -25,4 +32,10 @@ def capturing(console: Console) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-__all__ = ["capturing"]
+def make_engine(told: Console, checkpoint: Path, **options: Any) -> Engine:
+    """Makes an engine, with a progress bar on `told` while it captures. `options` are those of `Engine`."""
+    with capturing(told) as progress:
+        return switchrail.Engine(checkpoint, progress=progress, **options)
+
+
+__all__ = ["capturing", "make_engine"]

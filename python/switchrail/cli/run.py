@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 import switchrail
-from switchrail.cli.capturing import capturing
+from switchrail.cli.capturing import make_engine
 from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
 from switchrail.cli.choices import (
     BackendOption,
@@ -121,17 +121,8 @@ def run(
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    with capturing(told) as progress:
-        engine = switchrail.Engine(
-            folder,
-            runtime=runtime,
-            device=platform,
-            dtype=dtype,
-            backends=choices.backends,
-            options=options,
-            progress=progress,
-        )
-    with engine:
+    chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
+    with make_engine(told, folder, runtime=runtime, device=platform, **chosen) as engine:
         if as_json:
             with _named_failures():
                 outputs = engine.generate(texts, params)

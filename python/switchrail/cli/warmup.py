@@ -8,8 +8,7 @@ from dataclasses import asdict
 import typer
 from rich.progress import track
 
-import switchrail
-from switchrail.cli.capturing import capturing
+from switchrail.cli.capturing import make_engine
 from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
 from switchrail.cli.choices import (
     BackendOption,
@@ -47,17 +46,9 @@ def warmup(
     told = console(stderr=True, quiet=as_json)
     told.print(platform_text(platform))
     start = time.perf_counter()
-    with capturing(told) as progress:
-        engine = switchrail.Engine(
-            folder,
-            runtime=runtime,
-            device=platform,
-            dtype=dtype,
-            backends=choices.backends,
-            options=with_draft(options_on(platform, choices.engine), download=download),
-            progress=progress,
-        )
-    with engine:
+    options = with_draft(options_on(platform, choices.engine), download=download)
+    chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
+    with make_engine(told, folder, runtime=runtime, device=platform, **chosen) as engine:
         made = time.perf_counter() - start
         graphs = engine.graphs
         rounds = list(

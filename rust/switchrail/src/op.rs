@@ -74,8 +74,11 @@ impl Op {
     }
 }
 
+/// Whether an op has a feature.
+type Has = fn(Op) -> bool;
+
 /// The optional features, each with the ops that have it.
-const FEATURES: [(&str, fn(Op) -> bool); 20] = [
+const FEATURES: [(&str, Has); 24] = [
     ("batch_invariant", |_| true),
     ("checkpoints", |op| !op.is_paged()),
     ("cuda_graph", |_| true),
