@@ -11,7 +11,7 @@ from switchrail import Layout, Runtime
 from switchrail.dispatch import Dispatcher, Part
 from switchrail.errors import DispatchError
 from switchrail.ops import MlaBackend, MlaCall, MlaLayer, PagedBatch
-from switchrail.ops.adapter import sequences
+from switchrail.ops.batch import sequences
 from switchrail.ops.delegate import Delegate
 
 PAGE = 16

@@ -16,8 +16,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
-from switchrail.ops.adapter import sequences
-from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.batch import Bounds, PagedBatch, sequences
 from switchrail.ops.mla import prefix
 from switchrail.ops.mla.contract import MlaCall
 from switchrail.testing.compare import Error, verify
