@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, Final
 
 from switchrail.forks import lock_across_forks
 
 _lock = lock_across_forks()
 _engines = 0
+OF_PYTHON: Final = 1000
+"""More objects than Python itself excludes when it starts (375 in 3.12)."""
 _was_frozen = False  # whether the program had called `gc.freeze` before the first engine
 
 
@@ -18,7 +20,7 @@ def freeze() -> None:
     gc.collect()
     with _lock:
         if not _engines:
-            _was_frozen = gc.get_freeze_count() > 0
+            _was_frozen = gc.get_freeze_count() > OF_PYTHON
         _engines += 1
         gc.freeze()
 
@@ -51,4 +53,4 @@ def referrers(*objects: Any) -> list[Any]:
     return [one for one in found if one is not objects]
 
 
-__all__ = ["freeze", "referrers", "thaw"]
+__all__ = ["OF_PYTHON", "freeze", "referrers", "thaw"]

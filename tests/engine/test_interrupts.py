@@ -253,11 +253,15 @@ def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
     return places
 
 
-def chosen(places: list[tuple[Scenario, Place]]) -> list[tuple[Scenario, Place]]:
-    """Each place that no other scenario passes, and one in `INTERRUPT_EVERY` of the others."""
+def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scenario, Place]]:
+    """Each place that no other scenario passes, and at least one in `INTERRUPT_EVERY` of the others.
+
+    Versions of Python have different numbers of places, so more of the others follow until there are `least`.
+    """
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
-    return [*first.values(), *again[::INTERRUPT_EVERY]]
+    every = min(INTERRUPT_EVERY, max(len(again) // max(least - len(first), 1), 1))
+    return [*first.values(), *again[::every]]
 
 
 def interrupt(subject: Subject, scenario: Scenario, place: Place, files: list[Path] = FILES) -> str | None:
@@ -322,7 +326,7 @@ def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int
     """Interrupt runs of scenarios at their places; return the places."""
     places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
-    places = chosen(places)
+    places = chosen(places, least)
     assert len(places) >= least
     wrong = []
     for scenario, place in places:

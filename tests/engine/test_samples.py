@@ -122,7 +122,7 @@ def test_greedy_samples_are_equal_and_streamed(make_engine: Callable[..., Engine
 def test_each_sample_needs_a_seed(n: int) -> None:
     most = 2**64 - n
     assert SamplingParams(n=n, seed=most).samples()[-1].seed == 2**64 - 1
-    with pytest.raises(RequestError, match=rf"seed must be None or .* as n={n} takes .*got {most + 1}"):
+    with pytest.raises(RequestError, match=rf"seed must be None or .* as n={n} uses .*got {most + 1}"):
         SamplingParams(n=n, seed=most + 1)
     assert SamplingParams(seed=2**64 - 1).samples()[0].seed == 2**64 - 1
 

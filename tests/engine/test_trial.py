@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import switchrail
 import torch
+from switchrail import garbage
 from switchrail.engine import Engine, SamplingParams, core
 from switchrail.engine.drafts import Drafted
 from switchrail.engine.memory import Pools
@@ -272,4 +273,4 @@ def test_the_collector_leaves_out_what_an_engine_that_captures_found(
     engines[0].close()
     assert gc.get_freeze_count() > frozen // 2
     engines[1].close()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= garbage.OF_PYTHON

@@ -113,10 +113,12 @@ def load_model(
         dtype=dtype,
         state_dtype=getattr(torch, options.state_dtype),
     )
-    shapes = read_shapes(find_mixers(checkpoint.model, family, layout.layers))
-    needs = partial(
-        PoolClasses(shapes, platform).needs, dtype=dtype, state_dtype=getattr(torch, options.state_dtype)
-    )
+
+    def needs(options: EngineOptions) -> Needs:
+        shapes = read_shapes(find_mixers(checkpoint.model, family, layout.layers))
+        state_dtype = getattr(torch, options.state_dtype)
+        return PoolClasses(shapes, platform).needs(options, dtype=dtype, state_dtype=state_dtype)
+
     return LoadedModel(checkpoint, plan, routes, bound, make, needs)
 
 
