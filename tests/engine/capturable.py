@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
+from switchrail.ops.batch import PagedTreeBatch
 
 
 class Capturable:
@@ -16,7 +17,7 @@ class Capturable:
         self.refreshed: list[tuple[int, ...]] = []
 
     def plan(self, phase: str, batch: Any, bounds: Any = None) -> object:
-        assert phase == "decode"
+        assert phase in ("decode", "verify")
         return bounds
 
     def refresh(self, plan: Any, batch: Any) -> None:
@@ -26,6 +27,8 @@ class Capturable:
 
 class CapturableAttention(Capturable, AttentionBackend):
     def run(self, call: Any, batch: Any, plan: Any) -> None:
+        if plan.rows != plan.sequences:
+            return self.run_rows(call, batch, plan)
         layer = call.layer
         keys, values = (
             cache[batch.page_table.long()].flatten(1, 2).float() for cache in (layer.k_cache, layer.v_cache)
@@ -38,9 +41,61 @@ class CapturableAttention(Capturable, AttentionBackend):
         values = values.masked_fill(beyond[:, :, None, None], 0)  # the values in a forgotten state are poison
         call.out.copy_(torch.einsum("nhgt,nthd->nhgd", weights, values).reshape(n, heads, size))
 
+    @staticmethod
+    def run_rows(call: Any, batch: Any, plan: Any) -> None:
+        layer, count, width = call.layer, plan.sequences, plan.rows // plan.sequences
+        keys, values = (
+            cache[batch.page_table.long()].flatten(1, 2).float() for cache in (layer.k_cache, layer.v_cache)
+        )
+        _, heads, size = call.q.shape
+        q = call.q.float().view(count, width, keys.shape[2], -1, size)
+        scores = torch.einsum("nxhgd,nthd->nxhgt", q, keys) * layer.scale
+        own = torch.arange(keys.shape[1]) - (batch.kv_lens.unsqueeze(1) - width)  # [N, T], 0 for row 0
+        follows = torch.ones(width, width, dtype=torch.bool).tril().expand(count, -1, -1)
+        if isinstance(batch, PagedTreeBatch):
+            parents = batch.parents.view(count, width).long()
+            follows = (parents.unsqueeze(-1) == torch.arange(width)) | torch.eye(width, dtype=torch.bool)
+            for _ in range(width):
+                follows = (follows.float() @ follows.float()) > 0
+        is_own = (own >= 0) & (own < width)
+        of_rows = follows.gather(2, own.clamp(0, width - 1).unsqueeze(1).expand(-1, width, -1))
+        seen = torch.where(is_own.unsqueeze(1), of_rows, (own < 0).unsqueeze(1))
+        weights = scores.masked_fill(~seen[:, :, None, None], float("-inf")).softmax(-1).nan_to_num()
+        beyond = own >= width
+        values = values.masked_fill(beyond[:, :, None, None], 0)
+        call.out.copy_(torch.einsum("nxhgt,nthd->nxhgd", weights, values).reshape(-1, heads, size))
 
-class CapturableDelta(Capturable, GatedDeltaBackend):
-    def run(self, call: Any, batch: Any, plan: Any) -> None:
+
+class Verifying:
+    """Base of the backends with a state: runs the rows of all sequences one by one, and keeps all states."""
+
+    def verify(self, call: Any, batch: Any, plan: Any, step: Any) -> torch.Tensor:
+        count, width = plan.sequences, plan.rows // plan.sequences
+        live = batch.read_slots >= 0
+        initial = call.layer.state[batch.read_slots.clamp(min=0)]
+        shape = (-1, *[1] * (initial.ndim - 1))
+        states = [initial.masked_fill(~live.view(shape), 0).float()]
+        parents = batch.parents.view(count, width).long()
+        every = torch.arange(count)
+        for row in range(width):
+            before = torch.stack(states)[parents[:, row] + 1, every]
+            rows = every * width + row
+            after, out = step(before, rows)
+            states.append(after)
+            call.out[rows] = out.masked_fill(~live.view(-1, *[1] * (out.ndim - 1)), 0)
+        return torch.stack(states)
+
+    def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
+        state, slots = call.layer.state, batch.write_slots.clamp(min=0)
+        live = (batch.write_slots >= 0).view(-1, *[1] * (state.ndim - 1))
+        last = record[accepted + 1, torch.arange(len(accepted))]
+        state.index_copy_(0, slots, torch.where(live, last, state[slots]))
+
+
+class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        if plan.rows != plan.sequences:
+            return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
         layer = call.layer
         live = batch.read_slots >= 0
         slots = batch.read_slots.clamp(min=0)
@@ -55,13 +110,23 @@ class CapturableDelta(Capturable, GatedDeltaBackend):
         kept = layer.state[slots]  # padding rewrites slot 0 with its old value
         layer.state.index_copy_(0, slots, torch.where(live[:, None, None, None], state, kept))
 
+    def step(self, call: Any, state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        repeat = call.v.shape[1] // call.q.shape[1]
+        q, k = (self.normal(x[rows].float()).repeat_interleave(repeat, 1) for x in (call.q, call.k))
+        state = state * call.g[rows].float().exp()[..., None, None]
+        wanted = call.v[rows].float() - torch.einsum("nhvk,nhk->nhv", state, k)
+        state = state + torch.einsum("nhv,nhk->nhvk", wanted * call.beta[rows].float()[..., None], k)
+        return state, torch.einsum("nhvk,nhk->nhv", state, q) * call.layer.scale
+
     @staticmethod
     def normal(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-class CapturableConv(Capturable, ShortConvBackend):
-    def run(self, call: Any, batch: Any, plan: Any) -> None:
+class CapturableConv(Verifying, Capturable, ShortConvBackend):
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        if plan.rows != plan.sequences:
+            return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
         layer = call.layer
         live = batch.read_slots >= 0
         slots = batch.read_slots.clamp(min=0)
@@ -72,6 +137,11 @@ class CapturableConv(Capturable, ShortConvBackend):
         call.out.copy_(torch.nn.functional.silu(out).masked_fill(~live[:, None], 0))
         kept = layer.state[slots]
         layer.state.index_copy_(0, slots, torch.where(live[:, None, None], window[..., 1:], kept))
+
+    @staticmethod
+    def step(call: Any, state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        window = torch.cat([state, call.x[rows].unsqueeze(-1)], -1)
+        return window[..., 1:], torch.nn.functional.silu((window * call.layer.weight).sum(-1))
 
 
 CAPTURABLE = {"attention": CapturableAttention, "gated_delta": CapturableDelta, "short_conv": CapturableConv}

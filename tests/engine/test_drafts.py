@@ -18,6 +18,7 @@ from switchrail.engine.task import Task
 from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
 
+from .capturable import CAPTURABLE
 from .drafting import FORCED, Oracle, use
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
@@ -280,12 +281,56 @@ def test_steps_without_drafts_are_captured(make_engine: Make, captured_runtime: 
         options=DRAFTED,
         backends={"gated_delta.verify": "torch"},  # of no effect in what is captured
     )
-    assert not any("verify" in call for state in engine.graphs for call in state.backends)
+    whole = [state for state in engine.graphs if state.kind != "mixed"]
+    assert {state.kind for state in whole} == {"decode"}, "no backend for verification can be captured"
+    assert not any("verify" in call for state in whole for call in state.backends)
     use(engine, Turns(Oracle(expected, FORCED["random"]), 0))
     seen = count_replays(engine)
     assert engine.generate(prompts, FREE) == expected
     assert {key.kind for key in seen} == {"decode", "mixed"}
     assert engine.stats.verifications > 10
+
+
+@pytest.fixture
+def verified_runtime(captured_runtime: switchrail.Runtime) -> switchrail.Runtime:
+    """A runtime with capturable backends for verification too."""
+    for op, backend in CAPTURABLE.items():
+        features = ("cuda_graph", "device_parents", *(("trees",) if op == "attention" else ()))
+        captured_runtime.register(
+            "capturable-verify", backend, op=op, phases=("verify",), features=features, priority=-1
+        )
+    return captured_runtime
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_verifications_are_captured(
+    kind: str, make_engine: Make, verified_runtime: switchrail.Runtime
+) -> None:
+    """Whole, in buckets of sequences and of caches, with padding inside and after the sequences.
+
+    Steps with prompts too are captured in pieces.
+    """
+    prompts, params = make_prompts(24), make_params(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    engine = make_engine(runtime=verified_runtime, device=GraphPlatform(), options=DRAFTED)
+    assert [state.reason for state in engine.graphs if state.kind == "verify"] == [None] * 4
+    oracle = Oracle([], FORCED[kind])
+    outputs = iter(expected)
+    for param in params:
+        for sample in param.samples():
+            oracle.expect(sample.seed, next(outputs))
+    use(engine, oracle)
+    seen = count_replays(engine)
+    forward = engine._runner.forward
+    eager = list[Any]()
+    engine._runner.forward = lambda step: (eager.append(step), forward(step))[1]  # type: ignore[method-assign,func-returns-value]
+    assert engine.generate(prompts, params) == expected
+    assert is_idle(engine)
+    assert {key.kind for key in seen} == {"decode", "verify", "mixed"}
+    assert len({key.rows for key in seen if key.kind == "verify"}) > 1
+    assert all(key.rows % 5 == 0 and key.width == 5 for key in seen if key.kind == "verify")
+    assert not eager
+    assert len(oracle.steps) > 10
 
 
 def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:

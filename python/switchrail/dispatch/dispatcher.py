@@ -376,7 +376,7 @@ class Dispatcher:
         parts = self._step.prepared.parts
         self.dispatch(take_rows(call, parts[0].rows) if len(parts) == 1 else call)
 
-    def commit(self, accepted: torch.Tensor) -> None:
+    def commit(self, accepted: torch.Tensor, *, again: bool = False) -> None:
         """Writes the states after the accepted tokens of the last step's verification, in all layers.
 
         Each layer's state is written once, even if a backend fails and this is called again. The next step
@@ -384,13 +384,22 @@ class Dispatcher:
 
         Args:
             accepted: See `Backend.commit`.
+            again: Whether the verification can be committed again, as when a commit is run and then captured.
         """
         step = self._verified
+        done: list[tuple[int, Any, object]] = []
         while step is not None and step.verified:
             index, call, record = step.verified[-1]
             batch, plan = step.planned[index]
             step.prepared.users[index].backend.commit(call, batch, plan, record, accepted)
-            step.verified.pop()
+            done.append(step.verified.pop())
+        if step is not None and again:
+            step.verified.extend(reversed(done))
+        else:
+            self._verified = None
+
+    def forget(self) -> None:
+        """Discards the last step's verification."""
         self._verified = None
 
     def _table(self, routes: tuple[BatchRoutes, ...], ops: Collection[str]) -> _Table:

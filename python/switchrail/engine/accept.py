@@ -16,9 +16,10 @@ def accept(
     chosen: torch.Tensor,
     *,
     slots: torch.Tensor,
-    commit: Callable[[torch.Tensor], None],
+    commit: Callable[..., None],
     pools: Pools,
     last_tokens: torch.Tensor,
+    again: bool = False,
 ) -> torch.Tensor:
     """Commit states, move keys and values, and store the newest tokens, without waiting for the device.
 
@@ -29,6 +30,7 @@ def accept(
         commit: `Dispatcher.commit`.
         pools: The memory of the model.
         last_tokens: [slots] int64, receives the newest token of each sequence.
+        again: See `Dispatcher.commit`.
 
     Returns:
         [N, 1 + X] int64, for each sequence the number of its accepted drafts, then its new tokens: these
@@ -38,7 +40,7 @@ def accept(
     assert drafts is not None
     own = chosen[drafts.rows]
     last, count, path = follow(own, step.input_ids[0][drafts.rows], drafts.parents)
-    commit(last)
+    commit(last, again=again)
     if drafts.are_trees:
         rows = step.kv_rows[drafts.rows]
         pools.move_tokens(rows.gather(1, path).flatten(), rows.flatten())

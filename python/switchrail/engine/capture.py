@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from switchrail._core import PAGED_OPS
+from switchrail.engine.drafts import Drafts
 from switchrail.engine.keys import Key, Keys, StepKind
 from switchrail.errors import BackendUnfitError, NoBackendError
 from switchrail.platforms.serving import Serving
@@ -24,9 +25,10 @@ class GraphState:
     """The state of one key: captured, planned, or refused.
 
     Attributes:
-        kind: `decode`, or `mixed` for steps with prompt tokens.
+        kind: `decode`, `verify`, or `mixed` for steps with prompt tokens.
         rows: Rows of the step, including padding; in a decode one per sequence.
         tokens: Tokens of the longest cache; None if the key serves any number.
+        width: Rows of each sequence in a verification, including padding; otherwise 1.
         backends: The key's backends, by op and phase; several for one op are separated by commas.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
@@ -37,6 +39,7 @@ class GraphState:
     kind: StepKind
     rows: int
     tokens: int | None
+    width: int = 1
     backends: Mapping[str, str]
     because: Mapping[str, str]
     eager: Mapping[str, str]
@@ -45,7 +48,7 @@ class GraphState:
     @property
     def name(self) -> str:
         """A description of the key's steps."""
-        return Key(self.kind, self.rows, self.tokens).name
+        return Key(self.kind, self.rows, self.tokens, self.width).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +60,35 @@ class CapturePlan:
         plan: The routes of captured decodes.
         own: The routes of all other steps.
         eager: The ops whose decodes can't be captured, each with the reason.
+        verify: The routes of captured verifications; or why they are not captured, None without drafts.
     """
 
     keys: Keys
     plan: RoutePlan
     own: RoutePlan
     eager: Mapping[str, str]
+    verify: RoutePlan | str | None = None
 
     def states(self) -> Iterator[tuple[Key, GraphState]]:
         """The planned state of each key."""
         for key in self.keys:
-            yield key, self._decode(key) if key.kind == "decode" else self._mixed(key)
+            yield key, self._mixed(key) if key.kind == "mixed" else self._whole(key)
 
-    def _decode(self, key: Key) -> GraphState:
+    def _whole(self, key: Key) -> GraphState:
         assert key.tokens is not None
-        batch = (1,) * key.rows, (key.tokens,) * key.rows
+        sequences = key.rows // key.width
+        batch = (key.width,) * sequences, (key.tokens,) * sequences
+        if key.kind == "verify":
+            assert self.verify is not None
+            assert not isinstance(self.verify, str)
+            return _state(key, ((one, (one.at(*batch),)) for one in self.verify.decisions), {})
         routes = [one for one in self.plan.decisions if one.op not in self.eager]
         routes += [one for one in self.own.decisions if one.op in self.eager and one.phase == "decode"]
         eager = {f"{op}.decode": reason for op, reason in sorted(self.eager.items())}
         return _state(key, ((one, (one.at(*batch),)) for one in routes), eager)
 
     def _mixed(self, key: Key) -> GraphState:
-        routes = [one for one in self.own.decisions if one.phase != "verify"]
+        routes = self.own.decisions
         eager = {f"{one.op}.{one.phase}": _RAGGED for one in routes}
         return _state(key, ((one, [name for name, _ in one.serving]) for one in routes), eager)
 
@@ -96,6 +106,7 @@ def _state(
         kind=key.kind,
         rows=key.rows,
         tokens=key.tokens,
+        width=key.width,
         backends={call: ", ".join(names) for call, names in backends.items()},
         because={call: "; ".join(reasons) for call, reasons in because.items()},
         eager=eager,
@@ -138,13 +149,15 @@ def plan_capture(
         features = {op: ("cuda_graph",) for op in ops if op not in eager}
         try:
             found = plan(preferences=chosen, phases=("decode",), features=features)
+            verify = _plan_verify(plan, ops, options, given)
             keys = Keys.of(
                 options,
                 max_length,
                 mixed=in_pieces and options.capture == "all",
                 caches=not ops.isdisjoint(PAGED_OPS),
+                verify=verify is not None and not isinstance(verify, str),
             )
-            return CapturePlan(keys=keys, plan=found, own=own, eager=eager)
+            return CapturePlan(keys=keys, plan=found, own=own, eager=eager, verify=verify)
         except (BackendUnfitError, NoBackendError) as error:
             op = error.fields["query"]["op"]
             if op in eager:
@@ -154,4 +167,39 @@ def plan_capture(
                 return f"platform {platform.kind} captures no pieces of a step, and {eager[op]}"
 
 
-__all__ = ["CapturePlan", "GraphState", "plan_capture"]
+def _plan_verify(
+    plan: Callable[..., RoutePlan],
+    ops: Iterable[str],
+    options: EngineOptions,
+    preferences: Iterable[tuple[str, str]],
+) -> RoutePlan | str | None:
+    """The routes of captured verifications; or why there are none, None without drafts."""
+    if options.draft is None:
+        return None
+    try:
+        return plan(
+            preferences={key: name for key, name in preferences if key.partition(".")[2] in ("", "verify")},
+            phases=("verify",),
+            features={op: ("cuda_graph", *_parents(op, options)) for op in ops},
+        )
+    except (BackendUnfitError, NoBackendError) as error:
+        return str(error).partition("\n")[0].rstrip(":")
+
+
+def _parents(op: str, options: EngineOptions) -> tuple[str, ...]:
+    """The features that captured verifications of an op need, whose parents only the device has."""
+    trees = verify_features(op, options)
+    return (*trees, "device_parents") if trees or op not in PAGED_OPS else ()
+
+
+def verify_features(op: str, options: EngineOptions) -> tuple[str, ...]:
+    """The features that verifications of an op need."""
+    return ("trees",) if has_trees(options) and op in PAGED_OPS else ()
+
+
+def has_trees(options: EngineOptions) -> bool:
+    """Whether drafts may be trees."""
+    return isinstance(options.draft, Drafts) and options.draft.are_trees
+
+
+__all__ = ["CapturePlan", "GraphState", "has_trees", "plan_capture", "verify_features"]

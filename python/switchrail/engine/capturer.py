@@ -29,12 +29,14 @@ class Captured:
         pieces: The graphs of its pieces.
         step: The inputs that its graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
+        accept: The graph that keeps accepted drafts in memory; None if the step has no drafts.
     """
 
     key: Key
     pieces: Pieces
     step: Step
     prepared: Prepared
+    accept: Pieces | None = None
 
 
 class Capturer:
@@ -68,17 +70,27 @@ class Capturer:
         """
         self._run(step, prepared, _ignored, before)  # compiles the kernels of the step
         pieces = Pieces(self._graph_class, self._shares)
-        try:
-            with pieces.capture():
-                self._run(step, prepared, pieces.cut, before)
-        finally:
-            self._shares = pieces.last
+        self._record(pieces, lambda: self._run(step, prepared, pieces.cut, before))
         return pieces
 
-    def logits_of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits that the last replayed step computed, and the slots of their sequences."""
+    def capture_after(self, work: Callable[[], None]) -> Pieces:
+        """Capture work that follows a captured step; it is run once before."""
+        work()
+        pieces = Pieces(self._graph_class, self._shares)
+        self._record(pieces, work)
+        return pieces
+
+    def logits_of(self, slots: torch.Tensor, width: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits that the last replayed step computed, `width` rows for each of these slots."""
         assert self.logits is not None
-        return self.logits[: len(slots)], slots
+        return self.logits[: width * len(slots)], slots
+
+    def _record(self, pieces: Pieces, work: Callable[[], None]) -> None:
+        try:
+            with pieces.capture():
+                work()
+        finally:
+            self._shares = pieces.last
 
     def _run(self, step: Step, prepared: Prepared, elsewhere: Elsewhere, before: Callable[[], None]) -> None:
         before()

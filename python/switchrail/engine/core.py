@@ -278,21 +278,23 @@ class EngineCore:
             raise EngineError("the engine is closed")
         launched = time.perf_counter()
         pinned = self._hardware.pin_memory_available()
-        logits, slots = runner.run(schedule)
+        ran = runner.run(schedule)
+        logits, slots = ran.logits, ran.slots
         decode, drafted = schedule.decode, schedule.drafted
         verified: list[Verification] = []
         news = slots[:0]
         if drafted is not None:
+            assert ran.accept is not None
             decode = []
             verified = [
                 Verification(task, task.length, len(task.tokens), len(tokens), _state(task, tokens, drafted))
                 for task, tokens in zip(schedule.decode, drafted.tokens, strict=True)
             ]
             params, draws = [one.task.params for one in verified], [one.task.draws for one in verified]
-            rows, count = sum(runner.widths), len(verified)
-            chosen = choose_rows(logits[:rows], runner.widths, drafted, params, draws, self._choose)
-            news = runner.accept(chosen, slots[:count]).flatten()
-            logits, slots = logits[rows:], slots[count:]
+            rows = sum(ran.widths)
+            chosen = choose_rows(logits[:rows], ran.widths, drafted, params, draws, self._choose)
+            news = ran.accept(chosen).flatten()
+            logits, slots = logits[rows:], slots[len(verified) :]
         sequences.advance([*zip(decode, repeat(1)), *schedule.prefill])
         ready = [*decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
         if schedule.forks:

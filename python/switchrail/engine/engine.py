@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import PHASES
+from switchrail._core import PHASES, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, plan_capture
@@ -259,7 +259,10 @@ class Engine(AbstractContextManager["Engine"]):
             return None
         for op, reason in planned.eager.items():
             _log.warning("decodes run %s eagerly: %s", op, reason)
-        return Capture(planned, runtime.bind(planned.plan), graph_class)
+        if isinstance(planned.verify, str):
+            _log.warning("verifications of drafts run eagerly: %s", planned.verify)
+        verify = runtime.bind(planned.verify) if isinstance(planned.verify, RoutePlan) else None
+        return Capture(planned, runtime.bind(planned.plan), graph_class, verify)
 
     @property
     def pools(self) -> Pools:

@@ -16,6 +16,8 @@ from switchrail.engine.decodes import Decodes
 from switchrail.engine.keys import Key
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.scheduler import Schedule
+from switchrail.engine.step import Ran
+from switchrail.engine.verifications import Verifications
 from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain
 
@@ -41,6 +43,7 @@ class Graphs:
         plan: CapturePlan,
         decodes: Decodes,
         mixed: MixedSteps,
+        verifications: Verifications | None,
         watch: HookWatch,
     ) -> None:
         """Store the arguments without capturing anything.
@@ -49,12 +52,14 @@ class Graphs:
             plan: The steps to capture.
             decodes: Captures and runs decodes.
             mixed: Captures and runs steps with prompt tokens.
+            verifications: Captures and runs verifications; None if there are none.
             watch: Detects changes of hooks.
         """
         self.keys = plan.keys
         self._plan = plan
         self._decodes = decodes
         self._mixed = mixed
+        self._verifications = verifications
         self._watch = watch
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
@@ -82,14 +87,13 @@ class Graphs:
         """The state of each key."""
         return tuple(replace(state, reason=self.refused.get(key)) for key, state in self._plan.states())
 
-    def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(self, schedule: Schedule) -> Ran | None:
         """Run a schedule's tokens.
 
         If hooks have changed since a key was captured, it is captured again first.
 
         Returns:
-            [R, vocabulary], and the slots of the R tasks; the next step overwrites both. None if the schedule
-            has no graph.
+            The launched step; None if the schedule has no graph.
         """
         key = self._key(schedule)
         if key is None:
@@ -102,16 +106,20 @@ class Graphs:
         if captured is None:
             return None
         if key.kind == "decode":
-            return self._decodes.run(captured, schedule.decode)
-        return self._mixed.run(captured, schedule)
+            return Ran(*self._decodes.run(captured, schedule.decode))
+        if key.kind == "mixed":
+            return self._mixed.run(captured, schedule)
+        assert self._verifications is not None
+        return self._verifications.run(captured, schedule)
 
     def _key(self, schedule: Schedule) -> Key | None:
-        if schedule.drafted is not None:
-            return None
-        if not schedule.prefill:
-            longest = max(map(_length, schedule.decode)) + 1
-            return self.keys.decode(len(schedule.decode), longest)
-        return self.keys.mixed(len(schedule.decode) + sum(count for _, count in schedule.prefill))
+        drafted = schedule.drafted
+        if schedule.prefill:
+            rows = len(schedule.decode) + sum(count for _, count in schedule.prefill)
+            return self.keys.mixed(rows + (0 if drafted is None else sum(map(len, drafted.tokens))))
+        longest = max(map(_length, schedule.decode)) + 1
+        find = self.keys.decode if drafted is None else self.keys.verify
+        return find(len(schedule.decode), longest)
 
     def _drop(self) -> None:
         self.captured.clear()
@@ -120,7 +128,9 @@ class Graphs:
 
     def _try(self, key: Key) -> None:
         try:
-            kind = self._decodes if key.kind == "decode" else self._mixed
+            kinds = {"decode": self._decodes, "verify": self._verifications, "mixed": self._mixed}
+            kind = kinds[key.kind]
+            assert kind is not None
             self.captured[key] = kind.capture(key)
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}{_hooks_that_raised(error)}"

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from switchrail.engine.options import EngineOptions
 
-StepKind = Literal["decode", "mixed"]
+StepKind = Literal["decode", "verify", "mixed"]
 
 _SHORTEST: Final = 1024
 """Maximum tokens of the shortest class of caches; each further class is four times as long."""
@@ -26,18 +26,23 @@ class Key(NamedTuple):
     """Identifies the steps that one graph can run.
 
     Attributes:
-        kind: `decode` for steps without prompt tokens, `mixed` for steps with some.
+        kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with some.
         rows: Rows of the step, including padding; in a decode one per sequence.
         tokens: Maximum tokens in a cache; None for any number.
+        width: Rows of each sequence in a verification, including padding; otherwise 1.
     """
 
     kind: StepKind
     rows: int
     tokens: int | None = None
+    width: int = 1
 
     @property
     def name(self) -> str:
         """A description of the key's steps."""
+        if self.kind == "verify":
+            sequences = self.rows // self.width
+            return f"verifications of {sequences} sequences, {self.width} rows each, and {self.tokens} tokens"
         if self.kind == "decode":
             return f"decodes of {self.rows} sequences and {self.tokens} tokens"
         return f"steps of {self.rows} rows with prompt tokens"
@@ -83,14 +88,24 @@ class Keys:
         sequences: The numbers of rows of decodes.
         tokens: The lengths of caches of decodes.
         rows: The numbers of rows of mixed steps; empty if mixed steps are not captured.
+        width: The rows of each sequence in a verification; 0 if verifications are not captured.
     """
 
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
+    width: int = 0
 
     @classmethod
-    def of(cls, options: EngineOptions, max_length: int, *, mixed: bool, caches: bool = True) -> Keys:
+    def of(
+        cls,
+        options: EngineOptions,
+        max_length: int,
+        *,
+        mixed: bool,
+        caches: bool = True,
+        verify: bool = False,
+    ) -> Keys:
         """The keys of an engine.
 
         Args:
@@ -98,16 +113,20 @@ class Keys:
             max_length: Maximum tokens per sequence.
             mixed: Whether steps with prompt tokens are captured, in pieces.
             caches: Whether any layer has a paged cache; otherwise all lengths share one key.
+            verify: Whether verifications are captured.
         """
         rows = mixed_rows(options.max_tokens_per_step) if mixed else ()
         tokens = lengths(max_length) if caches else (max_length,)
-        return cls(sizes(options.max_sequences), tokens, rows)
+        return cls(sizes(options.max_sequences), tokens, rows, 1 + options.draft_tokens if verify else 0)
 
     def __iter__(self) -> Iterator[Key]:
-        """Decodes by rows, then by tokens; then mixed steps by rows."""
+        """Decodes by rows, then by tokens; likewise verifications; then mixed steps by rows."""
         for size in self.sequences:
             for length in self.tokens:
                 yield Key("decode", size, length)
+        for size in self.sequences if self.width else ():
+            for length in self.tokens:
+                yield Key("verify", size * self.width, length, self.width)
         for rows in self.rows:
             yield Key("mixed", rows)
 
@@ -123,6 +142,18 @@ class Keys:
             self.sequences[bisect_left(self.sequences, sequences)],
             self.tokens[bisect_left(self.tokens, longest)],
         )
+
+    def verify(self, sequences: int, longest: int) -> Key | None:
+        """The key that serves a verification; None if verifications are not captured.
+
+        Args:
+            sequences: The number of sequences.
+            longest: Tokens in the longest cache, without drafts.
+        """
+        if not self.width:
+            return None
+        _, size, tokens, _ = self.decode(sequences, longest)
+        return Key("verify", size * self.width, tokens, self.width)
 
     def mixed(self, rows: int) -> Key | None:
         """The key that serves a step with prompt tokens; None if the step has too many rows."""

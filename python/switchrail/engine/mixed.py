@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from switchrail.engine.capturer import Captured, Capturer
 from switchrail.engine.keys import Key
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
-from switchrail.engine.step import Step, StepBuilder
+from switchrail.engine.step import Ran, Step, StepBuilder
+from switchrail.engine.verifications import Accept
 
 
 class MixedSteps:
@@ -27,9 +29,10 @@ class MixedSteps:
         dispatcher: Dispatcher,
         builder: StepBuilder,
         memory: Sequences[Any],
+        accept: Accept,
         *,
         rows: int,
-        sequences: int,
+        logits: int,
         device: torch.device,
     ) -> None:
         """Allocate the inputs of the captured parts.
@@ -39,15 +42,17 @@ class MixedSteps:
             dispatcher: Dispatches the layers' calls to backends.
             builder: Converts schedules to steps.
             memory: The sequences, which own slots and pages.
+            accept: Keeps accepted drafts in memory.
             rows: Rows of the largest captured step.
-            sequences: Maximum concurrent sequences.
+            logits: Maximum rows of logits.
             device: The device of the model.
         """
         self._capturer = capturer
         self._dispatcher = dispatcher
         self._builder = builder
         self._page_table, self._last_tokens = memory.page_table, memory.last_tokens
-        self._sequences = sequences
+        self._most_logits = logits
+        self._accept = accept
         self._ids, self._positions, self._kv_rows, self._logit_rows = torch.zeros(
             4, rows, dtype=torch.int64, device=device
         ).unbind()
@@ -61,12 +66,8 @@ class MixedSteps:
             tensor.zero_()
         return Captured(key, self._capturer.capture(step, NOTHING), step, NOTHING)
 
-    def run(self, captured: Captured, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a schedule's tokens.
-
-        Returns:
-            [R, vocabulary], and the slots of the R tasks; the next step overwrites the logits.
-        """
+    def run(self, captured: Captured, schedule: Schedule) -> Ran:
+        """Run a schedule's tokens."""
         dispatcher, rows = self._dispatcher, captured.key.rows
         made = self._builder.build(
             schedule, self._page_table, self._last_tokens, rows=rows, logits=self._logits(rows)
@@ -77,10 +78,17 @@ class MixedSteps:
         self._real_rows.fill_(made.parts[-1].rows.stop)
         with dispatcher.running(prepared):
             captured.pieces.replay(dispatcher.dispatch_rows)
-        return self._capturer.logits_of(made.logit_slots)
+        logits = self._capturer.logits
+        assert logits is not None
+        if made.drafts is None:
+            return Ran(logits[: len(made.logit_slots)], made.logit_slots)
+        widths = made.drafts.widths
+        slots = made.logit_slots[: len(widths)]
+        count = sum(widths) + len(made.logit_slots) - len(widths)
+        return Ran(logits[:count], made.logit_slots, widths, partial(self._accept, made, slots=slots))
 
     def _logits(self, rows: int) -> int:
-        return min(rows, self._sequences)
+        return min(rows, self._most_logits)
 
     def _step(self, rows: int) -> Step:
         """A step of the first `rows` rows."""

@@ -13,7 +13,7 @@ from torch import nn
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
 from switchrail.engine.accept import accept
-from switchrail.engine.capture import CapturePlan
+from switchrail.engine.capture import CapturePlan, has_trees
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.decodes import Decodes
@@ -27,7 +27,9 @@ from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
-from switchrail.engine.step import Running, Step, StepBuilder
+from switchrail.engine.step import Ran, Running, Step, StepBuilder
+from switchrail.engine.verifications import Verifications
+from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 from switchrail.platforms.graph import Graph
@@ -43,11 +45,13 @@ class Capture:
         plan: The steps to capture, and their routes.
         bound: The routes of captured decodes, with their backends.
         graph_class: The class of the graphs.
+        verify: The routes of captured verifications, with their backends; None if these are not captured.
     """
 
     plan: CapturePlan
     bound: BoundPlan
     graph_class: type[Graph]
+    verify: BoundPlan | None = None
 
 
 class Runner:
@@ -108,7 +112,6 @@ class Runner:
         self.model = checkpoint.model
         self.vocab_size = checkpoint.vocab_size
         self.graphs: Graphs | None = None
-        self._verified: Step | None = None
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
         self._options = options
@@ -146,6 +149,12 @@ class Runner:
             forward_of,
             is_compiled=options.compile == "blocks",
         )
+        self._accept = partial(
+            accept,
+            commit=self.dispatcher.commit,
+            pools=self.pools,
+            last_tokens=self.sequences.last_tokens,
+        )
         self.blocks: Blocks | None = None
         if options.compile == "blocks":
             try:
@@ -168,74 +177,73 @@ class Runner:
     def prepare_graphs(self, capture: Capture) -> Graphs:
         """Create `graphs`, without capturing anything yet."""
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
+        plan = capture.plan
+        width = 1 if options.draft is None else 1 + options.draft_tokens
+        logits = options.max_sequences * width
         capturer = Capturer(
             # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
             # garbage collection
             partial(_forward, self.model, self.dispatcher, self.running),
             capture.graph_class,
-            sequences=options.max_sequences,
+            sequences=logits,
         )
-        inputs = DecodeInputs(
-            sequences.page_table,
-            sequences.last_tokens,
-            sequences=options.max_sequences,
-            page_size=options.page_size,
-            device=device,
-            pin_memory=self._platform.hardware.pin_memory_available(),
-            derived=self._derived,
-        )
-        plan = capture.plan
+        shared: dict[str, Any] = {
+            "sequences": options.max_sequences,
+            "page_size": options.page_size,
+            "device": device,
+            "pin_memory": self._platform.hardware.pin_memory_available(),
+        }
+        memory = sequences.page_table, sequences.last_tokens
+        verifications = None
+        if capture.verify is not None:
+            verifications = Verifications(
+                capturer,
+                self.dispatcher,
+                capture.verify,
+                VerifyInputs(*memory, width=width, are_trees=has_trees(options), **shared),
+                partial(self._accept, again=True),
+                sequences=options.max_sequences,
+                width=width,
+            )
         self.graphs = Graphs(
             plan,
-            Decodes(capturer, self.dispatcher, capture.bound, inputs, plan.eager, plan.keys),
+            Decodes(
+                capturer,
+                self.dispatcher,
+                capture.bound,
+                DecodeInputs(*memory, derived=self._derived, **shared),
+                plan.eager,
+                plan.keys,
+            ),
             MixedSteps(
                 capturer,
                 self.dispatcher,
                 self.builder,
                 sequences,
+                self._accept,
                 rows=max(plan.keys.rows, default=0),
-                sequences=options.max_sequences,
+                logits=logits,
                 device=device,
             ),
+            verifications,
             HookWatch(self.model),
         )
         return self.graphs
 
-    def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a schedule's tokens, from a graph if there is one.
-
-        Returns:
-            [R, vocabulary], and the slots of the tasks. There is one row per decoding task and one for each
-            of its drafted tokens, then one per task whose prompt ends in this step. The next step may
-            overwrite both.
-        """
+    def run(self, schedule: Schedule) -> Ran:
+        """Run a schedule's tokens, from a graph if there is one."""
         if self.blocks is not None:
             self.blocks.look()
         found = None if self.graphs is None else self.graphs.run(schedule)
         if found is not None:
             return found
         step = self.builder.build(schedule, self.sequences.page_table, self.sequences.last_tokens)
-        self._verified = step if step.drafts is not None else None
-        return self.forward(step), step.logit_slots
-
-    @property
-    def widths(self) -> Sequence[int]:
-        """The rows of logits of each verified sequence of the last step, padding included."""
-        assert self._verified is not None
-        assert self._verified.drafts is not None
-        return self._verified.drafts.widths
-
-    def accept(self, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Keep the accepted drafts of the last step in memory; see `switchrail.engine.accept`."""
-        assert self._verified is not None
-        return accept(
-            self._verified,
-            chosen,
-            slots=slots,
-            commit=self.dispatcher.commit,
-            pools=self.pools,
-            last_tokens=self.sequences.last_tokens,
-        )
+        logits = self.forward(step)
+        if step.drafts is None:
+            return Ran(logits, step.logit_slots)
+        widths = step.drafts.widths
+        keep = partial(self._accept, step, slots=step.logit_slots[: len(widths)])
+        return Ran(logits, step.logit_slots, widths, keep)
 
     def forward(self, step: Step) -> torch.Tensor:
         """Run a step eagerly; return [R, vocabulary]."""

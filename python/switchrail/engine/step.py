@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -63,6 +64,25 @@ class Step:
     parts: tuple[Part, ...]
     real_rows: torch.Tensor | None = None
     drafts: DraftRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that was launched. The next step overwrites the tensors.
+
+    Attributes:
+        logits: [R, vocabulary]: one row per decoding task, or the rows of a verification; then one per task
+            whose prompt ends in the step.
+        slots: The slots of these tasks, int64.
+        widths: The rows of logits of each verified task, including padding; empty without drafts.
+        accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
+            `switchrail.engine.accept`. None without drafts.
+    """
+
+    logits: torch.Tensor
+    slots: torch.Tensor
+    widths: tuple[int, ...] = ()
+    accept: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Running:
@@ -268,4 +288,4 @@ class StepBuilder:
         )
 
 
-__all__ = ["Running", "Step", "StepBuilder", "part_of"]
+__all__ = ["DraftRows", "Ran", "Running", "Step", "StepBuilder", "part_of"]

@@ -1,0 +1,98 @@
+"""Captured verifications of drafted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from switchrail._core import BoundPlan
+from switchrail.dispatch import Dispatcher
+from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.drafts import Drafted
+from switchrail.engine.keys import Key
+from switchrail.engine.scheduler import Schedule
+from switchrail.engine.step import Ran, Step
+from switchrail.engine.verify_inputs import VerifyInputs
+from switchrail.ops.batch import Bounds
+
+Accept = Callable[..., torch.Tensor]
+"""See `switchrail.engine.accept`, without the arguments of the model's memory."""
+
+
+class Verifications:
+    """Verifications, captured as a whole: one graph up to the logits, and one from the chosen tokens on.
+
+    Tokens are chosen between the two, and nothing waits for the device. Backends plan each key once with
+    bounds and refresh the plan for every step.
+    """
+
+    def __init__(
+        self,
+        capturer: Capturer,
+        dispatcher: Dispatcher,
+        bound: BoundPlan,
+        inputs: VerifyInputs,
+        accept: Accept,
+        *,
+        sequences: int,
+        width: int,
+    ) -> None:
+        """Store the arguments; nothing is captured yet.
+
+        Args:
+            capturer: Captures steps.
+            dispatcher: Dispatches the layers' calls to backends.
+            bound: The routes of captured verifications.
+            inputs: The inputs of the verifications.
+            accept: Keeps accepted drafts in memory.
+            sequences: Maximum number of sequences.
+            width: Rows per sequence.
+        """
+        self._capturer = capturer
+        self._dispatcher = dispatcher
+        self._bound = bound
+        self._inputs = inputs
+        self._accept = accept
+        self._width = width
+        self._chosen = torch.zeros(sequences * width, dtype=torch.int64, device=inputs.device)
+        self._news = torch.zeros(sequences, 1 + width, dtype=torch.int64, device=inputs.device)
+
+    def capture(self, key: Key) -> Captured:
+        """Capture a key."""
+        assert key.tokens is not None
+        count, dispatcher = key.rows // self._width, self._dispatcher
+        self._inputs.fill((), Drafted(()))
+        step = self._inputs.step(count, key.tokens + self._width - 1)
+        bounds = Bounds(sequences=count, rows=key.rows, tokens=key.tokens + self._width - 1)
+        prepared = dispatcher.prepare(step.parts, bounds, self._bound)
+        pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
+        try:
+            accept = self._capturer.capture_after(lambda: self._keep(step, count))
+        finally:
+            dispatcher.forget()  # frees the records, whose memory other graphs can use between two steps
+        return Captured(key, pieces, step, prepared, accept)
+
+    def run(self, captured: Captured, schedule: Schedule) -> Ran:
+        """Run the newest token of each task and its drafts."""
+        assert schedule.drafted is not None
+        tasks, step = schedule.decode, captured.step
+        self._inputs.fill(tasks, schedule.drafted)
+        self._dispatcher.refresh(captured.prepared, (self._inputs.part(step, tasks),))
+        captured.pieces.replay(self._dispatcher.dispatch)
+        logits, slots = self._capturer.logits_of(step.logit_slots[: len(tasks)], self._width)
+        return Ran(logits, slots, (self._width,) * len(tasks), partial(self._accept_rows, captured))
+
+    def _accept_rows(self, captured: Captured, chosen: torch.Tensor) -> torch.Tensor:
+        assert captured.accept is not None
+        self._chosen[: len(chosen)].copy_(chosen)
+        captured.accept.replay(self._dispatcher.dispatch)
+        return self._news[: len(chosen) // self._width]
+
+    def _keep(self, step: Step, count: int) -> None:
+        chosen = self._chosen[: count * self._width]
+        self._news[:count].copy_(self._accept(step, chosen, slots=step.logit_slots))
+
+
+__all__ = ["Accept", "Verifications"]

@@ -1,0 +1,178 @@
+"""Inputs of captured verifications: tensors with fixed addresses, filled for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from switchrail.dispatch import Part
+from switchrail.engine.drafts import NONE, Drafted
+from switchrail.engine.speculation import flat_tokens
+from switchrail.engine.step import DraftRows, Step, part_of
+from switchrail.engine.task import Task
+from switchrail.engine.transfer import sent
+from switchrail.pools import pages_of
+
+_LENGTH, _SLOT = range(2)
+_TOKENS, _PARENTS, _DEPTHS, _BEFORE = range(4)
+
+
+class VerifyInputs:
+    """X rows per sequence. Rows after a sequence's last draft, and sequences after the last, are padding.
+
+    Keys and values of padding rows go to page 0. The device derives most inputs from a few numbers per row
+    and from the page table (`derive`), so that a step needs only one transfer.
+
+    Attributes:
+        device: The device of the model.
+    """
+
+    def __init__(
+        self,
+        page_table: torch.Tensor,
+        last_tokens: torch.Tensor,
+        *,
+        sequences: int,
+        width: int,
+        page_size: int,
+        device: torch.device,
+        pin_memory: bool,
+        are_trees: bool,
+    ) -> None:
+        """Allocate the tensors.
+
+        Args:
+            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            last_tokens: [slots] int64, the newest token of the sequence in each slot.
+            sequences: Maximum number of sequences.
+            width: X.
+            page_size: Page size in tokens.
+            device: The device of the model.
+            pin_memory: Whether the device copies from pinned memory asynchronously.
+            are_trees: Whether drafts may be trees.
+        """
+        self._page_table = page_table
+        self._last_tokens = last_tokens
+        self._page_size = page_size
+        self._pin_memory = pin_memory
+        self._are_trees = are_trees
+        self._width = width
+        self.device = device
+        self._columns = torch.arange(width, dtype=torch.int64, device=device)
+        self._tasks = torch.zeros(2, sequences, dtype=torch.int64, device=device)
+        self._tasks[_SLOT] = -1
+        self._table = torch.zeros(4, sequences, width, dtype=torch.int64, device=device)
+        rows = sequences * width
+        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+        self._ids, self._positions, self._kv_rows = torch.zeros(
+            3, rows, dtype=torch.int64, device=device
+        ).unbind()
+        self._sequence_ids, self._parents = torch.zeros(2, rows, dtype=torch.int32, device=device).unbind()
+        self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._cu_seqlens = torch.arange(0, rows + 1, width, dtype=torch.int32, device=device)
+        self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
+
+    def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
+        """Send tasks and their drafts to the device, without waiting."""
+        width, count = self._width, len(tasks)
+        columns = np.arange(width)
+        table = np.empty((4, self._tasks.shape[1], width), dtype=np.int64)
+        table[:] = [[[0]], [[NONE]], [[0]], [[0]]]
+        table[_DEPTHS:] = np.stack([columns, columns - 1])[:, None]
+        places: list[int] = []
+        for number, tokens in enumerate(drafted.tokens):
+            rows = slice(1, 1 + len(tokens))
+            table[_PARENTS, number, 0] = -1
+            table[_PARENTS, number, rows] = drafted.parent_rows(number)
+            if self._are_trees:
+                table[_DEPTHS, number, : rows.stop] = drafted.depths(number)
+                table[_BEFORE, number, rows] = drafted.parent_rows(number)
+            places += range(number * width + 1, number * width + rows.stop)
+        slots = np.full((2, self._tasks.shape[1]), -1, dtype=np.int64)
+        slots[_LENGTH] = 0
+        slots[:, :count] = [[task.length for task in tasks], [task.slot for task in tasks]]
+        packed = np.concatenate([slots.ravel(), table.ravel()])
+        host = torch.from_numpy(packed)
+        there = (host.pin_memory() if self._pin_memory else host).to(self._tasks.device, non_blocking=True)
+        self._tasks.copy_(there[: slots.size].view_as(self._tasks))
+        self._table.copy_(there[slots.size :].view_as(self._table))
+        self._parents.copy_(self._table[_BEFORE].flatten())
+        if places:
+            index = sent(places, torch.int64, self._tasks.device, pin_memory=self._pin_memory)
+            self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self._tasks.device)
+
+    def step(self, sequences: int, tokens: int) -> Step:
+        """The step of the first `sequences` sequences, with caches of up to `tokens` tokens."""
+        table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
+        rows = slice(0, sequences * self._width)
+        return Step(
+            input_ids=self._ids[rows].unsqueeze(0),
+            position_ids=self._positions[rows].unsqueeze(0),
+            sequence_ids=self._sequence_ids[rows].unsqueeze(0),
+            kv_rows=self._kv_rows[rows],
+            logit_rows=self._rows[rows],
+            logit_slots=self._tasks[_SLOT, :sequences],
+            parts=(self._part(table, (0,) * sequences),),
+            real_rows=self._real_rows,
+            drafts=DraftRows(
+                self._rows[rows].view(sequences, self._width),
+                self._table[_PARENTS, :sequences],
+                (self._width,) * sequences,
+                self._are_trees,
+            ),
+        )
+
+    def part(self, step: Step, tasks: Sequence[Task]) -> Part:
+        """The part of a step, with the lengths of the running tasks."""
+        (made,) = step.parts
+        assert made.pages is not None
+        lengths = [task.length + self._width for task in tasks]
+        padding = [0] * (len(made.lengths) - len(tasks))
+        return self._part(made.pages.page_table, (*lengths, *padding))
+
+    def derive(self, step: Step) -> None:
+        """Compute the remaining inputs on the device."""
+        (part,) = step.parts
+        assert part.pages is not None
+        count = len(part.lengths)
+        lengths, slots = self._tasks[:, :count]
+        tokens, parents, depths, _ = self._table[:, :count]
+        owners, is_real = slots.clamp(min=0), slots >= 0
+        ids = step.input_ids.view(count, -1)
+        ids.copy_(tokens)
+        ids[:, 0] = self._last_tokens.index_select(0, owners)
+        step.position_ids.view(count, -1).copy_(lengths.unsqueeze(1) + depths)
+        pages = part.pages.page_table
+        width = min(pages.shape[1], self._page_table.shape[1])
+        pages[:, :width] = self._page_table[:, :width].index_select(0, owners)
+        places = lengths.unsqueeze(1) + self._columns
+        page = pages.gather(1, (places // self._page_size).clamp(max=pages.shape[1] - 1)).long()
+        kv_rows = page * self._page_size + places % self._page_size
+        is_row = (parents != NONE) & is_real.unsqueeze(1)
+        step.kv_rows.view(count, -1).copy_(kv_rows * is_row)
+        part.pages.kv_lens.copy_((lengths + self._width) * is_real)
+        step.sequence_ids.view(count, -1).copy_(slots.unsqueeze(1).expand(-1, self._width))
+        self._real_rows.copy_(is_real.sum() * self._width)
+
+    def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
+        count = len(lengths)
+        rows = slice(0, count * self._width)
+        return part_of(
+            "verify",
+            rows,
+            seqlens=(self._width,) * count,
+            cu_seqlens=self._cu_seqlens[: count + 1],
+            slots=self._tasks[_SLOT, :count],
+            has_initial_state=self._yes[:count],
+            page_table=table,
+            kv_lens=self._kv_lens[:count],
+            kv_seqlens=lengths,
+            parents=self._parents[rows],
+            are_trees=self._are_trees,
+        )
+
+
+__all__ = ["VerifyInputs"]
