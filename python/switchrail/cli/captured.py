@@ -59,11 +59,14 @@ def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
 
 
 def _steps(states: Sequence[GraphState]) -> str:
-    rows = ", ".join(map(str, dict.fromkeys(state.rows for state in states)))
+    width = states[0].width
+    rows = ", ".join(map(str, dict.fromkeys(state.rows // width for state in states)))
     if states[0].kind == "mixed":
         return f"with prompt tokens, of {rows} rows"
     tokens = ", ".join(f"{one:,}" for one in dict.fromkeys(state.tokens or 0 for state in states))
-    return f"decodes of {rows} sequences with caches of {tokens} tokens"
+    each = f", {width} rows each," if states[0].kind == "verify" else ""
+    kind = "verifications" if each else "decodes"
+    return f"{kind} of {rows} sequences{each} with caches of {tokens} tokens"
 
 
 __all__ = ["capture_document", "print_capture"]

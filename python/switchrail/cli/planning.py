@@ -90,7 +90,7 @@ def planned(
     )
     plan = make(
         preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
-        phases=("prefill", "decode") if phase is None else (phase,),
+        phases=_phases(options) if phase is None else (phase,),
     )
     longest = options.max_length or config_values.get("max_position_embeddings")
     capture: CapturePlan | str | None = None
@@ -106,6 +106,11 @@ def planned(
                 preferences=choices.backends,
             )
     return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype, make)
+
+
+def _phases(options: EngineOptions) -> tuple[str, ...]:
+    """The phases that the engine runs."""
+    return ("prefill", "decode") if options.draft is None else tuple(_core.PHASES)
 
 
 def _is_for(key: str, phase: str | None) -> bool:
