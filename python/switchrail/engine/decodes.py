@@ -48,7 +48,7 @@ class Decodes:
         self._bound = bound
         self._inputs = inputs
         self._eager = frozenset(eager)
-        sizes = [(key.rows, key.tokens) for key in keys if key.tokens is not None]
+        sizes = [(key.rows, key.tokens) for key in keys if key.kind == "decode" and key.tokens is not None]
         routes = {bound.at("decode", (1,) * rows, (tokens,) * rows) for rows, tokens in sizes}
         ops = dispatcher.ops - self._eager
         rows, tokens = (max(each, default=0) for each in (zip(*sizes, strict=True) if sizes else ((), ())))
