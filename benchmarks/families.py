@@ -18,9 +18,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +203,26 @@ def measure(
             print(f"{family}: {reasons.count(None)} of {len(reasons)} graphs captured")
             for reason in sorted({reason for reason in reasons if reason is not None}):
                 print(f"  not captured: {reason}")
+        for row in rows:
+            print(ROW.format(**row), flush=True)
         if not options.no_transformers:
             gc.collect()
             torch.cuda.empty_cache()
-            for row in transformers_peer.measure(path, batches, device):
+            for row in peer(path, batches, device):
                 rows.append({**row, "family": family})
-    for row in rows:
-        print(ROW.format(**row), flush=True)
+                print(ROW.format(**rows[-1]), flush=True)
     return rows
+
+
+def peer(path: Path, batches: Sequence[int], device: str) -> Iterator[dict[str, Any]]:
+    """Measure transformers, each batch in a process of its own, which an error of the device may end."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        for batch in batches:
+            try:
+                yield from pool.submit(transformers_peer.measure, path, [batch], device).result()
+            except RuntimeError as error:
+                print(f"transformers failed with {batch} sequences: {str(error).splitlines()[0]}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
