@@ -1,0 +1,184 @@
+"""Times verifications of drafts beside decodes, and drafts end to end.
+
+    python -m benchmarks.drafts                  # one GPU: 12 layers, B = 1, 32
+    python -m benchmarks.drafts --tiny           # a trial without a GPU
+
+A step of a Qwen3-Next slice with random weights is timed on the device, the median of several: a *decode*,
+the *verify* of 4 rows per sequence up to the logits, and the *commit*: following the chosen tokens, and
+writing states. Then the trained checkpoint continues texts without drafts and with each kind of draft,
+greedily. Outputs are compared with those without drafts first; in bfloat16 some differ by rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from switchrail import SamplingParams
+from switchrail.engine import Engine
+from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.scheduler import Schedule
+
+from benchmarks.arguments import make_parser
+from benchmarks.serving.slices import TINY, TOKENIZER, WIDTHS, make_checkpoint
+
+HELD_OUT = TOKENIZER.parent / "held_out.txt"
+BATCHES = (1, 32)
+ROWS, CACHED, REPEATS = 4, 512, 20
+NEW_TOKENS, LONGEST = 128, 256
+
+
+class Nothing(Drafts):
+    """Proposes nothing, so that requests stay where they are."""
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        return Drafted([()] * len(tasks))
+
+
+def device_ms(work: Callable[[], object], device: str) -> float:
+    """The median milliseconds of a function."""
+    times = []
+    for _ in range(REPEATS):
+        if device == "cpu":
+            start = time.perf_counter()
+            work()
+            times.append(1e3 * (time.perf_counter() - start))
+            continue
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # the host is ahead of the device
+        begin.record()  # type: ignore[no-untyped-call]
+        work()
+        end.record()  # type: ignore[no-untyped-call]
+        end.synchronize()  # type: ignore[no-untyped-call]
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def time_steps(path: Path, sizes: Sequence[int], device: str, cached: int) -> list[dict[str, Any]]:
+    """A row per number of sequences."""
+    options = {
+        "draft": Nothing(),
+        "draft_tokens": ROWS - 1,
+        "max_sequences": max(sizes),
+        "max_length": 2 * cached,
+        "num_pages": 2 + max(sizes) * 2 * cached // 16,
+    }
+    with Engine(path, device=device, options={**options, "page_size": 16}) as engine:
+        return [time_step(engine, size, device, cached) for size in sizes]
+
+
+@torch.inference_mode()
+def time_step(engine: Engine, size: int, device: str, cached: int) -> dict[str, Any]:
+    """Time steps of sequences with this many cached tokens each."""
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True)
+    requests = [engine.submit([7] * cached, params) for _ in range(size)]
+    while any(not request.tokens for request in requests):
+        engine.step()
+    runner, tasks = engine._runner, list(engine._core.sequences.live)
+    tasks.sort(key=lambda task: task.slot)
+    decode = Schedule(decode=tasks, prefill=[], forks=[])
+    verify = replace(decode, drafted=Drafted([[7] * (ROWS - 1)] * size))
+    chosen = torch.full((size * ROWS,), 7, device=engine.device)
+
+    def verify_and_commit() -> None:
+        ran = runner.run(verify)
+        assert ran.accept is not None
+        ran.accept(chosen)
+
+    row: dict[str, Any] = {"sequences": size}
+    with engine.platform.hardware.active(), engine._core._on_stream():
+        row["decode"] = device_ms(lambda: runner.run(decode), device)
+        row["verify"] = device_ms(lambda: runner.run(verify), device)
+        row["commit"] = device_ms(verify_and_commit, device) - row["verify"]
+    row["multiple"] = row["verify"] / row["decode"]
+    row["share"] = row["commit"] / row["decode"]
+    row["captured"] = sorted({state.kind for state in engine.graphs if state.reason is None})
+    print(
+        f"B={size:<3} decode {row['decode']:.3f} ms, verify of {ROWS} rows {row['verify']:.3f} ms "
+        f"({row['multiple']:.2f} decodes), commit {row['commit']:.3f} ms ({row['share']:.1%} of a decode, "
+        f"{row['commit'] / row['verify']:.1%} of the verify); captured: {', '.join(row['captured'])}",
+        flush=True,
+    )
+    for request in requests:
+        engine.cancel(request)
+    while engine.busy:
+        engine.step()
+    return row
+
+
+def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, Any]]:
+    """A row per number of texts and kind of draft."""
+    text = HELD_OUT.read_text("utf-8")
+    found = []
+    for size in sizes:
+        step = (len(text) - 400) // size
+        prompts = [text[i * step : i * step + 200] for i in range(size)]
+        params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        plain: list[Any] = []
+        for name, draft in (("none", None), ("ngram", "ngram"), ("the model itself", TOKENIZER)):
+            options = {"draft": draft, "max_sequences": max(size, 2), "max_length": LONGEST + NEW_TOKENS}
+            with Engine(TOKENIZER, device=device, dtype=dtype, options=options) as engine:
+                outputs = engine.generate(prompts, params)
+                plain = plain or outputs
+                before, start = engine.stats, time.perf_counter()
+                engine.generate(prompts, params)
+                seconds, stats = time.perf_counter() - start, engine.stats
+            verified = stats.verifications - before.verifications
+            row = {
+                "texts": size,
+                "draft": name,
+                "tokens_per_s": size * NEW_TOKENS / seconds,
+                "steps": stats.steps - before.steps,
+                "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
+                "equal": sum(a.tokens == b.tokens for a, b in zip(plain, outputs, strict=True)),
+            }
+            against = row["tokens_per_s"] / found[-1]["plain"] if name != "none" else 1.0
+            row["plain"] = row["tokens_per_s"] / against
+            found.append(row)
+            print(
+                f"{size} texts, draft {name}: {row['tokens_per_s']:,.0f} tokens/s ({against:.2f} of plain), "
+                f"{row['steps']} steps, {row['accepted']:.2f} accepted per verification, "
+                f"{row['equal']} of {size} equal",
+                flush=True,
+            )
+    return found
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = make_parser("drafts", __doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, default=3072)
+    parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
+    parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
+    sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
+    with tempfile.TemporaryDirectory() as name:
+        layers, experts, vocabulary = (
+            (4, 16, 3072) if options.tiny else (options.layers, options.experts, 32768)
+        )
+        path = make_checkpoint(
+            Path(name) / "slice", layers, experts, vocabulary, widths=widths, device=device
+        )
+        steps = time_steps(path, sizes, device, 32 if options.tiny else CACHED)
+    texts = time_texts(sizes, device, "float32" if options.tiny else "bfloat16")
+    if options.json:
+        options.json.write_text(json.dumps({"steps": steps, "texts": texts}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
