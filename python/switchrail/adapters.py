@@ -16,7 +16,7 @@ from switchrail.ops.adapter import ADAPTED, Adapter, adapted, dense_call, plain
 from switchrail.ops.batch import sequences
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.delegate import Delegate, Wrapper
-from switchrail.ops.steps import STEPS, complete, completing
+from switchrail.ops.steps import STEPS, Call, complete, completing
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,8 @@ class Served:
         self.decisions: dict[Phase, Decision] = {}
         self._needed = {phase: frozenset(features) for phase, features in needed.items()}
         self._backends: dict[tuple[Phase, str], AnyBackend] = {}
-        self._complete: dict[tuple[Phase, str], Callable[[Any, SequenceBatch], None]] = {}
+        self._flags = flags or {}
+        self._steps: dict[tuple[Phase, str], Mapping[str, Call]] = {}
         instances: dict[int, AnyBackend] = {}
         for phase, features in self._needed.items():
             decision = runtime.resolve(
@@ -131,8 +132,7 @@ class Served:
                 own = features_of(registration)
                 backend = adapted(instances[registration.id], own, features)
                 self._backends[phase, name] = backend
-                steps = completing(backend, own, phase)
-                self._complete[phase, name] = partial(complete, steps, flags=flags or {})
+                self._steps[phase, name] = completing(backend, own, phase)
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Planned:
         """Plans a batch with the backend that serves it, once for all layers of a step.
@@ -143,17 +143,20 @@ class Served:
         cached = getattr(batch, "kv_seqlens", None)
         name = self.decisions[phase].at(batch.seqlens, cached)
         backend = self._backends[phase, name]
-        planned = Planned(backend, batch, backend.plan(phase, batch, bounds), self._complete[phase, name])
+        completed = partial(complete, self._steps[phase, name], flags=self._flags)
+        planned = Planned(backend, batch, backend.plan(phase, batch, bounds), completed)
         planned.complete(planned.plan, batch)
         return planned
 
     def explain(self) -> str:
-        """One line per phase: the backend that serves it, and the features that an adapter adds."""
+        """One line per phase: the backend that serves it, its optional steps, and what an adapter adds."""
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:
                 backend = self._backends[phase, name]
                 text = f"{decision.op} {phase}: {name}"
+                if steps := self._steps[phase, name]:
+                    text += f", with {', '.join(steps)}"
                 if isinstance(backend, Adapter):
                     added = sorted(backend.added & self._needed[phase])
                     text += ", adapted: " + ", ".join(f"{each} ({ADAPTED[each]})" for each in added)

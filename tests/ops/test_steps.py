@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import switchrail
+from switchrail.adapters import Served
 from switchrail.errors import ArgumentError, BackendImportError, DispatchError
 from switchrail.ops import MlaBackend, MlaCall
 from switchrail.ops.adapter import Adapter
@@ -326,3 +327,18 @@ def test_a_plan_of_another_backend_completes_nothing() -> None:
             TorchMla().plan_chunked_prefix(plan, call.batch, ragged=True, chunked=True)
     with pytest.raises(ArgumentError, match="plan: got str"):
         First(WithAll()).optional_steps()["fill_verify_buffers"](plan="other", batch=call.batch)
+
+
+def test_the_kit_completes_plans_and_names_the_steps() -> None:
+    with switchrail.testing.isolated() as runtime:
+        runtime.register("vendor", WithFlag, features=("plan_chunked_prefix",), **CLAIMS)
+        served = Served(
+            runtime, "mla", {"prefill": (), "decode": ()}, device="cpu", dtype="float32",
+            flags={"ragged": False},
+        )  # fmt: skip
+        planned = served.plan("prefill", mla_call([2]).batch)
+        assert isinstance(planned.backend, WithFlag)
+        assert [noted[1:] for noted in planned.backend.noted] == [(False,)]
+        served.plan("decode", mla_call([1], phase="decode").batch)
+        assert len(planned.backend.noted) == 1
+        assert served.explain() == "mla prefill: vendor, with plan_chunked_prefix\nmla decode: vendor"
