@@ -145,7 +145,8 @@ class Registrar(ABC):
             head_sizes: The head sizes that it supports, each one number or (size of q and k, size of v).
             page_sizes: The numbers of tokens per page that it supports.
             state_layouts: The axis orders of the recurrent state that it supports: `VK`, `KV`, or `oot:NAME`.
-            features: Its optional features and steps (`switchrail.adapters.STEPS`); a feature unknown to Switchrail is written `oot:NAME`.
+            features: Its optional features and steps (`switchrail.adapters.STEPS`); a feature unknown to
+                Switchrail is written `oot:NAME`.
             packages: Distributions that it requires, with version specifiers as for pip.
             priority: Without a preference, the fitting backend of the highest priority is chosen.
             config: The type of its configuration: a dataclass or pydantic model with a default for each
