@@ -16,7 +16,7 @@ from switchrail.ops.adapter import ADAPTED, Adapter, adapted, dense_call, plain
 from switchrail.ops.batch import sequences
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.delegate import Delegate, Wrapper
-from switchrail.ops.steps import STEPS, Call, complete, completing
+from switchrail.ops.steps import STEPS, Call, checked_flags, complete, completing
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Served:
         self.decisions: dict[Phase, Decision] = {}
         self._needed = {phase: frozenset(features) for phase, features in needed.items()}
         self._backends: dict[tuple[Phase, str], AnyBackend] = {}
-        self._flags = flags or {}
+        self._flags = checked_flags(flags)
         self._steps: dict[tuple[Phase, str], Mapping[str, Call]] = {}
         instances: dict[int, AnyBackend] = {}
         for phase, features in self._needed.items():

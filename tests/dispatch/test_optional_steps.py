@@ -9,7 +9,7 @@ import pytest
 import torch
 from switchrail import Layout, Runtime
 from switchrail.dispatch import Dispatcher, Part
-from switchrail.errors import DispatchError
+from switchrail.errors import ArgumentError, DispatchError
 from switchrail.ops import MlaBackend, MlaCall, MlaLayer, PagedBatch
 from switchrail.ops.batch import sequences
 from switchrail.ops.delegate import Delegate
@@ -136,6 +136,13 @@ def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, 
     # A backend that does not know a flag is not called where it is off.
     is_called = chunked and (ragged or cls is not WithBatch)
     assert backend_of(dispatcher).noted == (expected if is_called else [])
+
+
+def test_an_unknown_flag_is_refused(make: Make) -> None:
+    with pytest.raises(
+        ArgumentError, match="no optional step has a flag 'raged'; nearest: ragged; valid: ragged, c"
+    ):
+        make(WithFlag, "plan_chunked_prefix", raged=False)
 
 
 def test_a_step_that_is_not_declared_is_not_run(make: Make) -> None:

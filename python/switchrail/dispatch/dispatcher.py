@@ -18,7 +18,7 @@ from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
-from switchrail.ops.steps import Call, agreed, complete, completing, declared
+from switchrail.ops.steps import Call, agreed, checked_flags, complete, completing, declared
 
 _log = logging.getLogger("switchrail.dispatch")
 
@@ -154,9 +154,12 @@ class Dispatcher:
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the
                 dispatchers of a plan.
             flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
+
+        Raises:
+            ArgumentError: There is no such flag.
         """
         self.bound = bound
-        self._flags = flags or {}
+        self._flags = checked_flags(flags)
         self._needed = needed or {}
         self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
         self._adapters: dict[int, AnyBackend] = {}

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from switchrail._core import OPS, PAGED_OPS
-from switchrail.errors import DispatchError
-from switchrail.nearest import nearest
+from switchrail.errors import ArgumentError, DispatchError
+from switchrail.nearest import nearest, unknown
 
 Call = Callable[..., Any]
 """A step that is called with all of its arguments, by name."""
@@ -143,6 +143,21 @@ def completing(backend: Any, features: Collection[str], phase: str) -> dict[str,
     return {name: steps[name] for name in names}
 
 
+def checked_flags(flags: Mapping[str, bool] | None) -> Mapping[str, bool]:
+    """Flags of steps by name; None for none.
+
+    Raises:
+        ArgumentError: No step has a flag of that name.
+    """
+    valid = [flag for step in STEPS.values() for flag in step.flags]
+    for name in flags or {}:
+        if name not in valid:
+            raise unknown(
+                ArgumentError, f"no optional step has a flag {name!r}", name, valid, argument="flags"
+            )
+    return flags or {}
+
+
 def complete(steps: Mapping[str, Call], plan: object, batch: object, flags: Mapping[str, bool]) -> None:
     """Run steps that complete a plan; flags that are missing are True."""
     for name, step in steps.items():
@@ -227,6 +242,7 @@ __all__ = [
     "Step",
     "adapted_step",
     "agreed",
+    "checked_flags",
     "complete",
     "completing",
     "declared",
