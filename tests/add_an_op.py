@@ -2,7 +2,7 @@
 
 Each block below a path is the content of that file, or a `diff` to apply to it. Then the core is compiled,
 and the commands of the last block are run. The script fails if a command fails, or if more files change than
-promised.
+CONTRIBUTING.md says.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CHECKS = (
     ["mypy"],
     ["pytest", "-q", "tests/ops", "tests/kernels", "-k", "ema and not up_to_date"],
 )
-"""Tests that must pass with the new op, and that include its cases."""
+"""Tests that must pass with the new op, and that include cases of the new op."""
 
 
 def section() -> tuple[list[tuple[str, str, str]], str]:
-    """The changes as path, language and text, and the commands."""
+    """The changes, each as path, language and text; and the commands."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     text = re.split(r"^## ", text.partition("\n## Adding an op\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     changes = re.findall(r"`([\w./]+)`:\n\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

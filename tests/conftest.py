@@ -1,4 +1,4 @@
-"""Settings that must precede all imports, and the check that tests leave nothing behind.
+"""Settings that must precede all imports, and the check that each test leaves nothing behind.
 
 Without a GPU, Triton's kernels are interpreted. Times of `switchrail tune` on this machine are ignored. Tests
 use one thread, since their computations are too small to gain from more.
@@ -24,21 +24,21 @@ if not torch.cuda.is_available():
 os.environ["SWITCHRAIL_TIMES"] = str(Path(__file__).with_name("none.json"))
 
 from tests import leftovers
-from tests.interpreter import spare_repetition
+from tests.interpreter import avoid_repeated_work
 from tests.processes import processes  # noqa: F401  (a fixture for all)
 
-# Examples and draws have no time limit, since another process may have the cores.
+# Hypothesis examples have no time limit, since other processes may keep the cores busy.
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy")
 
-spare_repetition()
+avoid_repeated_work()
 leftovers.remember_triton()
-gc.disable()  # until the tests are collected, since nearly all that this makes stays
+gc.disable()  # until the tests are collected, since nearly all objects made until then stay alive
 
-# The tests of these files share slow fixtures. They begin first, in this order, so that no process waits at
-# the end for a slow one.
+# Tests in these files share slow fixtures. They start first, in this order, so that no process is still busy
+# with a slow fixture at the end.
 WHOLE_FILES = (
     "tests/wheel/test_wheel.py",
     "tests/test_plugin_guide.py",
@@ -54,15 +54,16 @@ WHOLE_FILES = (
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector runs again."""
+    """Turn the garbage collector on again."""
     gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run such a file, and all cases of a function, in one process; functions with the most cases first.
+    """Run all tests of these files, and all cases of a function, in one process; functions with most cases
+    first.
 
-    With separate cases, xdist's bookkeeping took as long as ten files of tests.
+    If cases were distributed one by one, xdist's bookkeeping would take as long as ten files of tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -89,7 +90,7 @@ def _nothing_is_left_by_fixtures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
-    """Check for leftovers after each test. This is the first fixture of each test, so it ends last.
+    """Check for leftovers after each test. Being each test's first fixture, it ends last.
 
     Also seeds random numbers.
     """
@@ -103,7 +104,7 @@ def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
 
 @pytest.fixture
 def switch_often() -> Iterator[None]:
-    """Switch threads very often."""
+    """Make Python switch threads very often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

@@ -1,4 +1,4 @@
-"""Writing installed distributions with a plugin, like an installer."""
+"""Writes installed distributions with a plugin, as an installer does."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def write_distribution(
 
     Args:
         site: The folder on the module path.
-        name: The distribution.
+        name: The distribution's name.
         source: The module's code.
-        plugin: The name of its entry point.
-        version: Its version.
+        plugin: The name of the distribution's entry point.
+        version: The distribution's version.
         entry: The entry point's group without "switchrail.", and the module's function.
 
     Returns:
-        Its metadata folder.
+        The distribution's metadata folder.
     """
     module = name.replace("-", "_")
     group, _, function = entry.partition(":")

@@ -1,4 +1,4 @@
-"""Filters of sampling, alone and together."""
+"""Sampling filters for tests, alone and combined."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Two threads in every order that one switch can produce.
+"""Runs two threads in every order that one thread switch can produce.
 
 The first thread stops at a line of the tested code. The second then runs to its end, or until it waits for a
-lock. Then the first continues. This is repeated for one in `SWITCH_EVERY` of the lines that the first thread
-reaches, and with exchanged roles. `make soak` takes every line.
+lock. Then the first thread continues. This is repeated for one in `SWITCH_EVERY` of the lines that the first
+thread reaches, and with exchanged roles. `make soak` uses every line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE = 0.05
 SWITCH_EVERY = int(os.environ.get("SWITCH_EVERY", "4"))
 
 
-# Code that depends only on its arguments.
+# Files with code that depends only on its arguments, so that switches there don't matter.
 _PURE = {"trampoline.py", "parameters.py", "nearest.py", "fingerprint.py"}
 
 
@@ -43,13 +43,14 @@ def every_interleaving(
     """Run both orders of two functions, with a switch at one in `SWITCH_EVERY` lines of the first.
 
     Args:
-        make: Prepares a run; returns the two functions, and a function that checks and cleans up after both.
-        places: Files and folders of the package whose lines count, in addition to those of weak dictionaries.
+        make: Prepares a run. Returns the two functions, and a function that checks and cleans up after both.
+        places: Files and folders of the package whose lines are used, in addition to those of weak
+            dictionaries.
         locks: Pairs of an object and the name of its lock attribute, in addition to Switchrail's modules.
-        alike: Whether both do the same, so that one order is enough.
+        alike: Whether both functions do the same, so that one order is enough.
 
     Returns:
-        The number of lines that the first thread has reached, in both orders.
+        The number of lines that the first thread reached, in both orders together.
     """
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))
@@ -91,7 +92,7 @@ def _runs(
 
 
 def check_anyway(check: Callable[[], object]) -> None:
-    """Clean up after a run that has already failed."""
+    """Clean up after a run that has already failed, ignoring further errors."""
     with suppress(AssertionError):
         check()
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter, without repeated work that does not affect results."""
+"""Makes Triton's interpreter faster by avoiding repeated work that does not affect results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 
-def spare_repetition() -> None:
+def avoid_repeated_work() -> None:
     """Make interpreted kernels run in a third of the time, if this version of the interpreter is supported.
 
     Triton's interpreter replaces the language's functions at each call of a device function, although the
@@ -33,7 +33,8 @@ def spare_repetition() -> None:
     interpreter_builder.options = dataclasses.replace(
         options, sanitize_overflow=options.sanitize_overflow and options.debug
     )
-    replaced: list[frozenset[int]] = []  # the ids of the modules of each running launch
+    # For each running launch, the ids of the language modules whose functions are already replaced.
+    replaced: list[frozenset[int]] = []
     launch: Callable[..., Any] = GridExecutor.__call__
 
     def run_launch(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +45,8 @@ def spare_repetition() -> None:
             replaced.pop()
             types.forget()
 
-    modules: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()  # the language's original functions
+    # For each function, the ids of the language modules that it uses.
+    modules: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
 
     def replace_language(function: Any) -> Any:
         used = modules.get(function)
@@ -69,7 +71,7 @@ def spare_repetition() -> None:
 
 
 class _Types:
-    """The common properties of the types of a launch's values, computed once for each."""
+    """Properties of types, computed once per type and shared by all values of a launch."""
 
     def __init__(self, core: Any, numpy_dtype: Callable[[Any], Any]) -> None:
         self._tuple, self._constexpr = core.tuple, core.constexpr
@@ -140,7 +142,8 @@ def _unwrap(core: Any) -> Callable[[Any], Any]:
 
 
 def _broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Broadcast without types if no shape changes or one operand is a scalar."""
+    """Broadcasts as Triton does, but without creating types if shapes are equal or one operand is a
+    scalar."""
 
     def of_two(self: Any, left: Any, right: Any) -> Any:
         one, other = left.type, right.type

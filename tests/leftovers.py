@@ -1,4 +1,4 @@
-"""Finding everything that a test leaves behind, and restoring it for the next one."""
+"""Finds everything that a test leaves behind, and restores it for the next test."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ OWN_MODULES = (
     *("cuda_utils", "switchrail_replay"),
 )
 OWN_THREADS = ("tqdm_monitor",)
-"""Threads that libraries start when they are imported, beside their own modules."""
+"""Threads that libraries start when they are imported."""
 GRACE = 60.0
-"""Seconds that a finished thread may take to end, on a busy machine."""
+"""Seconds that a finished thread may take to end on a busy machine."""
 
 LISTS = [(sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (gc, "callbacks")]
 ATTRIBUTES = [
@@ -70,18 +70,18 @@ LOGGERS = [logging.getLogger(name) for name in (None, "switchrail", "py.warnings
 
 @dataclass(frozen=True)
 class Place:
-    """One kind of leftover, each with a name."""
+    """One kind of leftover; each leftover of that kind has a name."""
 
     kind: str
     read: Callable[[], Mapping[Any, Any]]
     restore: Callable[[Mapping[Any, Any], Any], object]
-    """Called with the earlier state and the name of a difference."""
+    """Restores a difference, given the earlier state and the difference's name."""
     is_left: Callable[[Mapping[Any, Any], Any], bool] = lambda before, name: True
-    """Whether a difference is more than a library's internal matter."""
+    """Whether to report a difference; False for internal changes of libraries."""
 
 
 def _environment() -> dict[bytes, bytes]:
-    """The environment in encoded form, since decoding everything takes longer than the rest."""
+    """The environment variables as bytes, since decoding them takes longer than the rest of the check."""
     return {name: value for name, value in os.environ._data.items() if name not in OWN_VARIABLES}  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ _modules: dict[str, ModuleType] = {}
 
 
 def _read_modules() -> dict[str, ModuleType]:
-    """A copy of `sys.modules`, made again only after changes."""
+    """A copy of `sys.modules`, renewed only if it has changed."""
     global _modules
     if _modules != sys.modules:
         _modules = dict(sys.modules)
@@ -111,7 +111,7 @@ def _restore_module(before: Mapping[str, ModuleType], name: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module belongs to a permanently installed package, not to one test."""
+    """Whether a module belongs to an installed package, as opposed to a test."""
     root = sys.modules.get(name.partition(".")[0])
     places = [getattr(root, "__file__", None) or "", *map(str, getattr(root, "__path__", ()))]
     return any(place.startswith(INSTALLED) for place in places) and not any(
@@ -120,9 +120,9 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
-    """Whether a module is gone, was made by hand or for a test, or is a Switchrail module made again.
+    """Whether a module is missing, was created for a test, or is a Switchrail module that was created again.
 
-    Other packages may replace their own: transformers does.
+    Other packages, such as transformers, may replace their own modules.
     """
     module = sys.modules.get(name)
     if module is None or (name in before and name.startswith("switchrail")):
@@ -137,7 +137,7 @@ _installed: set[str] = set()
 
 
 def _stays(each: object) -> bool:
-    """Whether a library added this entry of a list when it was imported."""
+    """Whether a library added this entry to a list when it was imported."""
     if isinstance(each, str):
         return False
     name = getattr(each, "__module__", "")
@@ -171,7 +171,7 @@ def _lasts(before: Mapping[threading.Thread, str], thread: threading.Thread) -> 
 
 
 def _children() -> dict[str, str]:
-    """The child processes of this process that run, or that were not waited for."""
+    """The child processes of this process that still run, or that were not waited for."""
     found: dict[str, str] = {}
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -276,7 +276,7 @@ PLACES = [
 
 
 def read() -> list[Mapping[Any, Any]]:
-    """Everything that can be left, in its current state."""
+    """The current state of everything that a test could leave behind."""
     return [place.read() for place in PLACES]
 
 
@@ -301,7 +301,7 @@ _triton: dict[Any, dict[str, Any]] = {}
 
 
 def remember_triton() -> None:
-    """Record the current state of Triton's language, for `put_back_triton`."""
+    """Record the current state of Triton's language module, for `put_back_triton`."""
     if find_spec("triton") is None:
         return
     language = importlib.import_module("triton.language")
@@ -318,7 +318,7 @@ def remember_triton() -> None:
 
 
 def put_back_triton() -> None:
-    """Undo changes of Triton's interpreter to its language; nothing compiles with them."""
+    """Undo the interpreter's changes to Triton's language module, with which nothing can be compiled."""
     for place, was in _triton.items():
         if vars(place) != was:
             for name, value in was.items():

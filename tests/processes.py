@@ -1,6 +1,7 @@
-"""Processes for tests, forked from one that has done the large imports: a fifth of the time of new ones.
+"""Processes for tests, forked from one with the large imports done, in a fifth of the time of new ones.
 
-That process imports no package of this repository; each fork imports them itself, with its own variables.
+The forked-from process imports no package of this repository; each fork imports these itself, with its own
+variables.
 """
 
 from __future__ import annotations

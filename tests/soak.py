@@ -3,9 +3,9 @@
 The cores are divided into lanes. Each lane has its own busy processes and runs rounds until all are done. A
 round is one run of pytest with its own seed, which is printed; its output is kept if it fails.
 
-    python tests/soak.py --rounds 3                       # all tests
-    python tests/soak.py --rounds 50 --racing             # those with threads, processes, signals or order
-    python tests/soak.py --rounds 10 tests/hooks -k race  # any arguments of pytest
+    python tests/soak.py --rounds 3                       # all tests python tests/soak.py --rounds 50
+    --racing             # tests with threads, processes, signals or order python tests/soak.py --rounds 10
+    tests/hooks -k race  # any arguments of pytest
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def busy(cores: set[int], count: int) -> Iterator[None]:
 
 
 def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
-    """One run of pytest on some cores, in the order of a seed."""
+    """Run pytest once, on some cores, in the random order of a seed."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(len(cores))]
     command += ["-p", "no:cacheprovider", "--random-order", f"--random-order-seed={seed}"]
     with log.open("w") as out:
@@ -64,7 +64,7 @@ def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
 
 
 def main() -> int:
-    """Return 1 if a round failed."""
+    """Return 1 if a round failed, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

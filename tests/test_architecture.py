@@ -7,12 +7,14 @@ ROOT = Path(__file__).parents[1]
 SECTION = re.compile(r"^### [^`\n]+`([^`]+)`$(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\|.*", re.MULTILINE)
 NAME = re.compile(r"`([\w./-]+(?:\.py|\.rs|\.c|/))`")
-# Folders whose files are named after a command, an operation or a subject.
+# Folders of which the document names no files, because each is named after a command, an operation or a
+# subject.
 ONE_FILE_EACH = ("cli", "doctor", "elementwise", "diagnosis")
 
 
 def files_of(base: Path, row: str) -> dict[str, set[Path]]:
-    """The files of each name in a row. A folder in a row holds for all names of the row."""
+    """The files that each name in a row of a table means. A folder in a row applies to all names of the
+    row."""
     names = NAME.findall(row)
     folders = [
         folder / name for name in ["", *names] if not name or name[-1] == "/" for folder in (base, ROOT)

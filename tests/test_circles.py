@@ -1,4 +1,5 @@
-"""`rust/circles.py` finds circular references among the modules of a crate, and nothing else."""
+"""`rust/circles.py` finds circular references among the modules of a crate, and reports no other
+references."""
 
 from __future__ import annotations
 

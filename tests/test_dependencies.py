@@ -1,4 +1,4 @@
-"""The check of the crates finds the intended problems."""
+"""The check of the crates' dependencies finds the problems that it should find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every environment variable is in one table of the code, in the docs, and known to `doctor`."""
+"""Every environment variable is in the code's table, is documented, and is known to `doctor`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_doctor_reads_each() -> None:
 
 @pytest.mark.parametrize("content", [None, "{}", "no times"])
 def test_doctor_reads_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
-    """`doctor` doesn't report a missing file of times, since `tune` will write it."""
+    """`doctor` doesn't report a missing times file, because `tune` will create it."""
     file = tmp_path / "times.json"
     if content is not None:
         file.write_text(content)

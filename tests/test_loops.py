@@ -1,4 +1,5 @@
-"""Loops at whose end a signal handler's exception would skip a `try` or `with`, found in the syntax trees."""
+"""No loop has an end at which a signal handler's exception would skip a `try` or `with`; checked in syntax
+trees."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ PACKAGES = (ROOT / "python" / "switchrail", ROOT / "kernels" / "switchrail_kerne
 
 
 def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]:
-    """The loops in a `try` or `with` of the same function that end in a conditional backward jump."""
+    """The loops inside a `try` or `with` of the same function that end in a conditional backward jump."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.GeneratorExp)):
             yield from while_guarded(node)
@@ -29,7 +30,7 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
 
 
 def test_no_interrupt_passes_by_a_finally() -> None:
-    """No loop at the end of a guarded block can skip the guard.
+    """At the end of a guarded block, no loop can skip the guard.
 
     From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table. The
     interpreter checks for signals before it jumps. So a handler's exception there skips every `finally`,

@@ -1,4 +1,5 @@
-"""The vendor's guide works: each of its files is written and each command run in a new environment."""
+"""The vendor's guide works: each of its files is written, and each of its commands is run in a new
+environment."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether a text matches the document; `...` matches anything, blanks at line ends don't count."""
+    """Whether an output matches the document. `...` matches anything, and blanks at line ends are ignored."""
     lines = [line.rstrip() for line in expected.strip().splitlines()]
     pattern = ".*".join(re.escape(part) for part in "\n".join(lines).split("..."))
     found = "\n".join(line.rstrip() for line in printed.strip().splitlines())
@@ -46,7 +47,7 @@ with socket.socket(socket.AF_UNIX) as server:
     socket.send_fds(server, [request.encode()], [0, 1, 2])
     sys.exit(int(server.recv(16)))
 """
-"""The command in the environment, which asks the server below to run it in a forked process."""
+"""The command in the environment. It asks `serve` to run the real command in a forked process."""
 
 PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
 
@@ -101,7 +102,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
         "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # this setting makes pip build with the installed setuptools
+        "PIP_NO_BUILD_ISOLATION": "0",  # "0" makes pip use the installed setuptools for builds
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
@@ -117,7 +118,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)
-"""Output of the command if something takes 5 s on a busy machine."""
+"""What the command also prints if something takes 5 s on a busy machine."""
 
 
 def test_it_has_all_three() -> None:

@@ -1,4 +1,4 @@
-"""The README's examples print what they show."""
+"""The README's examples print the documented output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small CPU runs of the checks of tokens and probabilities: correct engines pass, wrong ones don't."""
+"""Small CPU runs of the benchmark that checks tokens and probabilities: correct engines pass, wrong ones
+don't."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
 
 class WithAWrongLine(TorchGatedDelta):
-    """Wrong in one row of a batch whose results the benchmark doesn't compare with the reference."""
+    """Wrong in one row, of a batch whose results the benchmark doesn't compare with the reference."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)
@@ -119,7 +119,7 @@ class WithAWrongLine(TorchGatedDelta):
 
 
 def compared(monkeypatch, path, *chosen, **fitting):
-    """Run one case with these backends; return its row and the exit status."""
+    """Run one case with these backends; return the case's row and the exit status."""
     monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
     monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # torch isn't registered here
     chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]

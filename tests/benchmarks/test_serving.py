@@ -55,7 +55,7 @@ def runtime():
 
 @pytest.fixture
 def python(tmp_path):
-    """An interpreter that has the stand-in."""
+    """An interpreter in which the stand-in for SGLang is installed."""
     (tmp_path / "sglang.py").write_text(STAND_IN)
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')

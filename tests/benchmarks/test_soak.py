@@ -1,4 +1,4 @@
-"""A small CPU run of the soak with failures; captured steps are recorded torch operations."""
+"""A small CPU run of the soak test with injected failures. Captured steps are recorded torch operations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_nothing_goes_wrong(engine, faults, monkeypatch):
 
 
 def test_what_goes_wrong_is_found(engine, faults, monkeypatch):
-    """The soak reports a wrong token, a lost page, and a request that fails without an injected failure."""
+    """The soak test reports a wrong token, a lost page, and a request that fails without an injected
+    failure."""
     monkeypatch.setattr(soak, "EVERY", 1000)
     choose, steps = engine._core._choose, []
 

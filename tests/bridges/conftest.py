@@ -20,7 +20,7 @@ from tests.families.made import make
 KJV = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 NEW_TOKENS = 32
 TIE = 0.1
-"""If the first two logits are nearer than this, rounding may choose the other token."""
+"""If the two largest logits are nearer than this, rounding may choose either token."""
 
 END: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 256}
 
@@ -35,7 +35,8 @@ class Small:
     _alone: dict[int, list[tuple[list[int], list[float]]]] = field(default_factory=dict)
 
     def alone(self, new_tokens: int = NEW_TOKENS) -> list[tuple[list[int], list[float]]]:
-        """For each prompt, transformers' greedy tokens and the distance of their first two logits."""
+        """For each prompt, transformers' greedy tokens, and for each token the distance between the two
+        largest logits."""
         if new_tokens not in self._alone:
             self._alone[new_tokens] = [self._run(prompt, new_tokens) for prompt in self.prompts]
         return self._alone[new_tokens]
@@ -72,7 +73,7 @@ class Small:
 
 
 def compare(found: list[list[int]], expected: list[tuple[list[int], list[float]]]) -> None:
-    """Check that greedy tokens are equal up to a near tie that rounding decides differently."""
+    """Check that greedy tokens are equal, except after a near tie, which rounding may decide differently."""
     compared = total = 0
     for tokens, (own, margins) in zip(found, expected, strict=True):
         total += len(own)

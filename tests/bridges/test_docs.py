@@ -1,4 +1,4 @@
-"""The example of docs/bridges.md prints what it shows, and its policy is a valid one."""
+"""The example of docs/bridges.md prints the output that the document shows, and its policy file is valid."""
 
 from __future__ import annotations
 

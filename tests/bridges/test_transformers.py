@@ -1,4 +1,4 @@
-"""Transformers models that Switchrail serves."""
+"""Tests of transformers models that Switchrail serves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tests.families.made import CONFIGS
 Get = Callable[[str], Small]
 
 QUICK = ("kimi_linear", "minimax", "bamba", "lfm2")
-"""One family of each linear op, beside the trained checkpoint; `make test-families` runs all of them."""
+"""One family for each linear op, in addition to the trained checkpoint; `make test-families` runs all
+families."""
 
 OWN = ("bailing_moe_linear", "bailing_moe_v2_5")
-"""Their definitions are Switchrail's, and have no caches."""
+"""Families whose definitions are Switchrail's, which have no caches."""
 
 FAMILIES = [
     "qwen3_next",
@@ -73,7 +74,7 @@ def test_a_definition_without_caches(model_type: str, small_of: Get) -> None:
 
 
 def test_the_first_use_of_each_op_is_logged(small: Small, caplog: pytest.LogCaptureFixture) -> None:
-    """Once per served model, whatever the number of calls and caches."""
+    """A plan is made once per served model, whatever the number of calls and caches."""
     with caplog.at_level("INFO", logger="switchrail"), sr.use(small.model) as handle:
         small.generate(3)
         small.generate(3)
@@ -94,7 +95,7 @@ def test_sampling_with_a_seed(small: Small) -> None:
 
 
 def test_padding_on_the_right(small: Small) -> None:
-    """With padding on the right, logits are those of the prompt alone, and new tokens see no padding."""
+    """With padding on the right, logits equal those of the prompt alone, and new tokens see no padding."""
     batch = small.padded("right")
     lengths = [len(prompt) for prompt in small.prompts]
     with sr.use(small.model), torch.no_grad():
@@ -118,7 +119,7 @@ def test_padding_on_the_right(small: Small) -> None:
 
 
 def states_of(model: torch.nn.Module) -> list[tuple[list[str], str | None, int]]:
-    """For each part of a model: its attributes, attention implementation, and number of hooks."""
+    """For each module of a model: its attributes, attention implementation, and number of hooks."""
     return [
         (
             [key for key, value in vars(part).items() if value is not None],
@@ -144,7 +145,7 @@ def test_removal_restores_the_model(small: Small) -> None:
 
 
 def test_two_calls_with_one_cache(small: Small) -> None:
-    """In a conversation, a second call continues the first one's cache, and a copy of it."""
+    """In a conversation, a second call continues the cache of the first, or a copy of that cache."""
     prompt = torch.tensor([small.prompts[1]])
     (whole, _), (first, rest) = small.alone()[1], (prompt[:, :7], prompt[:, 7:])
     with sr.use(small.model):
@@ -164,7 +165,7 @@ def test_two_calls_with_one_cache(small: Small) -> None:
 
 
 def test_a_cache_of_fixed_size(small: Small) -> None:
-    """A cache of fixed size allocates once; no later allocation grows with the cache."""
+    """A cache of fixed size allocates its memory once; no later allocation grows with the cache."""
     expected = [(tokens[:8], margins[:8]) for tokens, margins in small.alone()]
     with sr.use(small.model) as handle:
         cache = handle.cache(sequences=6, tokens=64)
@@ -257,7 +258,7 @@ def test_refused_models(small: Small) -> None:
         sr.use(torch.nn.Linear(2, 2))
 
     class Other(type(small.model)):
-        """A definition from elsewhere, such as a checkpoint's own code."""
+        """A model definition from another module, such as a checkpoint's own code."""
 
     with pytest.raises(BridgeError, match="expected the definition in transformers"):
         sr.use(Other(small.model.config).eval())
@@ -300,7 +301,8 @@ def test_refused_calls(small: Small) -> None:
 
 @pytest.mark.parametrize("model_type", ["lfm2", "kimi_linear"])
 def test_a_copy_of_a_served_model_is_plain(model_type: str, small_of: Get) -> None:
-    """It can be called, and served itself, before and after the original's removal."""
+    """A copy of a served model can be called and served itself, before and after the original's handle is
+    removed."""
     small = small_of(model_type)
     inputs, before = small.padded(), states_of(small.model)
     with torch.no_grad():
@@ -323,7 +325,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
 def llama(seed: int = 0, config: LlamaConfig | None = None) -> LlamaForCausalLM:
-    """A model without trained weights, in whose batches token 0 is padding."""
+    """A model with random weights. In batches, its token 0 is padding."""
     torch.manual_seed(seed)
     made = config or LlamaConfig(
         vocab_size=64,
@@ -340,7 +342,7 @@ def llama(seed: int = 0, config: LlamaConfig | None = None) -> LlamaForCausalLM:
 
 
 def greedy(model: LlamaForCausalLM, **options: Any) -> list[list[int]]:
-    """Five tokens after `IDS`."""
+    """The five greedy tokens after `IDS`."""
     found: list[list[int]] = model.generate(IDS, max_new_tokens=5, do_sample=False, **options).tolist()
     return found
 
@@ -348,7 +350,7 @@ def greedy(model: LlamaForCausalLM, **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own configs", "one config"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_models_of_one_class(first: int, is_shared: bool) -> None:
-    """Neither depends on whether the other is served, in any order of removal."""
+    """Two models with one config don't affect each other, in any order of serving and removal."""
     one = llama(0)
     models = one, llama(1, one.config if is_shared else None)
     before = one.config._attn_implementation
@@ -376,7 +378,7 @@ def test_a_padded_call_with_one_token(small: Small) -> None:
 
 
 def test_changes_of_a_served_models_config() -> None:
-    """Values are the model's own; another attention implementation is an error until it is set back."""
+    """A served config has the model's values. Setting another attention implementation is an error."""
     model = llama()
     expected, before = greedy(model), model.config._attn_implementation
     with sr.use(model), torch.no_grad():
@@ -414,7 +416,7 @@ def test_a_model_moved_or_cast_while_served(change: Any) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3_next"])
 def test_a_cache_without_tokens_serves_any_model(model_type: str, small_of: Get) -> None:
-    """A refused call doesn't convert its cache, and a failed call's cache is plain for unserved models."""
+    """A refused call doesn't convert its cache. After a failed call, unserved models can use the cache."""
     model = small_of(model_type).model
     refused, failed, emptied = (DynamicCache(config=model.config) for _ in range(3))
     with torch.no_grad():
@@ -448,7 +450,7 @@ def test_an_emptied_cache_continues_with_more_sequences(small: Small) -> None:
 
 
 def test_a_batch_in_which_a_sequence_ended_early(small: Small) -> None:
-    """The padding that `generate` adds after its end is forgotten when a mask hides it."""
+    """Padding that `generate` adds after a sequence's end is forgotten when a later mask hides it."""
     model, ids = llama(), torch.tensor([[0, 6, 7], [9, 3, 4]])
     options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
     end = int(model.generate(ids, attention_mask=(ids != 0).long(), **options).sequences[0, 4])
@@ -480,7 +482,7 @@ def test_a_batch_in_which_a_sequence_ended_early(small: Small) -> None:
 
 
 def test_cropping_a_padded_batch() -> None:
-    """Columns with padding are not removed, since other sequences would lose other tokens."""
+    """Columns with padding are not removed, because other sequences would lose other tokens."""
     model, ids = llama(), torch.tensor([[5, 6, 0], [7, 8, 9]])
     with sr.use(model), torch.no_grad():
         cache = DynamicCache(config=model.config)
@@ -521,7 +523,7 @@ def test_tuples(use_cache: bool) -> None:
 
 
 def test_drafts_of_a_model_without_states(small_of: Get) -> None:
-    """Prompt lookup drafts tokens, and removes those that are not accepted from the cache."""
+    """Prompt lookup drafts tokens, and removes rejected tokens from the cache."""
     small = small_of("llama")
     prompt = torch.tensor([small.prompts[1] * 2])
     options = {**END, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 12}
@@ -531,7 +533,8 @@ def test_drafts_of_a_model_without_states(small_of: Get) -> None:
 
 
 def test_a_call_that_fails_half_way(small: Small) -> None:
-    """Its cache is refused afterwards, since the first layers' states are ahead; after a reset it serves."""
+    """After a failed call the cache is refused, since the first layers' states are ahead; after a reset it
+    serves."""
     prompt = torch.tensor([small.prompts[1]])
 
     def fail(*_: object) -> None:

@@ -1,4 +1,5 @@
-"""The trained checkpoints of a Kimi-Linear and a Nemotron-H shape, and the engine's text from them."""
+"""The trained checkpoints of Kimi-Linear and Nemotron-H shape, and the text that the engine generates with
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ HERE = Path(__file__).parent
 HELD_OUT = (HERE / "held_out.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n\n")
 PROMPTS = ("In the beginning", "And the king said", "Blessed are", "The")
 BITS = {"kjv-kimi-linear": 1.4482, "kjv-nemotron-h": 1.3971}
-"""Bits per byte of `HELD_OUT`."""
+"""Bits per byte of the text `HELD_OUT`, by checkpoint."""
 
 
 @pytest.fixture(scope="module", params=BITS)
@@ -61,7 +62,7 @@ def test_the_loss(family: Family) -> None:
 
 @torch.no_grad()
 def test_the_engine_says_what_transformers_says(family: Family) -> None:
-    """Greedy tokens of ragged prompts are those of `generate`; the README shows one text."""
+    """Greedy tokens of ragged prompts equal those of `generate`; one of the texts is in the README."""
     prompts = [tokens_of(family, text) for text in PROMPTS]
     runs = family.run(prompts, 48)
     family.check(prompts, runs)

@@ -15,7 +15,7 @@ def checkpoint():
 
 @pytest.fixture
 def switchrail():
-    """Run the command in this process, on a separate runtime."""
+    """Run the command in this process, on a runtime of its own."""
 
     def run(*arguments):
         with isolated():

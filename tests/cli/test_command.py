@@ -20,7 +20,7 @@ PROGRAM = "from switchrail.cli import main; main()"
 
 @pytest.fixture
 def offered(processes):
-    """The completions of the last word."""
+    """The completions that are offered for the last word."""
     return partial(_offered, processes)
 
 
@@ -125,7 +125,7 @@ def test_the_script_for_a_shell(switchrail, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
 def test_what_is_cheap_imports_little(tmp_path, arguments):
-    """The platform plugin declines, so that a built-in kind is chosen."""
+    """The installed platform plugin declines, so a built-in kind is chosen."""
     declining = "def activate(): pass\n"
     write_distribution(tmp_path, "acme-platform", declining, plugin="acme", entry="platforms:activate")
     program = f"""

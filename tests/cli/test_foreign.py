@@ -17,7 +17,7 @@ from switchrail.foreign import LINE, LINES, escaped, in_lines, json_escaped, one
 from switchrail.lock import write_lock
 
 BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[bold][link=x]"
-"""No line ends: metadata can't contain them, and importlib.metadata fails at a carriage return."""
+"""Has no line ends, because metadata can't contain them and importlib.metadata fails at a carriage return."""
 
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
@@ -140,7 +140,7 @@ def in_a_terminal(processes, arguments, environment, folder):
             if select.select([ours], [], [], 1)[0]:
                 try:
                     read = os.read(ours, 65536)
-                except OSError:  # the other end is closed
+                except OSError:  # the process has closed its end of the terminal
                     break
                 if not read:
                     break
@@ -183,7 +183,7 @@ def test_no_command_lets_it_through(processes, site, tmp_path, checkpoint, name,
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))
     lock = tmp_path / "lock.json"
-    write_lock(lock)  # the path of the test's process has no hostile distributions
+    write_lock(lock)  # `sys.path` of this process has no hostile distributions
     places = {"{checkpoint}": checkpoint, "{hostile}": tmp_path / "hostile", "{lock}": lock}
     arguments = [places.get(argument, argument) for argument in COMMANDS[name]]
     environment = {"PYTHONPATH": str(site)} | ({"SWITCHRAIL_LOCK": str(lock)} if is_locked else {})

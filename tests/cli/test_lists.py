@@ -169,7 +169,7 @@ def test_explain(switchrail, plugins, checkpoint):
 
 
 def test_explain_shows_what_is_captured(switchrail, plugins, checkpoint, tmp_path):
-    """`explain` lists every key with its backends, and each step that is not captured with the reason."""
+    """`explain` lists every key with its backends, and every step that is not captured with the reason."""
     assert "no step is captured: platform cpu has no graphs" in switchrail("explain", checkpoint).output
     explain = ["explain", checkpoint, "--as", "cuda:9.0", "--backend", "gated_delta.decode=torch"]
     shown = " ".join(switchrail(*explain).output.partition("captured steps")[2].split())
@@ -223,7 +223,8 @@ def test_plan_gives_the_document_that_another_process_reads(switchrail, plugins,
 
 
 def test_what_was_not_imported_is_said(switchrail, plugins, checkpoint):
-    """`explain` counts `aurora` as available without its class, as it reads the registration only."""
+    """`explain` lists `aurora` as available although its class is missing, since it reads only the
+    registration."""
     done = switchrail("explain", checkpoint, "--as", "cuda:9.0", "--layer", 0)
     assert "serves: highest priority" in done.output
     assert done.output.count("no backend was imported; `switchrail doctor` imports those") == 1
@@ -305,7 +306,7 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
 
 
 def test_imports_no_more_than_it_needs(checkpoint):
-    """One process runs all commands in turn; a command may add only its own imports."""
+    """All commands run in one process, one after the other; each may import only its own modules."""
     commands = [
         ["--help"],
         ["plugins"],

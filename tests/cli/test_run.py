@@ -153,7 +153,7 @@ def test_help_says_which_models_run(switchrail):
 
 @pytest.fixture
 def hub(checkpoint, tmp_path, monkeypatch):
-    """A hub cache that holds only the checkpoint, as acme/kjv."""
+    """A hub cache that has only the checkpoint, under the name acme/kjv."""
     model = tmp_path / "hub" / "models--acme--kjv"
     (model / "refs").mkdir(parents=True)
     (model / "refs" / "main").write_text("0" * 40)
@@ -324,7 +324,7 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
 
 
 class Broken(TorchGatedDelta):
-    """Fails in its fourth call or in a step's plan. Supports only decode."""
+    """A backend that fails in its fourth call or in a step's plan, and supports only decode."""
 
     error = OSError("no such kernel")
     in_plan = False
@@ -385,12 +385,13 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
     assert message in done.stderr
     assert "broken" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.output
-    if not as_json:  # the prompt begins on its own line
+    if not as_json:  # the error message begins on its own line
         assert done.stdout.endswith("\n")
 
 
 def test_text_comes_in_the_order_of_the_prompts():
-    """The first unfinished text is printed as it grows; later ones wait for it."""
+    """The text of the first unfinished request is printed as it grows; later texts are printed when it is
+    finished."""
     printed = io.StringIO()
 
     def events():

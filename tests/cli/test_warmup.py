@@ -1,4 +1,4 @@
-"""`switchrail warmup`: rounds of prompts, each run twice, and the state of the graphs."""
+"""`switchrail warmup`: rounds of prompts that each run twice, and the reported state of the graphs."""
 
 import json
 

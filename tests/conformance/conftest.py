@@ -28,11 +28,11 @@ def _mutated(
 
     Args:
         name: The module to change.
-        old: Text that occurs once in it.
+        old: The original text, which must occur once in the module.
         new: Its replacement.
         path: The path of the class.
-        reloaded: The modules, and the packages with all their modules, to run again.
-        folder: Folder for the changed source, for code that reads the source of a function.
+        reloaded: Modules to run again, and packages of which all modules are run again.
+        folder: Folder for the changed source, for code that reads the source of functions.
     """
     spec = find_spec(name)
     assert spec is not None

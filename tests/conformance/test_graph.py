@@ -1,4 +1,4 @@
-"""The suite's check of captured calls on the CPU: the stand-in for a graph calls `run` again to replay."""
+"""The suite's check of captured calls, on a CPU: the stand-in for a graph replays by calling `run` again."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from switchrail.testing.conformance.setting import Setting
 
 
 class Device:
-    """Stands in for `torch.cuda`. Work during a capture is deferred to the replay."""
+    """Stands in for `torch.cuda`. Work in a capture runs only in the replay."""
 
     def __init__(self):
         self.capturing, self.mode, self.allocations = None, "default", 0
@@ -67,7 +67,7 @@ def device(monkeypatch):
 
 
 def captured(base, device):
-    """A class of backends whose `run` can be captured, and that records the order of calls."""
+    """Makes a class of backends whose `run` can be captured, and which records the order of calls."""
 
     class Captured(base):
         def plan(self, phase, batch, bounds=None):
@@ -98,14 +98,14 @@ def setting(op, backend):
 
 
 class Cut:
-    """A plan whose lengths are updated in place."""
+    """A plan with lengths that are updated in place."""
 
     def __init__(self, batch, bounds):
         self.bounds, self.lengths = bounds, batch.kv_lens.clone()
 
 
 class Refreshed(TorchAttention):
-    """Takes the lengths from the plan, not from the batch, as a kernel does."""
+    """Reads the lengths from the plan instead of the batch, as a kernel does."""
 
     def plan(self, phase, batch, bounds=None):
         return Cut(batch, bounds)
@@ -123,7 +123,7 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     measured = host.graph(setting("attention", captured(Refreshed, device)))
     assert measured.error.within(measured.bound)
     assert device.log == [
-        *("plan within bounds", "run"),  # the eager run, which the replay is compared with
+        *("plan within bounds", "run"),  # the eager run, with which the replay is compared
         *("plan within bounds", "run", "capture", "capture", "refresh, sync debug mode error", "replay"),
         *("plan", "run"),  # the reference's run
     ]
@@ -156,7 +156,8 @@ def test_a_plan_that_is_not_refreshed_fails(device):
 
 
 def test_a_plan_made_anew_by_refresh_fails(device):
-    """The suite reports a `refresh` that makes a new plan: the captured call still reads the old one."""
+    """The suite reports a `refresh` that makes a new plan, because the captured call still reads the old
+    one."""
 
     class Anew(Refreshed):
         def refresh(self, plan, batch):

@@ -1,4 +1,4 @@
-"""The suite detects each of these changed lines in the plain-torch backends, by the case made for it."""
+"""For each of these changed lines in the plain-torch backends, the case that was written for it fails."""
 
 import pytest
 import switchrail
@@ -14,7 +14,7 @@ PATHS = {
     op: f"{definition.torch.__module__}:{definition.torch.__name__}" for op, definition in DEFINITIONS.items()
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
-"""Rounds numbers like the inputs of TF32 products."""
+"""Rounds numbers as the inputs of TF32 products are rounded."""
 PHASES = ("prefill", "decode", "verify")
 CHECKED = "        self.contract.check_call(call, batch, self.contract.feature_names)\n"
 

@@ -44,11 +44,11 @@ SHARED = {
     ),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
-"""The modules of an op's kernels other than its own."""
+"""Shared modules with kernels of an op, besides the modules in the op's folder."""
 
 
 def home(op, line):
-    """The module of an op's kernels that contains a line."""
+    """The module of an op's kernels that has the line."""
     modules = (PATHS[op].partition(":")[0], *SHARED.get(op, ()))
     (found,) = [name for name in modules if line in Path(find_spec(name).origin).read_text()]
     return found
@@ -459,7 +459,7 @@ needs_gpu = [
 
 
 def changed(mutants, marks=()):
-    """Each mutant, with each case that detects it."""
+    """Each mutant, paired with each case that detects it."""
     return [
         pytest.param(mutant, case, id=f"{what}-{case}", marks=marks)
         for what, mutant in mutants.items()

@@ -1,4 +1,4 @@
-"""The common properties of all failures of a run."""
+"""Tests of the summary, which names what all failures of a run have in common."""
 
 from switchrail.testing.summary import CaseResult, summarise
 

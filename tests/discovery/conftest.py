@@ -23,7 +23,7 @@ class Oracle:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, paths: Sequence[str]) -> dict[str, Any]:
-        """The oracle's answer for a path; only `error` if importlib raises."""
+        """The oracle's answer for a path; only `error` if importlib raises an exception."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(list(paths)) + "\n")

@@ -1,7 +1,7 @@
 """Prints the results of `importlib.metadata` of the running interpreter.
 
 Each line of standard input is a JSON list of paths. Each line of standard output is the answer: the entry
-points of our groups, and the version of each distribution. Needs only the standard library.
+points of Switchrail's groups, and the version of each distribution. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    # Import now what these modules import on first use; later the search would go through the tested paths.
+    # Import now the modules that are imported on first use; later imports would search the tested paths.
     email.message_from_string("Name: acme").get("Name").encode("cp437")
     given = sys.path[:]
     for line in sys.stdin:

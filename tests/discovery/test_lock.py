@@ -69,7 +69,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Where pip installed the plugin, in each of its ways, and the imported package. Undoes changes."""
+    """The place where pip installed the plugin (in each of its ways) and the imported package. Undoes
+    changes."""
     _, package = installed
     shutil.copytree(package, tmp_path / "before")
     yield installed
@@ -81,7 +82,7 @@ def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path,
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By version, a site with the plugin as a wheel."""
+    """By version, a site folder in which the plugin is installed as a wheel."""
     sites = {version: tmp_path_factory.mktemp("wheels") / "site" for version in ("1.0", "1.1")}
     for version, site in sites.items():
         make_project(site.parent / "project", "src", version)
@@ -91,7 +92,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def site(wheels: dict[str, Path], tmp_path: Path) -> Path:
-    """A separate site with version 1.0 as a wheel."""
+    """A copy of the site folder with version 1.0 as a wheel."""
     return Path(shutil.copytree(wheels["1.0"], tmp_path / "site"))
 
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "discovery.py"
-# CPU time is steadier than wall time while other tests run. A quiet machine shows ratios of 8 and more for
-# both.
+# CPU time varies less than wall time while other tests run. On a quiet machine, both ratios are 8 or more.
 TIMES_FASTER = 6
 
 

@@ -1,4 +1,4 @@
-"""A step's calls reach the backends of their parts exactly once, without an engine."""
+"""A step's calls reach the backends of their parts exactly once, without any engine."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def states(*lengths: int) -> StateBatch:
 
 
 def both() -> list[Part]:
-    """Three rows of decode, then a prompt of four."""
+    """A part with three decode rows, and a part with a prompt of four rows."""
     return [
         Part(phase="decode", rows=slice(0, 3), states=states(1, 1, 1)),
         Part(phase="prefill", rows=slice(3, 7), states=states(4)),
@@ -207,7 +207,7 @@ def test_each_layer_is_called_once_a_step(make: Any) -> None:
 
 
 def test_a_step_that_was_left_behind_is_over(make: Any) -> None:
-    """A new step can begin after an interrupt between a step's end and the end of its `with`."""
+    """After an interrupt between the end of a step and the end of its `with` block, a new step can begin."""
     dispatcher = make(count=1, gated_delta="told")
     layer = half()
     dispatcher.add(0, layer)
@@ -351,7 +351,7 @@ def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> No
 
 
 def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
-    """`dispatch.commit` commits two layers like direct calls of their backend."""
+    """`dispatch.commit` commits two layers with the same results as direct calls of the backend."""
     samples = [gated_delta_call([3, 2], phase="verify", seed=seed).with_trees() for seed in (1, 2)]
     plan = runtime.plan(
         Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)
@@ -426,7 +426,7 @@ def test_what_a_verification_returns_decides_nothing_and_must_be_there(runtime: 
 
 
 class Seen(TorchGatedDelta):
-    """Keeps the form of its last call."""
+    """Records the form of its last call."""
 
     seen: Any = None
 
@@ -440,12 +440,12 @@ class SeenToo(Seen):
 
 
 ENGINE, PLAIN = ("softplus", 0, torch.int32), (None, -1, torch.int64)
-"""The form of an engine's call, and of an adapted one."""
+"""The call that an engine makes, and the adapted call."""
 
 
 @pytest.mark.parametrize("bare", ["prefill", "decode"])
 def test_each_registration_of_a_name_is_adapted_by_its_own_features(runtime: Runtime, bare: str) -> None:
-    """One serves a phase, and the other overrides it in the other phase."""
+    """Two backends of one name: one serves a phase, the other overrides it in the other phase."""
     features = "raw_gates", "null_slot", "index_views"
     for index, (phases, cls) in enumerate(((("prefill", "decode"), Seen), (("decode",), SeenToo))):
         claimed = () if (bare == "prefill") == (index == 0) else features
@@ -463,7 +463,7 @@ def test_each_registration_of_a_name_is_adapted_by_its_own_features(runtime: Run
 
 
 def test_backends_of_another_plan_are_adapted_by_their_own_features(runtime: Runtime) -> None:
-    """As for a captured step, which can be routed to backends that the dispatcher's own plan lacks."""
+    """A captured step can be routed to backends that the dispatcher's own plan does not have."""
     features = "raw_gates", "null_slot", "index_views"
     runtime.register("acme", Seen, op="gated_delta", features=features, priority=9)
     runtime.register("bare", SeenToo, op="gated_delta", features=(), priority=1)

@@ -9,11 +9,11 @@ from typing import Any
 from switchrail.dispatch import Dispatcher
 
 Around = Callable[[tuple[int, str], str, Callable[[], Any]], Any]
-"""Takes the layer's id and op, the phase, and a function that runs the backend."""
+"""Receives the layer's id and op, the phase, and a function that runs the backend."""
 
 
 def around_backends(dispatcher: Dispatcher, around: Around) -> None:
-    """Call the function instead of each backend's `run`; it must return the record."""
+    """Call `around` instead of each backend's `run`; it must return the result of `run`."""
     dispatch = dispatcher.dispatch
 
     def watched(call: Any) -> None:

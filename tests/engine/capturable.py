@@ -1,4 +1,5 @@
-"""Decodes in pure torch operations, without host values, which `RecordedGraph` can capture."""
+"""Backends for decode with torch operations only, without values on the host; `RecordedGraph` can capture
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from switchrail.ops.batch import PagedTreeBatch
 
 
 class Capturable:
-    """Base of the backends: a plan that depends on the bounds only. Records the batches that refreshed it."""
+    """Base of the backends: their plan depends only on the bounds. Records the batches that refreshed it."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -38,7 +39,7 @@ class CapturableAttention(Capturable, AttentionBackend):
         scores = torch.einsum("nhgd,nthd->nhgt", q, keys) * layer.scale
         beyond = torch.arange(keys.shape[1], device=q.device) >= batch.kv_lens.unsqueeze(1)
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).nan_to_num()
-        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values in a forgotten state are poison
+        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values in a forgotten state are NaN
         call.out.copy_(torch.einsum("nhgt,nthd->nhgd", weights, values).reshape(n, heads, size))
 
     @staticmethod

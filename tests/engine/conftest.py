@@ -42,7 +42,8 @@ CONFIG: dict[str, Any] = {
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte (ids 0 to 255, in the order of the byte-level alphabet), an end, and two merges."""
+    """A tokenizer with one token per byte (ids 0 to 255, in byte-level order), an end token, and two
+    merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256, "th": 257, "the": 258}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
@@ -52,7 +53,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
-    """Save a model with random weights, large enough for distinct logits, and its tokenizer."""
+    """Save a model with random weights (large enough for distinct logits) and its tokenizer."""
     torch.manual_seed(seed)
     config = Qwen3NextConfig(**(CONFIG | changes))
     model = Qwen3NextForCausalLM(config).eval()
@@ -62,7 +63,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
                 weight.normal_(0, 0.5 if "conv1d" in name else weight.shape[-1] ** -0.5)
             elif "norm" in name:
                 weight.add_(torch.randn_like(weight) * 0.1)
-            elif name.endswith("A_log"):  # memories from a few tokens to a few hundred
+            elif name.endswith("A_log"):  # the layers remember from a few tokens to a few hundred
                 weight.copy_(torch.linspace(-5, 0, weight.numel()))
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
@@ -81,7 +82,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
-    """Make engines of the tiny checkpoint on a separate runtime, and close them."""
+    """Make engines of the tiny checkpoint on a runtime of its own, and close them after the test."""
     with ExitStack() as stack:
 
         def make(

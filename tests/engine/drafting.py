@@ -1,4 +1,4 @@
-"""Drafts that know the expected outputs, and so determine how many drafted tokens are accepted."""
+"""Drafts that know the expected output, and so determine how many drafted tokens are accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.task import Task
 
 Forced = Callable[[Random, int], int]
-"""The number of right tokens among a number of drafted ones."""
+"""Maps a number of drafted tokens to the number of right ones among them."""
 
 FORCED: dict[str, Forced] = {
     "none": lambda draw, count: 0,
@@ -20,11 +20,11 @@ FORCED: dict[str, Forced] = {
 
 
 class Oracle(Drafts):
-    """Proposes some right tokens, then wrong ones.
+    """Proposes right tokens, then wrong ones.
 
     Attributes:
         steps: The accepted tokens of each verification.
-        most: Whether to draft as many tokens as allowed; otherwise a random number.
+        most: Whether to draft as many tokens as allowed; if not, the number is random.
     """
 
     def __init__(
@@ -70,6 +70,6 @@ class Oracle(Drafts):
 
 
 def use(engine: Engine, drafts: Drafts) -> Drafts:
-    """Replace the drafts of an engine that was made with drafts."""
+    """Replace the drafts of an engine that was created with drafts."""
     engine._core.drafts = drafts
     return drafts

@@ -1,4 +1,4 @@
-"""Checking that an engine has freed all memory."""
+"""Checks that an engine has freed all memory."""
 
 from __future__ import annotations
 

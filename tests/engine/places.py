@@ -1,7 +1,7 @@
-"""All places in some files where Python can raise a signal handler's exception, found in their bytecode.
+"""Finds all places in some files where Python can raise a signal handler's exception, from their bytecode.
 
-The interpreter checks for signals after calls, at entries of functions and at backward jumps. A normal run
-records which of these places it passes. Then each place can be visited again to do something there.
+The interpreter checks for signals after calls, at function entries and at backward jumps. A normal run
+records which of these places it passes. Then an action can be run at each of these places in turn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 Place = tuple[CodeType, int, int]
-"""Code, offset, and number of earlier passes."""
+"""A place: code, offset, and the number of earlier passes."""
 
-OFTEN = 1  # recorded passes per place
+OFTEN = 1  # maximum recorded passes per place
 
 
 @cache
@@ -37,7 +37,7 @@ def offsets(code: CodeType) -> frozenset[int]:
 
 
 class Places:
-    """Watches functions of some files within its context."""
+    """A context manager that traces the functions of some files."""
 
     def __init__(self, files: Iterable[Path], visit: Callable[[Place], None]) -> None:
         self._files = {str(file) for file in files}
@@ -84,7 +84,7 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
 
 
 def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) -> Places:
-    """Within its context, the first run that passes the place executes the action there."""
+    """Within this context, the first time that a run passes the place, the action runs there."""
 
     def visit(found: Place) -> None:
         if found == place:

@@ -1,4 +1,4 @@
-"""The engine with another vendor's backend."""
+"""The engine with a backend of another vendor."""
 
 from __future__ import annotations
 
@@ -151,5 +151,5 @@ def test_each_step_goes_to_what_was_fastest_for_its_like(
     assert not isinstance(engine.bound.at("decode", (1,)).backend("gated_delta", 0), Watched)
     batches = [(phase, len(batch.seqlens), sum(batch.seqlens)) for phase, batch, _ in watched.plans]
     assert {phase for phase, _, _ in batches} == {"prefill", "decode"}
-    assert all(rows > 1 for _, _, rows in batches)  # single rows ran in torch
+    assert all(rows > 1 for _, _, rows in batches)  # single rows ran on the backend torch
     assert len(watched.calls) == len(watched.plans) * len(LINEAR_LAYERS)

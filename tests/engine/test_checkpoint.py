@@ -1,4 +1,4 @@
-"""Unreadable checkpoints: each error says what is wrong, and the process continues."""
+"""Unreadable checkpoints: each error names the problem, and the process continues."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_unknown_dtype(make_engine: Callable[..., Engine], dtype: object) -> Non
         make_engine(dtype=dtype)
 
 
-# --- folders from other sources
+# --- folders that other programs wrote
 
 
 FILES = [
@@ -389,7 +389,8 @@ NONSENSE: list[object] = [None, True, "x", 1.5, -1, 0, 10**12, 10**30, float("na
 def test_a_field_of_the_config(
     key: str, make_engine: Callable[..., Engine], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine accepts each value of a field or raises a typed error, before it reads any weights."""
+    """For each value of a field, an engine either accepts it or raises a typed error before reading
+    weights."""
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
 
@@ -414,7 +415,7 @@ def test_a_field_of_the_config(
 
 
 def test_sequences_that_are_too_long(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """An engine refuses to allocate a page table of 8 TB."""
+    """An engine refuses a config for which the page table would take 8 TB."""
     edit_config(broken, max_position_embeddings=10**12)
     with pytest.raises(
         ConfigError, match=r"max_position_embeddings is 1e\+12 in .*; valid: at most 2147483647"
@@ -432,7 +433,7 @@ def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], 
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """An engine refuses a checkpoint with code, and doesn't ask the user to allow it."""
+    """An engine refuses a checkpoint that needs its own code, without asking the user to allow the code."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

@@ -34,11 +34,11 @@ Make = Callable[..., Engine]
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
 KINDS = ["linear_attention", "full_attention"]
 ONE = [[7]]
-"""Only steps of one row; these are compiled once per kind of layer."""
+"""Requests whose steps have one row only, which are compiled once per kind of layer."""
 
 
 class Platform(CpuPlatform):
-    """Compiles with another backend, and counts compilations."""
+    """A platform that compiles with another torch.compile backend and counts compilations."""
 
     def __init__(self, backend: str = "eager", eager: tuple[str, ...] = ()) -> None:
         class Serving(CpuServing):
@@ -114,7 +114,7 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
 
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
-    """Zamba2's attention depends on the layer's number, for each of which torch compiles it again."""
+    """In Zamba2, attention depends on the layer's number, and torch compiles it again for each number."""
     path = make("zamba2", tmp_path, layers_block_type=["mamba", "mamba", "hybrid"] * 4)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]
@@ -125,9 +125,9 @@ def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path:
 
 
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
-    """Compiled layers compute the tokens of eager ones.
+    """Compiled layers compute the same tokens as eager layers.
 
-    Batches are ragged, pools poisoned, and requests come and go.
+    Batches are ragged, pools are filled with NaN, and requests come and go.
     """
     prompts = make_prompts() * 2
     engine = compiled(Platform("aot_eager"), checkpoint)
@@ -139,7 +139,7 @@ def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> N
 
 @pytest.mark.parametrize(("family", "kinds"), [("kimi_linear", 3), ("falcon_h1", 1)])
 def test_other_families(compiled: Make, tmp_path: Path, family: str, kinds: int) -> None:
-    """Layers with latents, KDA, a scan or a convolution compile to the same tokens."""
+    """Compiled layers with latents, KDA, a scan or a convolution compute the same tokens."""
     path = make(family, tmp_path)
     platform = Platform()
     engine = compiled(platform, path)
@@ -165,7 +165,7 @@ def check_memory(engine: Engine) -> None:
 
 
 LARGE = {"max_sequences": 64, "num_pages": 200}
-"""Pools larger than the memory for one row."""
+"""Options for pools that are larger than the memory for one row."""
 
 
 def test_no_memory_of_a_pools_size_is_taken(compiled: Make) -> None:
@@ -189,9 +189,9 @@ print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for wha
 def test_inductor_takes_no_memory_of_a_pools_size_and_keeps_its_work_on_disk(
     compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
 ) -> None:
-    """Compiling allocates nothing as large as a pool, and a second process finds the compiled code on disk.
+    """Compiling allocates no memory as large as a pool, and a second process finds the compiled code on disk.
 
-    Each runs in a separate process, since code that Inductor loads stays.
+    Each part runs in a process of its own, since code that Inductor loads stays in the process.
     """
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -226,7 +226,7 @@ def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
 ) -> None:
     """A hook on a function, a submodule's method or a layer's forward runs in compiled layers.
 
-    It may be added before the first step or later.
+    The hook may be added before the first step or later.
     """
     runtime = switchrail.Runtime()
     eager, engine = make_engine(two_layers, options=OPTIONS), compiled()
@@ -243,7 +243,8 @@ def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
 def test_torchs_hooks_on_one_layer_are_called_for_that_layer_alone(
     compiled: Make, make_engine: Make, tmp_path: Path
 ) -> None:
-    """A torch hook on a layer, or in it, runs for that layer only, before the first step and later."""
+    """A torch hook on a layer, or on a module in it, runs for that layer only, before the first step or
+    later."""
     path = make_checkpoint(tmp_path, num_experts=0)
     engines = [make_engine(path, options=OPTIONS), compiled(path=path)]
     plain = tokens(engines[0], ONE, 4)
@@ -285,7 +286,7 @@ def test_a_hook_that_cant_be_traced_leaves_its_kind_eager(
 
 
 def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
-    """`qk_norm_rope`, which writes the cache too."""
+    """`qk_norm_rope` that also writes the cache."""
     q, k = OPERATIONS[QKNormRope](*args, **kwargs)
     for pool, values in zip(cache[:2], (k, v), strict=True):
         pool.flatten(0, 1).index_copy_(0, cache[2], values.squeeze(0))
@@ -295,7 +296,7 @@ def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
 def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles_again(
     compiled: Make, few_compilations: None
 ) -> None:
-    """Engines that are made and closed change hooks without using up torch's limit of compilations."""
+    """Hooks of engines that are created and closed don't use up torch's limit of compilations."""
 
     def make(**options: Any) -> Engine:
         platform = Platform()
@@ -413,9 +414,9 @@ def test_off_is_the_default(make_engine: Make) -> None:
 def test_the_platforms_functions_give_way_to_torchs_own(
     compiled: Make, make_engine: Make, tmp_path: Path
 ) -> None:
-    """In compiled layers torch's own functions replace the platform's; eager layers call the platform's.
+    """Compiled layers call torch's own functions instead of the platform's; eager layers call the platform's.
 
-    Some weights are prepared for the platform's functions.
+    Some weights were prepared for the platform's functions.
     """
     path = make_checkpoint(tmp_path, num_experts=0)
     calls: Counter[str] = Counter()

@@ -24,13 +24,14 @@ hold_to_eager(sys.argv[1], "cuda")
 
 @pytest.mark.gpu
 def test_tokens_of_compiled_layers_are_those_of_eager_ones(checkpoint: Path, processes: Helper) -> None:
-    """Runs in its own process, because Inductor leaves modules and processes behind."""
+    """The check runs in a process of its own, because Inductor leaves modules and processes behind."""
     done = processes.run(PROGRAM, [checkpoint], env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
 
 
 def hold_to_eager(path: str, device: str) -> None:
-    """Compare tokens with eager layers; compile layers also where the platform's functions are faster."""
+    """Compare tokens with those of eager layers. Also compile layers for which the platform's functions are
+    faster."""
     CudaServing.compiles = lambda *_, **__: True  # type: ignore[assignment, method-assign]
     prompts = make_prompts() * 2
     params = make_params(len(prompts))

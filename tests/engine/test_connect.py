@@ -1,4 +1,4 @@
-"""A failed connection leaves nothing on the model."""
+"""If connecting a model fails, nothing is left on the model."""
 
 from __future__ import annotations
 

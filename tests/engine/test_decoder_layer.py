@@ -27,7 +27,7 @@ def calls() -> Counter[str]:
 
 @pytest.fixture
 def platform(calls: Counter[str]) -> CpuPlatform:
-    """A platform with counted functions for both operations."""
+    """A platform with functions for both operations, which count their calls."""
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

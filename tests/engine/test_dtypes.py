@@ -1,4 +1,4 @@
-"""The dtype of an engine."""
+"""The dtype that an engine chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ CPU: Any = SimpleNamespace(device="cpu", kind="cpu", supported_dtypes=lambda: ("
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_checkpoint_of_an_unknown_dtype_is_refused_on_a_cpu_too(key: str) -> None:
-    """An unknown dtype in a checkpoint is refused, although a CPU computes in float32 for any dtype."""
+    """An unknown dtype in a checkpoint's config is refused, although a CPU would compute in float32
+    anyway."""
     assert choose_dtype(None, {key: "float16"}, CPU) == "float32"
     with pytest.raises(UnknownDtypeError, match=f"{key} is 'bfloat61' in the checkpoint's config") as caught:
         choose_dtype(None, {key: "bfloat61"}, CPU)

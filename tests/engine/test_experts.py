@@ -1,4 +1,4 @@
-"""Experts by a platform's function, in eager and captured steps."""
+"""Experts that a platform's function runs, in eager and captured steps."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_kernels_serve_as_the_function(
 
 @torch.inference_mode()
 def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
-    """A shared expert of the experts' size becomes one of them.
+    """A shared expert of the same size as the others is appended to them.
 
-    The engine moves its weights and the router's without a copy, and the block computes the same.
+    The engine moves its weights and the router's without a copy, and the block computes the same results.
     """
     config = Qwen3NextConfig(
         hidden_size=32,

@@ -1,4 +1,4 @@
-"""A failure affects nothing else: the engine frees every page and slot, and other requests continue."""
+"""A failure affects nothing else: the engine frees all its pages and slots, and other requests continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Broken(Exception):
 def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a step's texts are decoded leaves earlier requests, and those in prefill, running."""
+    """After Ctrl-C while a step's tokens are decoded to text, other requests continue."""
     engine = make_engine(options=SMALL)
     prompts = [[1, 2], [3, 4], [5] * 10]
     expected = engine.generate(prompts, FREE)
@@ -57,7 +57,7 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
 def test_an_admission_that_fails_ends_the_request_that_was_admitted(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request whose admission fails ends instead of being retried, as after a failure of the device."""
+    """A request whose admission fails ends, and is not tried again; as after a failure of the device."""
     engine = make_engine(options=SMALL)
     admit = engine._core.sequences.admit
     failures = 0
@@ -80,7 +80,7 @@ def test_an_admission_that_fails_ends_the_request_that_was_admitted(
 
 
 class Saboteur:
-    """Makes a backend call, a text or a row of logits fail on request."""
+    """On request, makes a backend call, the decoding of a text, or a row of logits fail."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
@@ -138,7 +138,7 @@ def test_a_failing_backend_ends_the_requests_of_its_step(engine: Engine) -> None
 def test_a_device_that_is_lost_ends_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the device is lost, the engine ends every request.
 
-    No step can begin, so `generate` would otherwise try forever.
+    Since no step can begin, `generate` would otherwise retry forever.
     """
     waiting = engine.submit("earlier", SamplingParams(max_new_tokens=3))
 
@@ -184,7 +184,8 @@ def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> Non
 
 
 def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None:
-    """A cancel within a step takes effect at its end, as when the garbage collector closes a stream."""
+    """A cancel within a step takes effect when the step ends, for example if the garbage collector closes a
+    stream."""
     expected = engine.generate(["x"], FREE)
     decoding = engine.submit("the", FREE)
     engine.step()
@@ -279,7 +280,8 @@ ACTIONS = st.one_of(
 def test_nothing_leaks(
     shared: tuple[Engine, Saboteur], actions: list[tuple[str, Any, int]], seed: int
 ) -> None:
-    """Any sequence of submits, cancels and failures ends with all requests finished and all memory free."""
+    """After any sequence of submits, cancels and failures, all requests are finished and all memory is
+    free."""
     engine, saboteur = shared
     draw = random.Random(seed)
     requests: list[Request] = []
@@ -325,7 +327,7 @@ def _step(engine: Engine) -> None:
 
 
 def replace_forward(engine: Engine, change: Callable[..., Any]) -> None:
-    """Change the forward of layer 2's mixer."""
+    """Replace the forward of layer 2's mixer."""
     mixer = engine._runner.model.model.layers[2].linear_attn
     forward = mixer.forward
     mixer.forward = lambda *args, **kwargs: change(forward, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Gated delta layers whose inputs are one product."""
+"""Gated delta layers that compute all inputs in one product."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def on_cuda(make_engine: Make, backends: Any = None, **options: Any) -> Engine:
 
 
 def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
-    """Eager, overlapped and captured steps give the same tokens.
+    """Eager, overlapped and captured steps compute the same tokens.
 
-    There are more prompts than fit, and pools are poisoned.
+    There are more prompts than slots, and pools are filled with NaN.
     """
     prompts = make_prompts() * 2
     params = make_params(len(prompts))
@@ -80,7 +80,7 @@ def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
 
 
 def test_a_backend_without_graphs_runs_between_pieces(make_engine: Make) -> None:
-    """A backend without graphs runs between captured pieces, with a new plan each step and no padding."""
+    """A backend without graphs runs between captured pieces, with a new plan in each step and no padding."""
     prompts = make_prompts(9)
     params = make_params(len(prompts))
     backends = {"gated_delta": "torch"}
@@ -98,7 +98,7 @@ def test_a_backend_without_graphs_runs_between_pieces(make_engine: Make) -> None
 
 @torch.inference_mode()
 def test_greedy_tokens_are_those_of_transformers(make_engine: Make, checkpoint: Path) -> None:
-    """Greedy tokens equal those of transformers wherever its first two logits differ by more than 1e-3."""
+    """Greedy tokens equal those of transformers wherever its two largest logits differ by more than 1e-3."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval().to("cuda")
     engine = on_cuda(make_engine)
     prompts = make_prompts(3)
@@ -143,7 +143,7 @@ def test_two_engines_in_threads_beside_other_work(make_engine: Make) -> None:
 
 
 def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: Make) -> None:
-    """Threads with their own streams run one engine in turn; each step waits for the previous one."""
+    """Threads with streams of their own run one engine in turn; each step waits for the previous one."""
     engine = on_cuda(make_engine)
     prompts = make_prompts(8)
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -165,7 +165,7 @@ def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: M
 
 
 def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> None:
-    """A step runs after its caller's earlier writes on the stream and before its later reads."""
+    """A step runs after the caller's earlier writes on its stream, and before the caller's later reads."""
     engine = on_cuda(make_engine, overlap=False)
     prompts = make_prompts(11)[:4]
     params = SamplingParams(max_new_tokens=3, ignore_eos=True)
@@ -178,7 +178,7 @@ def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> Non
 
 
 def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
-    """Graphs are captured while another thread allocates, launches and waits."""
+    """Graphs can be captured while another thread allocates, launches and waits."""
     stop = threading.Event()
 
     def work() -> None:
@@ -202,9 +202,9 @@ def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
 def test_what_waits_for_the_device_is_not_captured(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operation that waits for the device fails to capture, and that key runs without a graph.
+    """A key with an operation that waits for the device can't be captured, and runs without a graph.
 
-    The engine, its other graphs and the device continue.
+    The engine, the other graphs and the device still work.
     """
     run = TritonGatedDelta.run
 
@@ -242,7 +242,8 @@ def test_a_captured_step_allocates_nothing(make_engine: Make) -> None:
 
 
 def test_a_captured_step_never_waits_for_the_device(make_engine: Make) -> None:
-    """A captured step waits only for the event of its tokens; torch raises on any other wait."""
+    """A captured step waits only for the event of its tokens; torch would raise an error at any other
+    wait."""
     engine = on_cuda(make_engine)
     params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=n % 2, seed=n) for n in range(8)]
     requests = [engine.submit([1, 2, 3], each) for each in params]

@@ -40,7 +40,7 @@ class GraphPlatform(CpuPlatform):
 
 @pytest.fixture
 def captured_runtime() -> switchrail.Runtime:
-    """A runtime with capturable backends for decode only, and a platform that captures."""
+    """A runtime with capturable backends for decode only, and a platform that has graphs."""
     runtime = switchrail.Runtime()
     runtime.use_platform(GraphPlatform())
     for op, backend in CAPTURABLE.items():
@@ -65,7 +65,7 @@ def tokens(engine: Engine, prompts: list[list[int]], count: int = 12) -> list[tu
 
 
 def count_replays(engine: Engine) -> list[Key]:
-    """Collect the keys that are replayed from now on."""
+    """Returns a list to which each replayed key is added from now on."""
     graphs = engine._runner.graphs
     assert graphs is not None
     seen: list[Key] = []
@@ -98,7 +98,7 @@ OPTIONS = {
 
 
 def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, ...]]) -> list[Key]:
-    """Compare an engine with graphs with expected tokens, then with itself for requests that end one by one.
+    """Compare an engine that captures with the expected tokens, then let its requests end one by one.
 
     Returns:
         The keys that were replayed.
@@ -115,7 +115,7 @@ def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, .
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Captured decodes give the tokens of eager ones, with padding, poisoned pools and several buckets.
+    """Captured decodes compute the tokens of eager ones, with padding, NaN in pools and several keys.
 
     Requests come and go, and have different lengths.
     """
@@ -130,7 +130,7 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
 def test_a_change_of_hooks_is_captured_before_the_next_step(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """After a hook is added or removed, the steps are captured again before the next one.
+    """After a hook is added or removed, the keys are captured again before they are used.
 
     The hooks are Switchrail's on a function and a method, and torch's on a module.
     """
@@ -213,7 +213,7 @@ def test_where_pieces_cant_be_captured_one_such_backend_makes_decodes_eager(
 def test_a_failure_while_capturing_leaves_that_key_eager(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key whose capture waits for the device or raises runs eagerly; the other keys are captured."""
+    """A key whose capture waits for the device or raises an error runs eagerly; other keys are captured."""
     run = CAPTURABLE["gated_delta"].run
 
     def waiting(self: Any, call: Any, batch: Any, plan: Any) -> None:
@@ -324,7 +324,8 @@ def test_a_closed_engine_frees_what_was_captured_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """If backends differ by the length of caches, a key's padding, which has no tokens, doesn't decide."""
+    """If backends differ by the length of caches, a key's padding does not affect the choice, as it has no
+    tokens."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None
@@ -343,7 +344,7 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
 def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new capture reuses the memory of the graphs that it replaces, instead of allocating it again."""
+    """Capturing again reuses the memory of the graphs that are replaced, instead of allocating more."""
     make, shared = RecordedGraph.__init__, []
 
     def sharing(self: RecordedGraph, shares: RecordedGraph | None = None) -> None:
@@ -400,9 +401,9 @@ def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
 def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    """A failed capture shares its memory with the next one, if it could be ended.
+    """A failed capture shares its memory with the next one if it could be ended.
 
-    A graph lives until its memory is taken over.
+    A graph is kept until another graph has taken over its memory.
     """
     shared: list[bool] = []
     run = CAPTURABLE["gated_delta"].run

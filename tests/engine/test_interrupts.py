@@ -1,6 +1,6 @@
-"""An exception or a cancel at every place of the engine's own code: nothing is lost.
+"""An exception or a cancel at every place in the engine's own code: nothing is lost.
 
-The model is a stand-in whose tokens depend on everything that the pools hold for a sequence, so that a wrong
+The model is a stand-in whose tokens depend on everything that the pools have for a sequence, so that a wrong
 page, slot, length or state shows in the next tokens.
 """
 
@@ -24,7 +24,7 @@ from switchrail.engine.task import Task
 
 from .places import Place, name, recorded, visiting
 
-# code that makes an engine, or decides nothing while it runs
+# code that runs only while an engine is created, or that changes no state
 OTHERS = {
     "checkpoint",
     "checks",
@@ -40,9 +40,9 @@ FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "3"))
-"""Every place is interrupted once; of the places that other scenarios pass too, one in this many.
+"""One in this many of the places that several scenarios pass is interrupted. All other places are.
 
-`make soak` takes all.
+`make soak` interrupts all places.
 """
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
@@ -50,7 +50,7 @@ FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
 AFTERWARDS = PROMPTS[: SMALL["max_sequences"]], SamplingParams(max_new_tokens=2, ignore_eos=True)
-"""Requests that show damage: one in each slot, and more tokens than a step takes."""
+"""Requests that show damage: together they need all slots, and more rows than a step has."""
 
 
 class Broken(Exception):
@@ -58,7 +58,7 @@ class Broken(Exception):
 
 
 class Model:
-    """A stand-in model: the next token depends on the tokens in the pages, and on their sum in the slot."""
+    """A stand-in model: the next token depends on the tokens in the pages and on the sum in the slot."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail = False
@@ -107,7 +107,7 @@ class Model:
         return SimpleNamespace(logits=logits[:, logits_to_keep])
 
     def keep(self, running: Any, part: dispatch.Part, sums: torch.Tensor) -> None:
-        """Let the backend of layer 0 commit the sums, which are the sums before the rows at first."""
+        """Make the backend of layer 0 commit the sums; until then the slot has the sum before the rows."""
         users = enumerate(running.prepared.users)
         index = next(i for i, user in users if (user.op, user.part) == ("gated_delta", 0))
         layers = self.runner.dispatcher._layers.items()
@@ -118,7 +118,7 @@ class Model:
 
 
 class Guesses(Drafts):
-    """Proposes right tokens for greedy requests, every second time followed by a wrong one."""
+    """Proposes right tokens for greedy requests; every second proposal ends with a wrong one."""
 
     def __init__(self, expected: list[Output]) -> None:
         self.expected = {output.prompt_tokens: output.tokens for output in expected}
@@ -135,13 +135,13 @@ class Guesses(Drafts):
 
 
 class Subject:
-    """An engine with that model, made again after it was damaged.
+    """An engine with the stand-in model, which is created again after it was damaged.
 
-    It reads a step's tokens after the next launch, as on an asynchronous device.
+    The engine reads a step's tokens after the next launch, as on an asynchronous device.
     """
 
     def __init__(self, checkpoint: Path, draft: Drafts | str | None = None) -> None:
-        """Make the engine, possibly with a draft."""
+        """Create the engine, possibly with a draft."""
         self._checkpoint = checkpoint
         self._options: dict[str, Any] = dict(SMALL)
         if draft is not None:
@@ -163,7 +163,7 @@ class Subject:
         self.engine._core._ahead = self.ahead
 
     def find_damage(self, held: list[Request]) -> str | None:
-        """Cancel all remaining requests; describe the damage found."""
+        """Cancel all remaining requests. Return a description of the damage, or None."""
         engine = self.engine
         self.model.fail = False
         for request in held:
@@ -235,7 +235,7 @@ def subject(checkpoint: Path) -> Iterator[Subject]:
 
 @pytest.fixture(scope="module")
 def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
-    """An engine with drafts, whose tokens must equal those without drafts."""
+    """An engine with drafts, whose tokens must equal those of the engine without drafts."""
     drafting = Subject(checkpoint, Guesses(subject.expected))
     drafting.read_later(0)
     assert drafting.expected == subject.expected
@@ -265,7 +265,7 @@ def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scena
 
 
 def interrupt(subject: Subject, scenario: Scenario, place: Place, files: list[Path] = FILES) -> str | None:
-    """Interrupt a run at a place; return the damage found afterwards."""
+    """Interrupt a run at a place. Return the damage that is found afterwards."""
     signal = KeyboardInterrupt()
     held: list[Request] = []
 
@@ -291,7 +291,7 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
 ) -> None:
     """An interrupt at any place leaves the engine consistent.
 
-    It reads a step's tokens after the next launch, or at once.
+    The engine reads a step's tokens after the next launch, or immediately.
     """
     subject.read_later(ahead)
     interrupt_everywhere(subject, scenarios, least)
@@ -305,7 +305,7 @@ def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> N
 
 
 def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subject) -> None:
-    """The draft model is a real one, the model that verifies a stand-in."""
+    """With a real draft model, and the stand-in as the model that verifies."""
     drafting = Subject(checkpoint, str(checkpoint))
     drafting.read_later(0)
     assert drafting.expected == subject.expected
@@ -323,7 +323,7 @@ def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subjec
 
 
 def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int) -> list[Place]:
-    """Interrupt runs of scenarios at their places; return the places."""
+    """Interrupt runs of the scenarios at their places. Return these places."""
     places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
     places = chosen(places, least)
@@ -339,7 +339,7 @@ def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int
 
 
 def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:
-    """Run three requests to their ends. At `place`, the second one is cancelled and a stream closed."""
+    """Run three requests to their ends. At `place`, cancel the second one and close a stream."""
     engine = subject.engine
     stream = engine.stream([PROMPTS[1]], FREE)
     next(stream)
@@ -361,9 +361,9 @@ def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], lis
 def test_a_cancel_breaks_nobodys_step_wherever_it_comes(
     name_of_subject: str, request: pytest.FixtureRequest
 ) -> None:
-    """A cancel at any place leaves the other requests' step intact.
+    """A cancel at any place doesn't damage the running step of other requests.
 
-    In practice the garbage collector or a signal handler may close a stream within a step.
+    In real programs, the garbage collector or a signal handler may close a stream within a step.
     """
     subject: Subject = request.getfixturevalue(name_of_subject)
     for _ in range(2):

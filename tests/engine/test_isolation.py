@@ -1,4 +1,4 @@
-"""Plain transformers, and other engines, in the same process."""
+"""Plain transformers models, and other engines, in the same process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> Non
 def test_engines_are_made_in_threads(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engines made in concurrent threads load models one at a time: transformers would lose tied weights."""
+    """Engines that are created in concurrent threads load one at a time; otherwise transformers would lose
+    tied weights."""
     load = AutoModelForCausalLM.from_pretrained
     inside: list[int] = []
 
@@ -125,9 +126,9 @@ def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
-    """A model without the engine's hooks raises. By default transformers refuses `seq_idx`.
+    """Without the engine's hooks, a model raises an error, because transformers refuses `seq_idx` by default.
 
-    For versions that ignore it, the engine notices the missing calls.
+    In versions that ignore `seq_idx`, the engine notices that calls are missing.
     """
     engine = make_engine()
     for hook in switchrail.hooks.chain.running():

@@ -1,4 +1,4 @@
-"""The captured steps."""
+"""The table of captured steps."""
 
 from __future__ import annotations
 

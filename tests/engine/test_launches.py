@@ -1,4 +1,4 @@
-"""The number of kernels launched by a layer in a decode, with `switchrail-kernels`."""
+"""The number of kernels that a layer launches in a decode, with `switchrail-kernels`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import switchrail_kernels
 from switchrail_kernels.launch import Launcher
 
 MOST = {"linear_attn": 6, "self_attn": 5}
-"""Launches per mixer. A feed-forward layer's norm, fused with the preceding sum, adds one more."""
+"""Launches per mixer. A feed-forward layer's norm, which is fused with the preceding sum, adds one more."""
 
 
 class Launches(TorchDispatchMode):
-    """Records the operations that would be kernels on a GPU: all except views and allocations."""
+    """Records operations that would be kernels on a GPU: all except views and allocations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Launches(TorchDispatchMode):
 
         def counted(launcher: Any, *args: Any, **kwargs: Any) -> None:
             self.found.append(launcher._kernel.__name__)
-            self._within = True  # Triton's interpreter runs torch operations
+            self._within = True  # ignores the torch operations that Triton's interpreter runs
             try:
                 launch(launcher, *args, **kwargs)
             finally:

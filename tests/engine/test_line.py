@@ -1,4 +1,4 @@
-"""In a long queue, removing one request costs the others nothing."""
+"""Removing one request from a long queue takes no search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_new_tokens=2, ignore_eos=True)
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The objects that a request was compared with, as in a search."""
+    """Records the objects with which a request is compared, as a search would do."""
     found: list[Any] = []
 
     def compare(request: Request, other: object) -> bool:

@@ -1,4 +1,5 @@
-"""Without torch or transformers the rest of Switchrail works, and what needs them says so."""
+"""Without torch or transformers, other parts of Switchrail work, and parts that need them raise a clear
+error."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
 def test_both_threads_get_what_broke_their_step(engine: Engine, way: str) -> None:
-    """A failed step raises its error in both threads, whichever of them ran it."""
+    """A failed step raises its error in both threads, whichever of them ran the step."""
     expected = engine.generate(["the", "x"], FREE)
     saboteur = Saboteur(engine)
     go_on = engine._go_on
@@ -92,7 +92,7 @@ def test_a_closed_engine_has_no_pools(engine: Engine) -> None:
 
 
 def within(engine: Engine, action: Callable[[], Any]) -> list[Any]:
-    """Do something within a step; return the exceptions or results."""
+    """Perform an action within a step; return its results or exceptions."""
     found: list[Any] = []
     forward = engine._runner.model.forward
 
@@ -133,7 +133,7 @@ def test_within_a_step_prompts_can_be_submitted(engine: Engine) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_engine_refuses(engine: Engine) -> None:
-    """A forked engine refuses every call, even if a thread of the parent was within a step.
+    """In a forked child, the engine refuses every call, even if a thread of the parent was within a step.
 
     That thread's lock is never released in the child.
     """
@@ -185,7 +185,7 @@ def test_a_forked_engine_refuses(engine: Engine) -> None:
 
 
 def test_stop_strings_have_a_limit() -> None:
-    """Long stop strings are refused: searching for each in every step delays all requests."""
+    """Long stop strings are refused, because searching for them in each step would delay all requests."""
     assert len(SamplingParams(stop=tuple(map(str, range(64)))).stop) == 64
     assert SamplingParams(stop="x" * 1024).stop == ("x" * 1024,)
     with pytest.raises(RequestError, match=r"non-empty string of at most 1,024 characters"):

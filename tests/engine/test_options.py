@@ -83,7 +83,7 @@ def test_sampling_params_out_of_range(values: dict[str, Any], words: str) -> Non
 
 
 class Mute:
-    """An object without a repr."""
+    """An object whose repr fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("mute")
@@ -112,7 +112,7 @@ def test_every_field_names_itself(cls: type[Any]) -> None:
 
 
 def test_seeds_have_64_bits(make_engine: Callable[..., Engine]) -> None:
-    """A seed of more than 64 bits is refused, as torch accepts none."""
+    """A seed of more than 64 bits is refused, because torch does not accept one."""
     before = torch.get_rng_state()
     make_engine(options={"seed": 2**64 - 1})
     torch.set_rng_state(before)
@@ -175,7 +175,7 @@ SHAPES: dict[tuple[int, str], Shape] = {
 
 
 def memory_of(free: Any, used: Any = 1 << 30) -> CpuPlatform:
-    """A host with this much free memory, and this much in use."""
+    """A host platform that reports this much free memory, and this much in use."""
     platform = CpuPlatform()
     hardware = platform.hardware
     hardware.total_memory = lambda: free if used is None else free + used  # type: ignore[method-assign]
@@ -227,7 +227,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
 ) -> None:
     """Pools that don't fit are refused before they are allocated, and so is a page table of 8 TB.
 
-    That table would be for 33 sequences of 10**12 tokens.
+    Such a table would be needed for 33 sequences of 10**12 tokens.
     """
     allocated = []
     for name in ("empty", "zeros"):
@@ -239,7 +239,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
 
 
 def test_memory_that_nobody_knows() -> None:
-    """If a platform reports None as its memory, that is unknown, not 0 bytes, so num_pages is required."""
+    """If a platform reports None as its memory, that means unknown, not 0 bytes, so num_pages is required."""
     for platform in (memory_of(None, None), memory_of(1 << 30, None)):
         with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
             pools_of(platform)

@@ -98,7 +98,7 @@ def test_a_failing_step_first_delivers_the_one_before(
 def test_tokens_that_never_come_end_the_requests_of_their_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the tokens of a step never arrive, its requests end, and a later request continues."""
+    """If a step's tokens never arrive, the step's requests end, and later requests work."""
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()
 
@@ -131,7 +131,7 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
 def test_a_step_that_fails_behind_one_whose_tokens_never_come_ends_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If tokens never arrive and the next step fails, the requests of both end.
+    """If tokens never arrive and the next step fails too, the requests of both steps end.
 
     Each call raises the first error.
     """
@@ -186,9 +186,9 @@ def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_
 
 
 def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None:
-    """The host is one step ahead in a long prompt too.
+    """During a long prompt, too, the host is one step ahead.
 
-    Its steps give no tokens, so a cancel among them leaves nothing to read.
+    The prompt's steps give no tokens, so after a cancel there is nothing to read.
     """
     engine.submit([1] * 48, SamplingParams(max_new_tokens=2, ignore_eos=True))
     cancelled = engine.submit([2] * 60, SamplingParams(max_new_tokens=2))
@@ -207,7 +207,7 @@ def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None
 
 
 class NoWaiting(TorchFunctionMode):
-    """Refuses operations that make the host wait for the device; also on a CPU, where nothing waits."""
+    """Refuses operations that make the host wait for the device, even on a CPU, where they would not wait."""
 
     READS = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.nonzero, Tensor.__bool__, Tensor.__int__)
 
@@ -226,7 +226,7 @@ def test_nothing_waits_for_the_device_between_two_launches(
 ) -> None:
     """Admissions, copies of pages and slots, and sampling don't wait for the device.
 
-    Backends are not covered.
+    Calls of backends are not checked.
     """
     core, forward = engine._core, runner._forward
     seen = []

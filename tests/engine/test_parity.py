@@ -78,7 +78,7 @@ class Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.rows: dict[tuple[int, int], torch.Tensor] = {}  # by request id and position
-        self.most_calls = 0  # by op, layer and step
+        self.most_calls = 0  # the most calls of one (layer, op) in a step
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
@@ -123,10 +123,10 @@ def disturb(engine: Engine, seed: int) -> None:
 def compare(
     reference: Reference, recorder: Recorder, outputs: list[tuple[int, Any]]
 ) -> tuple[float, list[str]]:
-    """Compare every row up to the first tie that was decided differently.
+    """Compare every row, up to the first token that differs after a tie between two logits.
 
     Returns:
-        The largest difference, and the ties.
+        The largest difference, and descriptions of the ties.
     """
     worst = 0.0
     ties = []
@@ -207,7 +207,8 @@ def test_parity_interpreted(mode: str, checkpoint: Path, make_engine: Callable[.
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """IEEE float32 products on CUDA. torch's setting is not an attribute for monkeypatch."""
+    """In the block, float32 products on CUDA are IEEE. (`monkeypatch` can't restore these settings of
+    torch.)"""
     settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [each.allow_tf32 for each in settings]
     try:
@@ -265,10 +266,10 @@ def test_parity_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """In bfloat16 the engine is as close to the float32 forward as transformers' own bfloat16 forward.
+    """In bfloat16, the engine is as close to the float32 forward as transformers' own bfloat16 forward.
 
-    Over all positions of all prompts, with the reference's tokens given to both, the mean of the relative row
-    errors is at most 1.25 times, and their 99th percentile at most 1.5 times that of transformers.
+    Both get the reference's tokens. Over all rows, the engine's mean relative error is at most 1.25 times
+    that of transformers, and its 99th percentile is at most 1.5 times that of transformers.
     """
     reference = request.getfixturevalue("reference" if device == "cpu" else "reference_on_cuda")
     model = AutoModelForCausalLM.from_pretrained(

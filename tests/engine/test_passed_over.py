@@ -1,4 +1,4 @@
-"""Hooks on modules that an operation replaces."""
+"""Hooks on modules whose work an operation's function does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = make_prompts()[:2]
 
 
 class Served:
-    """An engine whose platform has functions for operations; records which of them were called."""
+    """An engine whose platform has functions for operations, and records which of them were called."""
 
     def __init__(self, make_engine: Make) -> None:
         self.calls: set[str] = set()

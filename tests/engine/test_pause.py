@@ -1,4 +1,4 @@
-"""Prompts that wait for decodes: which prompts, how long, and with the same tokens."""
+"""Prompts that wait for decodes: which prompts wait, how long, and that tokens stay the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def submit(engine: Engine, length: int, new_tokens: int = 2) -> Request:
 
 @pytest.fixture
 def engine(make_engine: Callable[..., Engine]) -> Engine:
-    """An engine with one decoding sequence, soon after a step with its prompt."""
+    """An engine with one decoding sequence, shortly after the step with that sequence's prompt."""
     engine = make_engine(options=SIZES | {"prompt_pause": FOREVER})
     submit(engine, 4, new_tokens=6)
     engine.step()

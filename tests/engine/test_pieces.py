@@ -36,14 +36,14 @@ DECODES = {**OPTIONS, "capture": "decode"}
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """Uninitialized memory is NaN."""
+    """Fill uninitialized memory with NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def runtime_without(*ops: str) -> switchrail.Runtime:
-    """A runtime with capturable backends for decode only, except for some ops."""
+    """A runtime with capturable backends for decode only, but none for the given ops."""
     runtime = switchrail.Runtime()
     runtime.use_platform(GraphPlatform())
     for op, backend in CAPTURABLE.items():
@@ -67,7 +67,7 @@ def runtime_without(*ops: str) -> switchrail.Runtime:
 def test_backends_without_graphs_run_between_pieces(
     make_engine: Make, missing: tuple[str, ...], chosen: dict[str, str], word: str
 ) -> None:
-    """Backends without graphs run between captured pieces, with ragged batches, padding and poison.
+    """Backends without graphs run between captured pieces, with ragged batches, padding and NaN in pools.
 
     Each run is repeated, so that stale data would show.
     """
@@ -154,9 +154,9 @@ def test_a_failure_between_pieces_ends_the_requests_of_its_step(
 def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Steps with prompts, alone or with decodes, give the tokens of eager steps.
+    """Steps with prompts, alone or with decodes, compute the tokens of eager steps.
 
-    They have from one row to more than the largest key, and forks.
+    The steps have from one row to more than the largest key, and some have forks.
     """
     prompts = [*make_prompts(), *make_prompts(7)]
     options = {**OPTIONS, "max_tokens_per_step": 2100, "prefill_chunk": None, "max_length": 1024}
@@ -180,7 +180,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
 
 
 def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
-    """Padding, and leftovers of an earlier larger step, write to no page."""
+    """Neither padding nor data of an earlier, larger step is written to a page."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     params = SamplingParams(max_new_tokens=1, ignore_eos=True)
     engine.generate(make_prompts()[3:6], params)
@@ -199,7 +199,7 @@ def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchra
 def test_mixed_steps_that_cant_be_captured_run_eagerly(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """A mixed step that can't be captured runs eagerly, for instance if a hook needs a value on the host."""
+    """A mixed step that can't be captured runs eagerly, for example if a hook needs a value on the host."""
 
     def waits(result: Any, *args: Any, **kwargs: Any) -> Any:
         assert result.sum().item() is not None
@@ -226,7 +226,7 @@ def test_an_option_leaves_steps_with_prompts_eager(
 
 
 class PooledGraph(RecordedGraph):
-    """A graph whose memory is freed with the last graph that was captured in it, as on a GPU."""
+    """A graph whose memory is freed together with the last graph that was captured in it, as on a GPU."""
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
@@ -240,7 +240,7 @@ class PooledGraph(RecordedGraph):
 
 
 def test_shared_memory_lives_until_the_next_capture_has_begun() -> None:
-    """While all steps are captured again, one earlier graph lives on until its memory is shared."""
+    """While all steps are captured again, one earlier graph is kept until its memory is shared."""
     pieces = Pieces(PooledGraph, None)
     for _ in range(2):
         with pieces.capture():

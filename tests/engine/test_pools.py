@@ -1,4 +1,4 @@
-"""Pools through their own interfaces."""
+"""Pools, used through their own interfaces."""
 
 from __future__ import annotations
 

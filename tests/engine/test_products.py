@@ -1,4 +1,4 @@
-"""Linear layers with a common input, as one product."""
+"""Linear layers with a common input, computed as one product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["captured_runtime"]
 
 
 class Counted:
-    """The function, with a count of its calls."""
+    """A function that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""Requests from their submission to their end."""
+"""Requests, from submission to end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_outputs_hold_prompt_tokens_and_text(make_engine: Callable[..., Engine])
 
 
 def test_a_crowd_gets_what_each_gets_alone(make_engine: Callable[..., Engine]) -> None:
-    """Five requests on three slots and too few pages get the tokens that each gets alone."""
+    """Five requests on three slots, with too few pages for all, get the same tokens as alone."""
     crowd = make_engine(options=SMALL).generate(PROMPTS, FREE)
     alone = make_engine(options=SMALL | {"max_sequences": 1})
     assert [alone.generate([prompt], FREE)[0] for prompt in PROMPTS] == crowd

@@ -1,4 +1,4 @@
-"""Several samples of one prompt: the same results as separate prompts, with one prefill."""
+"""Several samples of one prompt: the same results as with separate prompts, but only one prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling: the filters compared with transformers' own, the draws with the distribution."""
+"""Sampling: filters compared with those of transformers, and draws compared with the distribution."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_a_row_that_is_not_finite_gives_no_token_and_spares_the_others(
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) -> int:
-    """Sort, apply the filters one by one, and invert the distribution function of the rest, by token id."""
+    """Sort, apply the filters one by one, and invert the distribution function of the remaining tokens, by
+    id."""
     values = [x.item() for x in logits]
     scores = (logits - logits.max()) / float(params.temperature)
     weights = [int(x) for x in (scores.double().exp() * 2**40).tolist()]

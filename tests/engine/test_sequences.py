@@ -1,4 +1,4 @@
-"""The owner of sequences through its own interface; it stays consistent after an exception at any place."""
+"""`Sequences` through its own interface. It stays consistent after an exception at any place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make() -> Sequences[Sequence]:
 
 
 def check(owner: Sequences[Sequence]) -> None:
-    """Every page and slot is free, or has the holders that the live sequences imply."""
+    """Check that every page and slot is free, or is held as the live sequences imply."""
     owner.repair()
     held = Counter(page for sequence in owner.live for page in sequence.pages)
     assert sorted([*held, *owner._pages._free]) == list(range(1, PAGES + 1))
@@ -131,7 +131,7 @@ def test_pages_and_slots_always_add_up(seed: int, actions: int) -> None:
 
 
 def test_an_exception_anywhere_loses_nothing() -> None:
-    """An exception at any place loses nothing, even with a second one during the repair."""
+    """An exception at any place loses nothing, even if a second one interrupts the repair."""
 
     def run(owner: Sequences[Sequence]) -> None:
         first, second = Sequence(), Sequence()

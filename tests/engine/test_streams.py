@@ -1,4 +1,4 @@
-"""An engine launches every operation of a step on its own device stream, in any thread."""
+"""An engine launches all operations of its steps on a device stream of its own, in any thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StreamPlatform(CpuPlatform):
 
 
 class Where(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the streams that operations run on."""
+    """Records the stream on which each operation runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

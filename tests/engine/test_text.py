@@ -1,4 +1,4 @@
-"""Texts of growing outputs: whole characters, no stop string, nothing lost."""
+"""The text of growing outputs: whole characters, no stop string, nothing lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decode_bytes(ids: list[int]) -> str:
 
 
 def spaced() -> Callable[[list[int]], str]:
-    """A decoder that drops the first token's leading space, as those of sentencepiece models do."""
+    """A decoder that drops the leading space of the first token, as sentencepiece models do."""
     vocab = {"▁in": 0, "▁the": 1, "▁be": 2, "gin": 3, "ning": 4, "<unk>": 5}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.Fuse()])

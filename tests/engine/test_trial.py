@@ -1,4 +1,4 @@
-"""Pools whose sizes come from a trial of the largest steps and graphs, on a CPU with simulated memory."""
+"""Pool sizes determined by a trial of the largest steps and graphs, on a CPU with simulated memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIMIT = WEIGHTS + int(0.95 * (TOTAL - WEIGHTS))
 
 
 class Memory:
-    """Simulated memory of a device: weights, pools, the maximum of the steps, and graphs."""
+    """The simulated memory of a device: weights, pools, the largest memory of steps, and graphs."""
 
     def __init__(self) -> None:
         self.pools: list[weakref.ref[Pools]] = []
@@ -53,7 +53,7 @@ class Memory:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """One simulated memory for all engines of the test."""
+    """One simulated memory for all engines of a test."""
     found = Memory()
     make = Pools.__init__
 
@@ -89,7 +89,7 @@ OPTIONS = {"max_sequences": 8, "max_length": 1024, "page_size": 16, "max_tokens_
 
 @pytest.fixture
 def platform(memory: Memory) -> GraphPlatform:
-    """A platform whose choice of tokens takes memory in proportion to the rows of logits."""
+    """A platform on which choosing tokens takes memory in proportion to the number of rows."""
 
     def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
         memory.steps = max(memory.steps, STEP * len(logits) // 8)
@@ -171,7 +171,7 @@ def test_there_is_no_trial_where_there_is_plenty(
     captured_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An engine skips the trial if all useful pages take less than half of the memory."""
+    """An engine skips the trial if pools of all useful pages take less than half of the memory."""
     monkeypatch.setattr(GraphHardware, "total_memory", lambda self: WEIGHTS + 20 * 2**20)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert memory.steps == 0
@@ -181,7 +181,7 @@ def test_there_is_no_trial_where_there_is_plenty(
 def test_the_trial_leaves_no_trace(
     make_engine: Make, platform: GraphPlatform, captured_runtime: switchrail.Runtime
 ) -> None:
-    """After a trial the tokens are those of an engine without one, and each layer runs once per step."""
+    """After a trial, tokens are the same as in an engine without one, and each layer runs once per step."""
     prompts = make_prompts(2)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
@@ -194,7 +194,7 @@ def test_a_trial_that_fails_is_a_warning(
     captured_runtime: switchrail.Runtime,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A failed trial is a warning, and the pools take a fraction of the memory."""
+    """If a trial fails, there is a warning, and the pools take a fraction of the memory."""
 
     def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
         if not failed:
@@ -239,7 +239,7 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
     captured_runtime: switchrail.Runtime,
     error: type[BaseException],
 ) -> None:
-    """An exception of `progress` ends the making of an engine, and no memory or hook remains."""
+    """If `progress` raises an exception, no engine is created, and no memory or hook remains."""
     hooks = len(switchrail.hooks.chain.table().chains)
 
     def cancel(done: int, total: int) -> None:
@@ -259,7 +259,7 @@ def test_the_collector_leaves_out_what_an_engine_that_captures_found(
 ) -> None:
     """While an engine that captures is open, the garbage collector skips objects that existed before it.
 
-    Dropping the engine counts as closing it.
+    Dropping the engine has the same effect as closing it.
     """
     before = gc.get_freeze_count()
     assert make_engine(options=OPTIONS)

@@ -40,7 +40,7 @@ Run = tuple[list[int], torch.Tensor]
 
 @dataclass
 class Family:
-    """The checkpoint of a family, and transformers' model of it."""
+    """The checkpoint of a family, and the transformers model that it loads as."""
 
     model_type: str
     path: Path
@@ -62,7 +62,7 @@ class Family:
         between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
         **options: Any,
     ) -> list[Run]:
-        """Run prompts; the pools' tensors named in `between` are set to zero before each step."""
+        """Run prompts. The pool tensors named in `between` are set to zero before each step."""
         with self.engine(backend, device, dtype, {**OPTIONS, **options}) as engine:
             disturb(engine, seed=1)
             recorder = Recorder(engine)
@@ -104,9 +104,10 @@ class Family:
         return dict.fromkeys(sorted({op for layer in layers for op in layer.ops}), backend)
 
     def check(self, prompts: list[list[int]], runs: list[Run], device: str = "cpu") -> None:
-        """Compare logits and greedy tokens with one uncached forward pass over each prompt and its tokens.
+        """Compare logits and greedy tokens with one uncached forward pass over each prompt and its new
+        tokens.
 
-        The bound is 1e-4, or twice the difference of transformers' own float32 and float64 passes.
+        The bound is 1e-4, or twice the difference between transformers' own float32 and float64 passes.
         """
         sequences = [prompt + tokens[:-1] for prompt, (tokens, _) in zip(prompts, runs, strict=True)]
         expected = uncached(self.model.to(device), sequences, device)

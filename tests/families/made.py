@@ -1,7 +1,7 @@
 """A small checkpoint of each family, made by transformers from a seed, in which the past matters.
 
-With plain random weights the logits depend only on the newest token, so an engine that forgets everything
-would pass. Here embeddings are small compared with the mixers' outputs, and memories are long.
+With plain random weights, logits would depend only on the newest token, so an engine that forgets everything
+would pass. Here embeddings are small compared with the mixers' outputs, and the layers remember long.
 """
 
 from __future__ import annotations
@@ -190,11 +190,11 @@ _PUBLISHED = {
     "bailing_moe_linear": {"architectures": ["BailingMoeLinearV2ForCausalLM"]},
     "bailing_moe_v2_5": {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]},
 }
-"""What published configs say of models whose definition is our own."""
+"""Keys of published configs, for models whose definition is Switchrail's own."""
 
 
 def _published(name: str) -> dict[str, Any]:
-    """The keys by which the family of a config is found."""
+    """The keys that determine the family of a config."""
     return {"model_type": name, **_PUBLISHED.get(name, {})}
 
 
@@ -204,13 +204,14 @@ CONFIGS = {
     if (since := getattr(family_of(_published(name)), "since", None)) is None
     or [*map(int, transformers.__version__.split(".")[:2])] >= [*map(int, since.split("."))]
 }
-"""Model type -> its config without the common keys, for the families that the installed transformers has."""
+"""Model type -> its config, without the keys that all configs share; only families that the installed
+transformers has."""
 
 
 _MEMORY = {"A_log": (-4, -1), "dt_bias": (-1, 1)}
 
 MEMORIES = {"bailing_hybrid": {"A_log": (0, 0.5), "dt_bias": (-7, -3)}}
-"""For bounded decays: lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
+"""Raw gate biases for bounded decays, which are lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
 
 
 def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:
@@ -218,7 +219,7 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
     torch.manual_seed(seed)
     values = {**_COMMON, **CONFIGS[model_type], **changes}
     words = values.get("layer_types") or values.get("layers_block_type")
-    if words is not None and model_type != "nemotron_h":  # the words give the number of layers
+    if words is not None and model_type != "nemotron_h":  # the layer names determine the number of layers
         values["num_hidden_layers"] = len(words)
     family = family_of(_published(model_type))
     assert family is not None
@@ -235,14 +236,14 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
                 weight.normal_(0, 2 * weight.shape[-1] ** -0.5)
             elif "conv" in name and weight.dim() == 3:
                 weight.normal_(0, 0.5)
-            elif name.endswith(("A_log", "dt_bias")):  # memories from a few tokens to a few hundred
+            elif name.endswith(("A_log", "dt_bias")):  # layers remember a few to a few hundred tokens
                 low, high = MEMORIES.get(model_type, _MEMORY)[name.rpartition(".")[2]]
                 weight.copy_(torch.linspace(low, high, weight.numel()).view(weight.shape))
             elif name.endswith("sinks"):
                 weight.normal_(0, 1)
             elif weight.dim() > 1:
                 gain = 1.5 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1
-                if "adapter" in name:  # larger scores would let rounding decide
+                if "adapter" in name:  # with larger weights, rounding would affect the tokens
                     gain = 0.5
                 weight.normal_(0, gain * weight.shape[-1] ** -0.5)
             elif "norm" in name:

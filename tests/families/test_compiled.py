@@ -16,7 +16,7 @@ from tests.families.made import CONFIGS
 __all__ = ["ieee_products"]
 
 CAPTURED = ("qwen3_5_text", "mamba2", "falcon_h1", "gemma2", "olmo_hybrid", "lfm2")
-"""Families whose decodes never wait on the host, unlike those with experts in transformers' own loop."""
+"""Families whose decodes never wait on the host. Families with experts in transformers' own loop do wait."""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.families]
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.families]
 def test_compiled_kernels_serve(model_type: str, family_of: Callable[[str], Family]) -> None:
     """Compiled kernels match transformers in float32.
 
-    In bfloat16 they are at most twice as far from float32 as its own.
+    In bfloat16, they are at most twice as far from float32 as transformers' own bfloat16.
     """
     family = family_of(model_type)
     prompts = family.prompts((1, 21, 64, 150))
@@ -50,7 +50,7 @@ def test_compiled_kernels_serve(model_type: str, family_of: Callable[[str], Fami
 @pytest.mark.usefixtures("ieee_products")
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_decodes_are_captured(model_type: str, family_of: Callable[[str], Family]) -> None:
-    """Decodes in graphs give the tokens of eager ones. Those that can't be captured tell the reason."""
+    """Decodes in graphs compute the tokens of eager ones. Decodes that can't be captured give the reason."""
     family = family_of(model_type)
     prompts = family.prompts((1, 21, 64, 150))
     expected = [tokens for tokens, _ in family.run(prompts, 32, backend="triton", device="cuda")]

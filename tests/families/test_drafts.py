@@ -14,7 +14,7 @@ from tests.families.made import CONFIGS
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_greedy_tokens_are_those_without_drafts(model_type: str, family_of: Callable[[str], Family]) -> None:
-    """Ragged prompts together have the greedy tokens that they have without drafts.
+    """Ragged prompts together get the same greedy tokens with drafts as without.
 
     Drafts are accepted at random.
     """

@@ -22,7 +22,8 @@ FORGOTTEN: dict[str, Callable[[Any], Iterable[torch.Tensor]]] = {
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> None:
-    """Ragged prompts run together like alone, and losing any part of the past changes logits and tokens."""
+    """Ragged prompts give the same results together as alone, and losing any part of the past changes
+    them."""
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 7, 33, 70))
     runs = family.run(prompts, 16)

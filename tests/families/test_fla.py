@@ -1,6 +1,6 @@
-"""Families whose definitions call flash-linear-attention where it is installed.
+"""Families whose definitions call flash-linear-attention if it is installed.
 
-Its kernels don't run on CPU tensors, so any function that the engine left unhooked would fail.
+Its kernels don't run on CPU tensors, so a function that the engine did not hook would fail.
 """
 
 from __future__ import annotations

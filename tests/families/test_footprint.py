@@ -1,4 +1,4 @@
-"""The memory printed by `plan --memory`, compared with an engine's allocations."""
+"""The memory that `plan --memory` prints, compared with an engine's allocations."""
 
 from __future__ import annotations
 

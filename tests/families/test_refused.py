@@ -1,4 +1,4 @@
-"""Models that `explain` knows but the engine does not run are refused before weights are read."""
+"""Models whose layers `explain` can show but that the engine can't run: refused before weights are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SMALL_VISION: dict[str, Any] = {
 
 
 def refused(folder: Path, config: dict[str, Any]) -> str:
-    """The message for a folder with only a config; it does not complain about missing weights."""
+    """The error message for a folder with only a config; it does not complain about missing weights."""
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
         Engine(folder, runtime=switchrail.Runtime(), device="cpu")
@@ -147,7 +147,7 @@ def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: P
 def test_draft_layers_that_the_definition_does_not_ignore(
     model_type: str, family_of: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers ignores drafts by the layer's number in the published model."""
+    """transformers ignores weights of drafts by their layer number in the published model."""
     source = family_of(model_type).path
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -197,7 +197,7 @@ def test_rotary_factors_that_depend_on_other_sequences(
 
 
 def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:
-    """A model that doesn't fit the layout is refused: a key that the layout ignores gives it windows."""
+    """A model that doesn't match the layout is refused: here a key that the layout ignores adds windows."""
     path = make("qwen3", tmp_path)
     file = path / "config.json"
     config = json.loads(file.read_text())

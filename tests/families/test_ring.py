@@ -25,7 +25,7 @@ ROWS = KEPT["rows"][None]
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:
-    """The weights of a layer under the names of the definition."""
+    """The weights of a layer, under the names that the definition uses."""
     own = {key.removeprefix(f"{name}."): value for key, value in KEPT.items() if key.startswith(f"{name}.")}
     del own["out"]
     joined = {
@@ -80,7 +80,8 @@ def test_a_layer_is_that_of_sglang(name: str, make: Callable[[ring.RingConfig, i
 
 
 def test_decays() -> None:
-    """They are SGLang's of the layer before; the slopes of 12 heads are those of 8, and 4 of 16 heads."""
+    """The decays equal those of the previous layer in SGLang. Slopes of 12 heads are those of 8, and 4 of
+    those of 16."""
     layers = CONFIG["num_hidden_layers"]
     assert torch.allclose(ring.decays(2, LAYER, layers), -KEPT["slopes"], rtol=1e-6)
     factor = 1 - 2 / 9 + 1e-5
@@ -92,7 +93,7 @@ def test_decays() -> None:
 
 
 def test_a_draft_layer_is_passed_over(family_of: Callable[[str], Family], tmp_path: Path) -> None:
-    """Published checkpoints have the weights of a draft layer after the others."""
+    """Published checkpoints have the weights of a draft layer after the last layer."""
     source = family_of("bailing_moe_v2_5").path
     weights = load_file(source / "model.safetensors")
     drafts = {

@@ -31,7 +31,8 @@ def counter(start):
 
 @pytest.fixture(autouse=True)
 def a_small_heap():
-    """Let the search for an object's holders see only the test's objects, not all earlier imports."""
+    """Let the search for an object's holders see only the test's own objects, not those of all earlier
+    imports."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -39,7 +40,7 @@ def a_small_heap():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Remove a test's hooks when it ends, even if it fails; then check that none are left."""
+    """Remove a test's hooks when it ends, even if it fails, then check that none are left."""
     before = set(chain.added())
     yield
     chain.change(remove=[hook for hook in chain.added() if hook not in before])
@@ -49,7 +50,7 @@ def nothing_is_left():
 
 @pytest.fixture
 def hooks():
-    """A separate registry of hooks, which must be empty after the test."""
+    """A registry of hooks for one test, which must be empty when the test ends."""
     hooks = Hooks()
     yield hooks
     hooks.clear()
@@ -57,6 +58,6 @@ def hooks():
 
 @pytest.fixture
 def module():
-    """A separate module with plain functions and methods, importable by its name."""
+    """A new module with plain functions and methods, importable by its name."""
     with imported("hook_targets", SOURCE) as module:
         yield module

@@ -1,4 +1,4 @@
-"""Modules made from source text."""
+"""Creates modules from source text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments, results and exceptions in a chain, and its order."""
+"""Arguments, results and exceptions in a chain of hooks, and the order of hooks."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""Classes replaced in place."""
+"""Replacing classes in place."""
 
 import contextlib
 import functools
@@ -72,7 +72,7 @@ class Unrelated:
 
 
 def test_one_that_extends_it(hooks, mod):
-    pickle.dumps(mod.Target())  # adding a hook leaves an attribute on the class
+    pickle.dumps(mod.Target())  # a hook sets an attribute on the class
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
     hooks.add("hook_replaced.Target", Better, "replace")
@@ -281,7 +281,7 @@ def test_methods_find_super_while_others_replace_their_class(hooks):
 
 
 def replaced_over_and_over(hooks, target, by, look):
-    """The observations of two threads while a class is repeatedly replaced and restored."""
+    """What two threads observe while a class is repeatedly replaced and restored."""
     seen, looks, stop = set(), itertools.count(), threading.Event()
     latest = 0
 
@@ -293,7 +293,7 @@ def replaced_over_and_over(hooks, target, by, look):
 
     def until_looked_at():
         start = latest
-        while latest < start + 4:  # each thread's look can have begun before the change
+        while latest < start + 4:  # a thread may have begun its last observation before the change
             time.sleep(0)
 
     interval = sys.getswitchinterval()

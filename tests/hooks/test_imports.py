@@ -30,7 +30,7 @@ class C:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package that has not been imported."""
+    """A package that has not been imported yet."""
     folder = tmp_path / "late_package"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,8 @@ def test_a_cycle_of_waiting_hooks(hooks, package):
 
 
 def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
-    """If an import makes two hooked paths one function, the second is refused and the import continues."""
+    """If two hooked paths turn out to be one function, the second hook is refused and the import
+    continues."""
     runtime = Runtime()
     with (package / "rope.py").open("a") as file:
         file.write("alias = get_rope\n")

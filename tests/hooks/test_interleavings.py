@@ -1,4 +1,4 @@
-"""Two threads that change hooks, with a switch between them at each line of one thread's code."""
+"""Two threads that change hooks, with a thread switch at each line of the first thread's code."""
 
 import importlib
 import importlib.util
@@ -109,7 +109,8 @@ PAIRS = {
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
 def test_one_adds_and_the_other(target, other, what):
-    """While one thread adds a hook, another adds one there or beside it, removes one, or looks."""
+    """While one thread adds a hook, another adds a hook on the same or a nearby target, removes one, or
+    reads."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -144,7 +145,7 @@ def test_one_adds_and_the_other(target, other, what):
 
 
 def test_one_adds_an_object_and_the_other_the_function_that_stands_for_it():
-    """A hook added to an object that was read while hooked leads to its place, not to the earlier object."""
+    """A hook added to an object that was read while it was hooked goes to the object's place."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -191,7 +192,8 @@ def test_a_holder_that_changes_meanwhile(use):
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
 def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
-    """A hook on a loading module is active after both threads have ended and a look has followed."""
+    """A hook on a module that is being loaded is active once both threads have ended and a lookup
+    followed."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -232,7 +234,8 @@ def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
         }[second]
 
         def check():
-            # Before `add` nothing was watched, so `add` misses a file search that is still running.
+            # Nothing was watched before `add`, so `add` does not notice a file search that is already
+            # running.
             if first != "import" or second == "add":
                 hooks.retry()
             module = sys.modules["late_interleaved"]

@@ -88,7 +88,7 @@ def made():
 
 
 def settled(made):
-    """The outcome of a call: a coroutine's value, a generator's items."""
+    """The final outcome of a call: a coroutine's result, a generator's items."""
     if inspect.isasyncgen(made):
 
         async def collect(made=made):
@@ -105,7 +105,7 @@ def settled(made):
 
 
 def shown(value):
-    """A value's text, equal for equal values of two modules."""
+    """A value's text, which is the same for corresponding values of two modules."""
     if isinstance(value, (tuple, list)):
         return [shown(item) for item in value]
     if isinstance(value, type):
@@ -125,7 +125,7 @@ def make_hook(trace, name, kind, behaviour, target):
             raise Fail(name)
 
     def result(value):
-        """The hook's change of a result, in the form that the target's callers expect."""
+        """Changes a result as a hook does, in the form that the target's callers expect."""
         if target == "generator":
             return (item for item in (name, *value))
         if target == "stream":
@@ -185,9 +185,9 @@ def make_hook(trace, name, kind, behaviour, target):
 
 
 def model(original, hooks, *, binds):
-    """The function that a chain makes from the original.
+    """The function that results from hooks on the original.
 
-    Hooks of Python functions get bound arguments, others the arguments as passed.
+    Hooks of Python functions get bound arguments; hooks of other callables get the arguments as passed.
     """
 
     def bound(args, kwargs):
@@ -244,7 +244,7 @@ def put(module, path, function):
 
 
 def original_at(module, path):
-    """The function or other object at that path."""
+    """The object at a path of an unhooked module."""
     *owners, name = path.split(".")
     found = inspect.getattr_static(functools.reduce(getattr, owners, module), name)
     for attribute in ("__func__", "fget", "func"):
@@ -254,7 +254,7 @@ def original_at(module, path):
 
 
 def naive_order(specifications):
-    """Repeatedly take the first hook that no remaining one must precede; None if there is none."""
+    """Repeatedly takes the first hook that no remaining hook must precede; None if there is none."""
     left, order = sorted(specifications, key=lambda s: (-s.priority, s.source, s.number)), []
 
     def must_wait(one, other):

@@ -1,4 +1,4 @@
-"""Objects without Python code: replaced wherever they are held."""
+"""Objects without Python code: replaced in all objects that refer to them."""
 
 import asyncio
 import collections
@@ -491,7 +491,7 @@ def test_subclasses_of_the_descriptors(hooks, objects):
 
 
 class Rich:
-    """A docstring."""
+    """A class with all kinds of special methods."""
 
     __hash__ = None
 

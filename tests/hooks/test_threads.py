@@ -14,7 +14,7 @@ from switchrail.hooks.target import resolve
 
 @pytest.fixture(autouse=True)
 def many_switches():
-    """Switch threads often."""
+    """Make Python switch threads often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -22,7 +22,7 @@ def many_switches():
 
 
 def together(*works):
-    """Run functions in separate threads; raise one thread's exception."""
+    """Run functions in threads of their own; raise the exception of one of them."""
     errors, start = [], threading.Barrier(len(works))
 
     def run(work):
@@ -42,9 +42,9 @@ def together(*works):
 
 
 def test_each_call_sees_one_whole_chain(hooks, module):
-    """A call sees the whole chain before or after a change.
+    """A call sees the whole chain from before or from after a change.
 
-    With half a chain its result would be off by a thousand.
+    With half of a chain, its result would be off by a thousand.
     """
     f, stop, wrong, hooked = module.f, threading.Event(), [], [0] * 4
 
@@ -175,7 +175,8 @@ def test_no_call_runs_unhooked_once_the_change_has_returned(hooks, module, where
 
 
 def test_hooks_and_registrations_together():
-    """Eight threads change hooks and backends of one runtime; eight call, resolve and take fingerprints."""
+    """Eight threads change hooks and backends of a runtime, while eight others call, resolve and take
+    fingerprints."""
     runtime, name = Runtime(), "hook_together"
     module = sys.modules[name] = types.ModuleType(name)
     exec("def f(a): return a", vars(module))
@@ -223,7 +224,7 @@ def test_hooks_and_registrations_together():
 def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
     """A finalizer may change hooks while a target is looked up.
 
-    The garbage collector can free an engine between any two instructions, in any thread.
+    In real programs, the garbage collector can free an engine between any two instructions, in any thread.
     """
     module = sys.modules["looked_up"] = types.ModuleType("looked_up")
     exec(
@@ -267,7 +268,7 @@ def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
 
 
 def test_handlers_of_the_log_run_without_the_lock(hooks, module):
-    """Handlers of the log run without the lock, so one may wait for another thread that changes hooks."""
+    """Log handlers run without the lock, so a handler may wait for another thread that changes hooks."""
     told, waiting = [], []
 
     class Handler(logging.Handler):

@@ -1,4 +1,5 @@
-"""Targets that no import creates: loaded by location, inserted by hand, found by others, or created later."""
+"""Targets that no import announces: loaded from a file path, inserted by hand, found by others, created
+later."""
 
 import importlib
 import importlib.util
@@ -30,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_front():
-    """Insert a finder before all others, including Switchrail's."""
+    """Insert a finder in front of all others, including Switchrail's."""
 
     class Front:
         @staticmethod
@@ -42,7 +43,7 @@ def in_front():
 
 
 def by_location(name, path):
-    """Load a module from a file, as transformers loads code from a checkpoint."""
+    """Load a module from a file path, as transformers loads code from a checkpoint."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -87,7 +88,8 @@ def test_what_no_finder_sees_is_hooked_at_the_next_occasion(hooks, folder, load,
     "name", ["remote_models.org.3f2a-1b.modeling", "remote_models.0f31c2", "late-model", "late_model"]
 )
 def test_names_that_are_no_identifiers(hooks, folder, name):
-    """A module's name need not be an identifier, nor its parent packages exist, as in transformers."""
+    """A module's name need not be an identifier, and its parent packages need not exist, as in
+    transformers."""
     (folder / "modeling.py").write_text(CODE)
     waiting = hooks.add(f"{name}.Model.forward", double, "after")
     assert hooks.waiting() == (waiting,)
@@ -139,7 +141,7 @@ def test_an_attribute_that_comes_later(hooks, module, caplog):
 
 
 def test_a_strict_one_waits_in_peace(folder):
-    """A strict hook that waits raises only for its own import, not for unrelated ones."""
+    """A strict hook that waits raises an error only at the import of its own module."""
     (folder / "late.py").write_text("def f(x=1): return x")
     strict, other = Hooks(strict=True), Hooks()
     hook = strict.add("late.f", lambda result: None, "after")
@@ -323,7 +325,8 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether a class fits a target that comes later shows only at the import, which then raises or logs."""
+    """Whether a class fits a target that comes later is known only at the import, which then raises or
+    logs."""
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

@@ -1,4 +1,4 @@
-"""The types of the CUDA driver's functions that `replay.c` calls."""
+"""The argument types of the CUDA driver's functions that `replay.c` calls."""
 
 import ctypes
 

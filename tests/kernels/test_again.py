@@ -48,7 +48,7 @@ def first_device(device):
 
 
 class Binary(replay.Binary):
-    """Stands in for a compiled kernel, with a number for its specialization."""
+    """Stands in for a compiled kernel, with a number in place of its specialization."""
 
     known: dict[object, int] = {}  # noqa: RUF012
 
@@ -60,9 +60,9 @@ class Binary(replay.Binary):
 
 
 class Gpu:
-    """Records launches: `slow` those of Triton, `fast` the repeated ones.
+    """Records launches: `slow` are Triton's launches, `fast` are repeated ones.
 
-    By default, all calls of a backend use one layer, that of its first call.
+    By default, all calls of a backend use one layer: that of the backend's first call.
     """
 
     def __init__(self, monkeypatch):
@@ -104,11 +104,12 @@ class Gpu:
         return 0
 
     def layer(self, backend, call):
-        """The layer of a backend's calls: this call's layer if there was none before."""
+        """The layer for a backend's calls: that of the backend's first call, or of this call if it is the
+        first."""
         return self.layers.setdefault(backend, call.made.layer)
 
     def run(self, backend, call, plan, layer=None):
-        """The launches of one call of a layer that uses its records."""
+        """The launches of one call, which may repeat recorded launches of its layer."""
         self.slow.clear(), self.fast.clear()
         self.values: list[list[int]] = []
         layer = self.layer(backend, call) if layer is None else layer
@@ -116,7 +117,7 @@ class Gpu:
         return list(self.slow)
 
     def expect(self, backend, call, plan, layer=None):
-        """Check the launches of a call without records; the call is recorded afterwards."""
+        """Check the launches of a call that no record matches; the call is then recorded."""
         layer = self.layer(backend, call) if layer is None else layer
         known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
@@ -158,9 +159,9 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 @EACH
 @PHASES
 def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
-    """A repeated call launches like one without records.
+    """A repeated call launches the same as a call without records.
 
-    Batches have few shapes, so that calls find other calls' records.
+    Batches have few different shapes, so that calls match records of other calls.
     """
     chance = random.Random(0)
     backend = make_backend(op)
@@ -233,9 +234,9 @@ def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, recorded):
-    """A prefill of single tokens is not taken for a decode.
+    """A prefill of single tokens is not mistaken for a decode.
 
-    The plan tells them apart: drafts leave the state, and rows may have checkpoints.
+    The plans differ. Otherwise drafts, which leave the state unchanged, or checkpoints could be lost.
     """
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
@@ -302,10 +303,10 @@ def test_a_layers_own_tensors_are_not_looked_at_again(gpu, op, phase):
 
 
 def copies(layer, count):
-    """Copies of a layer whose tensors have other addresses."""
+    """Copies of a layer, whose tensors have other addresses."""
     memo = {}
     for _ in range(count):
-        memo.clear()  # the same object stays one object in the copy
+        memo.clear()  # an object that occurs twice stays one object in the copy
         own = {
             field.name: copy.deepcopy(getattr(layer, field.name), memo)
             for field in dataclasses.fields(layer)
@@ -317,9 +318,9 @@ def copies(layer, count):
 @EACH
 @PHASES
 def test_layers_of_one_kind_share_their_records_and_launch_on_their_own_addresses(gpu, op, phase):
-    """Layers of one kind share records, and each launches on its own addresses.
+    """Layers of one kind share records, but each launches with its own addresses.
 
-    Any layer may come first, for each of two batches, and any may follow.
+    For each of two batches, any layer may be called first, and any may follow.
     """
     chance = random.Random(1)
     backend = make_backend(op)
@@ -344,7 +345,7 @@ def test_layers_of_one_kind_share_their_records_and_launch_on_their_own_addresse
 
 
 def moved(tensor):
-    """A tensor of the same shape and strides, one element behind an aligned address."""
+    """A copy of a tensor with the same shape and strides, one element after an aligned address."""
     size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     room = tensor.new_empty(size + 16)
     start = next(i for i in range(16) if room[i:].data_ptr() % 16 == 0) + 1
@@ -352,12 +353,12 @@ def moved(tensor):
 
 
 def spread(tensor):
-    """A tensor of the same shape whose first axis has twice the stride."""
+    """A copy of a tensor with the same shape and twice the stride along the first axis."""
     return torch.stack([tensor, tensor], dim=1)[:, 0]
 
 
 def unlike(layer):
-    """Layers that differ from a layer in one property each."""
+    """Layers that each differ from a layer in one property."""
     values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
     others = {
         bool: lambda value: [not value],
@@ -386,7 +387,8 @@ def unlike(layer):
 @EACH
 @PHASES
 def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
-    """Layers that differ in an option or a tensor's property never share a record, in any order of calls."""
+    """Layers that differ in an option or in a tensor's property never share records, in any order of
+    calls."""
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)

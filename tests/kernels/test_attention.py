@@ -17,7 +17,7 @@ def backend():
 
 
 def _with_pools_of_one_size(*calls):
-    """The calls with caches and page tables of one shape."""
+    """The calls with caches and page tables of the same shape."""
     pages = max(call.tensors["k_cache"].shape[0] for call in calls)
     width = max(call.batch.page_table.shape[1] for call in calls)
     for call in calls:
@@ -33,7 +33,7 @@ def _with_pools_of_one_size(*calls):
 
 
 def _copy(call, into):
-    """Copy all numbers of a call into the tensors of another, as for a graph's replay."""
+    """Copy all numbers of a call into the tensors of another call, as before a graph's replay."""
     for name, tensor in call.tensors.items():
         into.tensors[name].copy_(tensor)
     for name, tensor in call.batch_tensors.items():
@@ -176,7 +176,7 @@ def test_a_negative_scale(backend, device):
 
 
 def test_layers_share_a_plan(backend, device):
-    """Layers that split caches differently share one plan."""
+    """Layers that split caches differently can share one plan."""
     first = attention_call([1, 1], kv_lengths=[900, 300], phase="decode", device=device)
     plan = backend.plan("decode", first.batch)
     for window in (None, 300, None, 20, 300, None):
@@ -188,7 +188,7 @@ def test_layers_share_a_plan(backend, device):
 @pytest.mark.parametrize("phase", ["decode", "verify"])
 @pytest.mark.parametrize("window", [None, 400])
 def test_a_plan_serves_other_lengths_of_the_caches(backend, device, phase, window):
-    """A plan serves caches that are longer or shorter than before, and padding, as in a graph's replay."""
+    """A plan can serve longer or shorter caches than before, and padding, as in a graph's replay."""
     rows = [1] * 4 if phase == "decode" else [5, 1, 9, 2]
     first, second = _with_pools_of_one_size(
         *(
@@ -250,7 +250,7 @@ def test_pages_beyond_2_to_the_31_elements(backend, device):
     call = attention_call([3, 40], kv_lengths=[30, 400], dtype=torch.bfloat16, device=device, **QWEN3_NEXT)
     small = call.clone()
     small.run(backend)
-    pages = 70_000  # 2^15 elements
+    pages = 70_000  # 2^15 elements per page
     offset = pages - call.tensors["k_cache"].shape[0]
     tensors = call.clone().tensors
     for name in ("k_cache", "v_cache"):

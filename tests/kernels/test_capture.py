@@ -58,7 +58,7 @@ OPS = [
 
 
 def _replace(target, source):
-    """Copy the numbers of one call, including its batch, into the tensors of another."""
+    """Copy the numbers of one call, including its batch, into the tensors of another call."""
     for name, tensor in source.tensors.items():
         if tensor is not None and target.tensors[name].shape == tensor.shape:
             target.tensors[name].copy_(tensor)
@@ -153,7 +153,7 @@ def test_another_stream(make, backend):
 
 
 class OneLayer:
-    """A backend that makes all calls on one layer, into which it copies their numbers."""
+    """A backend that makes all calls on one layer, after copying their numbers into it."""
 
     def __init__(self, backend):
         self.backend, self.layer = backend, None

@@ -1,4 +1,4 @@
-"""The types in each kernel agree, which the interpreter does not check."""
+"""Types agree within each kernel, which the interpreter does not check."""
 
 import os
 import subprocess

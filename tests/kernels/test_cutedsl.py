@@ -1,7 +1,7 @@
 """The kernel in the CuTe DSL, run as Python on warps of 32 lanes that are numpy arrays.
 
-This shows that the kernel's computation is correct for every size and dtype, with the addresses that it gets.
-It does not show that it compiles or works on hardware; the conformance suite does, on a GPU.
+This shows that the kernel computes correct results for every size and dtype, with the addresses that it gets.
+It does not show that the kernel compiles or works on hardware; the conformance suite shows that on a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = (64, 128, 256)
 class Lanes(np.ndarray):
     """A number for each lane of a warp. All lanes take the same branch of a comparison.
 
-    So all lanes of a row write its result, to one address.
+    So all lanes of a row write the row's result, to one address.
     """
 
     def __eq__(self, other):
@@ -36,7 +36,7 @@ class Lanes(np.ndarray):
 
 
 class Type:
-    """A dtype of the DSL, in memory and in registers, where it is numpy's."""
+    """A dtype of the DSL, in memory and in registers; in registers it is numpy's."""
 
     def __init__(self, dtype, number):
         self.dtype, self.number, self.width = dtype, number, dtype.itemsize * 8
@@ -57,7 +57,7 @@ TYPES = {
 
 
 class Memory:
-    """`size` numbers from an address, or from one address per lane."""
+    """`size` numbers starting at an address, or one number at each lane's address."""
 
     def __init__(self, pointer, size):
         self.dtype, self.address, align = pointer
@@ -89,7 +89,7 @@ class Memory:
 
 
 class Registers:
-    """Numbers of each lane; a single index counts the first axis innermost."""
+    """Several numbers per lane. A single index counts the first axis innermost."""
 
     def __init__(self, shape, dtype):
         shape = shape if isinstance(shape, tuple) else (shape,)
@@ -115,7 +115,7 @@ def copy(source, target):
 
 
 class Warp:
-    """The running warp."""
+    """The warp that is running."""
 
     def lane_idx(self):
         return np.arange(32).view(Lanes)

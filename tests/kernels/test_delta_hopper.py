@@ -1,4 +1,4 @@
-"""The Hopper scan of the delta rule's prefill."""
+"""The Hopper kernel for the delta rule's prefill scan."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def _only_on_hopper(device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The number of warps in each launch of this kernel; none if the other kernel was launched."""
+    """The number of warps in each launch of the Hopper kernel; empty if another kernel was launched."""
     warps = []
     launch = hopper.launch_scan
 

@@ -1,4 +1,4 @@
-"""Kernels that start while the previous one still ends."""
+"""Kernels that start before the previous kernel has ended."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def normal(*shape, dtype, device, seed=0):
 
 
 def check(found, expected, apart=1):
-    """Check that float32 numbers are within 1e-6 of the largest, and 16-bit numbers equal or adjacent.
+    """Check that float32 numbers are within 1e-6 of the largest, and 16-bit numbers are equal or adjacent.
 
-    Numbers that are rounded and then multiplied may differ by two.
+    Numbers that are rounded and then multiplied may be two apart.
     """
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
@@ -63,7 +63,7 @@ def check_sum(found, expected):
 
 @pytest.fixture(autouse=True)
 def _several_rows_a_program(monkeypatch):
-    """Use several rows per program, even with few rows."""
+    """Use several rows per program, even for few rows."""
     monkeypatch.setattr(rows, "_FEW", 30)
 
 
@@ -110,7 +110,7 @@ def test_rms_norm_against_float64(dtype, device):
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @torch.inference_mode()
 def test_rms_norm_of_heads_next_to_their_gates(tokens, dtype, device):
-    """Heads next to their gates, as in attention layers, and views with three strides and gaps."""
+    """Heads that are next to their gates in memory, as in attention layers; and views with gaps."""
     module = offset_norm(64, dtype, device)
     both = normal(1, tokens, 8, 128, dtype=dtype, device=device)
     views = (
@@ -236,7 +236,7 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
     "functions", [(qk_norm_rope,), (add_rms_norm,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)]
 )
 def test_an_engine_writes_the_same_tokens_with_them(functions):
-    """An engine with these functions writes the same float32 tokens."""
+    """An engine with these functions generates the same float32 tokens."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     written = []
     for given in (False, True):
@@ -256,7 +256,7 @@ def test_an_engine_writes_the_same_tokens_with_them(functions):
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_all_of_them_are_captured():
-    """A captured call computes with new numbers on replay, without the host."""
+    """A captured call computes with new numbers when it is replayed, without the host."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     x, gate = (normal(1, 6, 4, 128, dtype=dtype, device=device, seed=i) for i in range(2))
     weight = normal(128, dtype=dtype, device=device, seed=2)

@@ -19,7 +19,7 @@ TILES = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
 def reference(x, logits, gate_up, down, *, top_k, normalize, shared=0):
-    """One row and expert at a time; of experts with equal logits the first comes first."""
+    """Computes one row and expert at a time. Of experts with equal logits, the first is preferred."""
     own = logits.shape[1] - shared
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(len(x)):
@@ -51,7 +51,7 @@ def make(t, count, *, shared=0, h=64, inner=48, dtype=torch.float32, device="cpu
 
 
 def poisoned(monkeypatch):
-    """Fill new buffers with NaN, and integer ones with numbers far out of range."""
+    """Fill new buffers with NaN, and integer buffers with numbers far out of range."""
     empty = torch.empty
 
     def fill(*args, **kwargs):
@@ -194,7 +194,7 @@ def test_as_transformers_has_it(t, device):
 
 
 def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
-    """The number of rows changes nothing that Triton specializes for: alignment, constants and options."""
+    """The number of rows changes nothing that Triton specializes for: alignment, constants or options."""
     seen = {}
 
     class Recorder:
@@ -215,12 +215,12 @@ def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
     assert len(seen) == 8
     counts = {name: len(kinds) for name, kinds in seen.items()}
     assert counts.pop("_choose") == 5  # 8 rows in one chunk, or in chunks of 4, 8, 32
-    assert counts.pop("_order") == 4  # of 32 rows few or many
+    assert counts.pop("_order") == 4  # for 32 rows: few or many rows
     assert set(counts.values()) == {1}
 
 
 class Again:
-    """A call to repeat: captured if there is a GPU."""
+    """A call that can be repeated; captured if there is a GPU."""
 
     def __init__(self, call):
         self.call, self.graph = call, None

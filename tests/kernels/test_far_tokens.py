@@ -1,4 +1,4 @@
-"""Caches whose tokens lie so far apart that places within a page exceed 32 bits."""
+"""Caches whose tokens are so far apart that offsets within a page exceed 32 bits."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ PAGE = 4
 
 
 def spread(pool):
-    """The pool with `STRIDE` elements between the tokens of a page; only what is used is backed."""
+    """The pool with `STRIDE` elements between the tokens of a page; only the used part takes real memory."""
     memory = torch.empty((PAGE - 1) * STRIDE + pool.numel(), dtype=pool.dtype)
     width = pool[0, 0].numel()
     strides = (width, STRIDE, *pool.stride()[2:])

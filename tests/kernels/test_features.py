@@ -38,7 +38,7 @@ class Anything(ModuleType):
 
 
 class Libraries:
-    """Finds and creates modules of libraries that aren't installed."""
+    """A finder that creates modules for libraries that aren't installed."""
 
     def __init__(self):
         self.missing = {name for name in LIBRARIES if importlib.util.find_spec(name) is None}
@@ -56,7 +56,7 @@ class Libraries:
 
 
 class Checked(Exception):
-    """Raised when a call reaches its check, where the test stops it."""
+    """Raised when a call reaches its contract check, where the test stops it."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def let_pass(monkeypatch):
-    """The features passed to each check, by the calling method; calls stop there."""
+    """Records the features passed to each check, by the calling method. Calls end there."""
     told = {"check_batch": [], "check_call": []}
     check_batch = Contract.check_batch
 

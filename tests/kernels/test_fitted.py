@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretend that there is a GPU with a capability."""
+    """Pretend that there is a GPU with the given capability."""
 
     def make(capability):
         monkeypatch.setattr(devices, "compute_capability", lambda device: capability)

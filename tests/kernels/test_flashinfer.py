@@ -38,7 +38,7 @@ def is_host(*tensors):
 
 
 class Paged:
-    """Common parts of both wrappers: a workspace, and one plan at a time."""
+    """The base of both wrappers: a workspace, and one plan at a time."""
 
     made = 0
 
@@ -56,7 +56,8 @@ class Paged:
         self.rows, self.starts, self.pages, self.keys = rows.tolist(), starts.tolist(), pages.long(), keys
 
     def attend(self, queries, tokens, values, scale):
-        """Yield rows, result and log-sum-exp of each sequence; `tokens` returns the keys of pages."""
+        """Yield the rows, the result and the log-sum-exp of each sequence; `tokens` returns the keys of
+        pages."""
         for n, count in enumerate(self.keys.tolist()):
             rows = slice(self.rows[n], self.rows[n + 1])
             pages = self.pages[self.starts[n] : self.starts[n + 1]]
@@ -202,7 +203,7 @@ class RaggedWrapper(Paged):
 
 
 def step(q, k, v, decay, beta, state, scale):
-    """One token of [H, K], [HV, V], [HV] or [HV, K], [HV] and the state [HV, V, K], in place."""
+    """Runs one token: [H, K], [HV, V], [HV] or [HV, K], [HV]; updates the state [HV, V, K] in place."""
     group = v.shape[0] // k.shape[0]
     q, k = q.repeat_interleave(group, 0), k.repeat_interleave(group, 0)
     state *= decay.reshape(decay.shape[0], 1, -1)
@@ -305,7 +306,7 @@ def recurrent_kda(
 
 @pytest.fixture
 def make(monkeypatch):
-    """Import an op's adapter on stand-ins, and construct it."""
+    """Import an op's adapter with the stand-ins, and construct it."""
     if torch.cuda.is_available():
         pytest.skip("the suite runs FlashInfer itself where there is a GPU")
     contents = {
@@ -630,7 +631,7 @@ def test_a_plan_for_other_lengths_is_refused(make, op):
 
 
 def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
-    """A prefill of single tokens differs from a decode: a sequence without a state starts from zero."""
+    """A prefill of single tokens differs from a decode: a sequence may start from a zero state."""
     backend = make("gated_delta", "FlashInferGatedDelta")
     verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))
 

@@ -16,7 +16,7 @@ from switchrail.testing.inputs import gated_delta_call
 
 CHUNK = 64
 CUT = 128
-"""Tokens after which the stand-in splits a sequence."""
+"""The number of tokens after which the stand-in splits a sequence."""
 
 SIZES = {"heads": 1, "value_heads": 4, "key_size": 32, "value_size": 32}
 
@@ -47,12 +47,12 @@ def build_context(cu_seqlens, *, enable_intra, num_v_heads, chunk_size):
 
 
 def decays(sums, first, t):
-    """The log of the decay of row t, from the sums over the chunks of a sequence that starts at `first`."""
+    """The log of the decay of row t, computed from the chunk sums of a sequence that starts at `first`."""
     return sums[0, t] if (t - first) % CHUNK == 0 else sums[0, t] - sums[0, t - 1]
 
 
 def walk(k, v, g, beta, state):
-    """One token of [H, K], [HV, V], [HV], [HV] and the state [HV, V, K]."""
+    """Runs one token: [H, K], [HV, V], [HV], [HV]; updates the state [HV, V, K] in place."""
     k = k.repeat_interleave(v.shape[0] // k.shape[0], 0)
     state = state * g.exp()[:, None, None]
     return state + (beta[:, None] * (v - (state @ k[:, :, None])[..., 0]))[:, :, None] * k[:, None, :]

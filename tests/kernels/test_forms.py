@@ -1,4 +1,4 @@
-"""Plans of Triton backends, refreshed and run with batches whose tables have other forms."""
+"""Plans of Triton backends that are refreshed and run with batches whose tables have other forms."""
 
 import dataclasses
 

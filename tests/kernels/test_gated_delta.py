@@ -30,7 +30,7 @@ def test_states_kept_on_the_way(backend, device, every):
 
 
 def _rows(call, first, last, slots):
-    """Rows `first` to `last` of a call of one sequence, as a call with a state in `slots`."""
+    """Rows `first` to `last` of a call with one sequence, as a call that uses the states in `slots`."""
     tensors = {
         name: tensor[first:last] if call.contract.tensors[name].axes[0] == "T" else tensor
         for name, tensor in call.tensors.items()

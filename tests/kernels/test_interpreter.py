@@ -1,4 +1,4 @@
-"""Triton's interpreter after `spare_repetition` computes the same numbers with less repeated work."""
+"""Triton's interpreter computes the same numbers after `avoid_repeated_work`, with less repeated work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conditions that determine a kernel's binary."""
+"""The properties of a launch that determine which binary it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning attention and Mamba 2, which share their kernels."""
+"""Lightning attention and Mamba 2, which share kernels."""
 
 import pytest
 import torch

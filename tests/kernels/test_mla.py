@@ -10,7 +10,7 @@ from switchrail_kernels.mla import triton as kernels
 from switchrail_kernels.mla.triton import TritonMla
 
 LAYER = plan.Layer(heads=4, plain=16, rotated=8, latent=32, value=16, tile=32)
-"""With the generator's sizes, in float32."""
+"""Expansion with the generator's sizes, in float32."""
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_tree_over_several_tiles(backend, device, heads):
 
 def test_how_a_cache_is_cut():
     def cut(tiles, programs, longest):
-        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # treated as an H200
+        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # plans as for an H200
 
     assert cut(32, 2, 8192) == plan.Cut(2, 2)
     assert cut(32, 2, 100) == plan.Cut(2, 1)

@@ -1,4 +1,4 @@
-"""Plans and verification records made by another backend or phase."""
+"""Plans and verification records that another backend made, or that are for another phase."""
 
 import pytest
 import switchrail
@@ -97,7 +97,8 @@ def test_what_claims_graphs_can_refresh_its_plans(runtime, op, name):
 
 @pytest.mark.parametrize(("op", "name"), GRAPHS)
 def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
-    """A refreshed plan equals a new one, from larger batches to smaller and back, with padding, after use."""
+    """A refreshed plan equals a new one: from larger batches to smaller ones and back, with padding, after
+    use."""
     backend = build(runtime, op, name)
     if device.type == "cpu" and name != "triton":
         pytest.skip("only Triton's kernels are interpreted")

@@ -1,4 +1,4 @@
-"""Plans of a decode with bounds, refreshed for one batch after another."""
+"""Decode plans with bounds, refreshed for one batch after another."""
 
 import dataclasses
 
@@ -33,7 +33,8 @@ LENGTHS = [
 
 
 def make(op, lengths, device, dtype=torch.float32):
-    """A call whose caches have `lengths` (0 for padding), with tables and pools of a common size."""
+    """A call whose caches have `lengths` (0 for padding). All calls have tables and pools of the same
+    size."""
     generate, _, sizes = OPS[op]
     padding = [n for n, kv in enumerate(lengths) if kv == 0]
     options = {"phase": "decode", "page": PAGE, "lse": True, "dtype": dtype, "device": device, "norm": 2.0}
@@ -62,7 +63,7 @@ def hold(call, inputs):
 
 
 def tensors_of(plan):
-    """The tensors that a plan made itself."""
+    """The tensors that a plan allocated itself."""
     return [tensor for cut in plan.cuts.values() for tensor in getattr(cut, "tensors", ())]
 
 

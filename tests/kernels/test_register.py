@@ -129,7 +129,7 @@ def test_a_library_that_is_missing_is_the_reason(op, name, phase, package):
 
 
 def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
-    """A backend's reason names a Triton that is too old; nothing is imported to find out."""
+    """If Triton is too old, a backend's reason says so; finding out imports nothing."""
     metadata = tmp_path / "triton-3.5.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.5.1\n")

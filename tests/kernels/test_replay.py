@@ -1,4 +1,4 @@
-"""The table of launches, with a stand-in for the CUDA driver, on CPU tensors."""
+"""The table of recorded launches, with a stand-in for the CUDA driver, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Driver:
         self.calls = self.layer()
 
     def layer(self, *addresses: int) -> Any:
-        """Calls of a layer with tensors at these addresses."""
+        """The calls of a layer whose tensors have these addresses."""
         return _native().Calls(self.table, addresses)
 
     def launch(self, configuration: Any, function: int, parameters: Any, _extra: Any) -> int:
@@ -397,7 +397,7 @@ class Plain:
 
 @pytest.fixture
 def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """The driver, for calls that are recorded."""
+    """Makes recorded calls use the stand-in driver."""
     monkeypatch.setattr(replay, "_driver", lambda name: driver.addresses[NAMES.index(name)])
     monkeypatch.setattr(replay, "knobs", SimpleNamespace(runtime=driver.knobs))
     monkeypatch.setattr(replay, "_tables", weakref.WeakValueDictionary())
@@ -406,7 +406,7 @@ def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torch.Tensor | None) -> None:
-    """Record one launch of a kernel on one of the tensors."""
+    """Record a call with one launch of a kernel on one of the tensors."""
     with calls_of(layer, owner).record(layer, tensors, ()) as call:
         call.add((1, 1, 1), Plain(), call.places((given,)), ())  # type: ignore[arg-type]
 
@@ -448,7 +448,7 @@ def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -
         assert calls_of(layer, owner).again((x,), ())
         assert not calls_of(layer, object()).again((x,), ())
     assert [values for _, _, values in gpu.launched] == [[layer.state.data_ptr()] for layer in layers[:2]]
-    assert not early.again((x,), ())  # the cost is one slow launch
+    assert not early.again((x,), ())  # not repeated, which costs one slow launch
     record(layers[2], owner, layers[2].state, x)
     assert early.again((x,), ())
     assert gpu.launched[-1][2] == [layers[2].state.data_ptr()]

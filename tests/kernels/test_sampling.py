@@ -25,7 +25,7 @@ FILTERS = [*shared.FILTERS, {"top_k": 10**400, "top_p": 0.5}]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch, device):
-    """Use small blocks, so that short rows have several."""
+    """Use small blocks, so that short rows have several blocks."""
     if device.type == "cpu":
         monkeypatch.setattr(choose, "BLOCK", 64)
 
@@ -54,13 +54,13 @@ def kept_of(logits, temperature, top_k, top_p, min_p):
 
 
 def oracle(logits, numbers):
-    """Draw among all tokens, then among those before the first one that isn't kept."""
+    """Draw among all tokens, then among the tokens before the first dropped one."""
     temperature, top_k, top_p, min_p, seed = numbers
     if temperature == 0:
         return int(logits.argmax())
     kept, order, weights = kept_of(logits, temperature, top_k, top_p, min_p)
     first = order
-    if top_p < 1 and top_k < len(order):  # including all tokens equal to the last one
+    if top_p < 1 and top_k < len(order):  # keep all tokens whose logit equals that of the last kept one
         first = [token for token in order if logits[token] >= logits[order[int(top_k) - 1]]]
     for number in range(1000):
         first = [token for token in first if weights[token] >= max(min_p, 1e-300)]
@@ -122,7 +122,7 @@ def test_long_rows_compiled(size, device, dtype):
 def test_counts_follow_the_distribution(device):
     """Counts of 60,000 draws pass a chi-square test for each filter.
 
-    Compiled only, as the interpreter is slow.
+    Only for compiled kernels, as the interpreter is slow.
     """
     count, size = 60_000, 40
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(1)) * 2

@@ -1,6 +1,7 @@
-"""Triton's kernels in the conformance suite, which checks everything that is not specific to a kernel.
+"""Runs the conformance suite for Triton's kernels. It checks all properties that are not specific to a
+kernel.
 
-With a GPU all quick cases run. The interpreter runs the short ones whose computation differs.
+With a GPU, all quick cases run. In the interpreter, short cases run that differ in their computation.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ INTERPRETED = {
     ),
     "verify": ("trees",),
 }
-"""The interpreted checks, by phase; patterns of their names."""
+"""The checks to run in the interpreter, by phase; patterns of their names."""
 IN_FLOAT16 = {"prefill": ("ragged", "past", "hard-mixed"), "decode": ("ragged",), "verify": ()}
-"""The checks that are interpreted in float16, by phase."""
+"""The checks to run in the interpreter in float16, by phase."""
 
 
 def cases() -> list[Case]:
-    """The cases to run here."""
+    """The cases that run on this machine."""
     with isolated() as runtime:
         runtime.load()
         platform = runtime.find_platform(DEVICE)

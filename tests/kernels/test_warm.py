@@ -1,4 +1,4 @@
-"""The warm-up launches every kernel in every form that later requests need."""
+"""The warm-up launches every kernel in every form that later requests can need."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def unspecialized(kernel):
 
 @pytest.fixture
 def forms(monkeypatch):
-    """The forms in which kernels would be compiled; their results are left uninitialized."""
+    """The forms in which kernels would be compiled. The kernels don't run, so their results are
+    uninitialized."""
     found = set()
 
     def launch(self, grid, tensors, numbers, constants, *, num_warps, num_stages=1, **options):

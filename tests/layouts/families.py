@@ -1,7 +1,7 @@
-"""Every hybrid family, built tiny by transformers, to read the actual layers.
+"""Tiny models of every hybrid family, built by transformers, to read the actual layers.
 
-The kinds and sizes here are read from the modules that transformers made, never from the config. Run as a
-program it writes the fixtures of the Rust tests:
+The kinds and sizes are read from the modules that transformers created, never from the config. Run as a
+program, this file writes the fixtures of the Rust tests:
 
     python tests/layouts/families.py
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 FIXTURES = Path(__file__).parents[2] / "rust" / "switchrail" / "tests" / "fixtures" / "layouts"
 
-# The mixers, by class name. Attention is full or sliding by its window; a state-space mixer with attention
-# under one layer id is hybrid.
+# The mixers, by class name. Attention is full or sliding, depending on its window. A state-space mixer and
+# attention under one layer id are a hybrid layer.
 MIXERS = {
     "Qwen3NextGatedDeltaNet": "gated_delta",
     "Qwen3_5GatedDeltaNet": "gated_delta",
@@ -277,7 +277,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _config("gemma3_text", 7, head_dim=16, sliding_window=8),
     "gemma3_text_pattern": _config("gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3),
     "gpt_oss": _config("gpt_oss", 3, head_dim=16, sliding_window=8, num_local_experts=4),
-    # without a head size, so the class's own default applies
+    # without a head size, so the default of transformers' class applies
     "qwen3_head_size": _config("qwen3", 1),
     "gemma2_head_size": _config("gemma2", 1, sliding_window=8),
     "gemma3_text_head_size": _config("gemma3_text", 1, sliding_window=8),
@@ -353,7 +353,7 @@ def build(config: dict[str, Any]) -> Built:
 
 
 def _mixers(module: Any) -> Iterator[Any]:
-    if type(module).__name__ in MIXERS:  # parts of a mixer are not mixers: Nemotron-H's experts have an MLP
+    if type(module).__name__ in MIXERS:  # modules inside a mixer don't count
         yield module
     else:
         for child in module.children():
@@ -361,7 +361,7 @@ def _mixers(module: Any) -> Iterator[Any]:
 
 
 def _window(mixer: Any) -> int | None:
-    if type(mixer).__name__ == "MiniMaxAttention":  # its window comes from the config at each call
+    if type(mixer).__name__ == "MiniMaxAttention":  # its window is read from the config in each call
         return mixer.config.sliding_window
     return getattr(mixer, "sliding_window", None)
 

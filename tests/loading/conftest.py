@@ -34,7 +34,7 @@ def greet(name="world"):
 
 
 def end_threads() -> None:
-    """End the hanging threads of plugins."""
+    """End the hanging threads of the plugins of tests."""
     if "acme_target" in sys.modules:
         sys.modules["acme_target"].go.set()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
@@ -44,18 +44,19 @@ def end_threads() -> None:
 
 
 class Clock:
-    """Time as reported by plugins in `acme_target.seconds`, independent of the machine's load."""
+    """The time that plugins report in `acme_target.seconds`, which does not depend on the machine's load."""
 
     def monotonic(self) -> float:
-        # Another thread may have executed only its first lines.
+        # Another thread may have executed only the plugin's first lines.
         return getattr(sys.modules.get("acme_target"), "seconds", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear the variables; undo signal handlers and imports of fake distributions after the test.
+    """Clear the environment variables; after the test, undo signal handlers and imports of fake
+    distributions.
 
-    Handlers that Python did not set, and so does not know, stay. Loads use the time of `Clock`.
+    Signal handlers that Python did not set are kept. Loads use the time of `Clock`.
     """
     for module in (waiting, attempt):
         monkeypatch.setattr(module, "time", Clock())
@@ -80,12 +81,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def runtime(environment: None) -> Iterator[switchrail.Runtime]:
     with isolated() as runtime:
         yield runtime
-        end_threads()  # before this runtime ends, since the threads may ask for it
+        end_threads()  # before this runtime ends, since the threads may use it
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution in a folder on sys.path that has nothing else; return its metadata."""
+    """Install a distribution in a folder on sys.path that has no other; return its metadata folder."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "acme_target.py").write_text(TARGET)

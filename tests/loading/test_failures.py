@@ -65,7 +65,7 @@ class Case:
 
 
 def half(code: str, reason: str, **values: Any) -> Case:
-    """Registers and hooks things, and then does something wrong."""
+    """Registers some backends and hooks, and then makes a mistake."""
     lines = "".join(f"    {line}\n" for line in code.splitlines())
     return Case(HALF + lines, reason, **{"frame": code.splitlines()[-1].strip(), **values})
 
@@ -313,7 +313,7 @@ CASES = {
 
 @pytest.fixture
 def host(runtime: Runtime, install: Install) -> Runtime:
-    """A runtime in use, with the user's registrations and hooks, and loaded plugins."""
+    """A runtime in use: it has the user's registrations and hooks, and loaded plugins."""
     importlib.import_module("acme_target")
     install("acme-good", GOOD)
     install(
@@ -330,7 +330,7 @@ class Settings:
 
 
 def use(runtime: Runtime) -> None:
-    """Use a runtime like a program, and load the installed plugins."""
+    """Use a runtime as a program would, and load the installed plugins."""
     runtime.register("users", make_backend(), op="gated_delta", config=Settings, priority=-1)
     runtime.hook("acme_target.greet", lambda result, name: f"{result}?", "after")
     runtime.load()
@@ -358,7 +358,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
 ) -> None:
     case = CASES[name]
     install("acme-last", "calls = []\nregister = calls.append")
-    with isolated() as other:  # the failing plugin was never installed in this one
+    with isolated() as other:  # a runtime in which the failing plugin was never installed
         use(other)
         expected = other.fingerprint()
     caplog.clear()
@@ -464,5 +464,5 @@ def test_another_version_of_what_failed_is_tried(
 
 
 def test_switchrail_is_not_needed_by_name() -> None:
-    """`switchrail.load` uses the current runtime, so these plugins reach the tested one."""
+    """`switchrail.load` uses the current runtime, so these plugins are loaded into the tested one."""
     assert switchrail.load.__module__ == "switchrail.current"

@@ -1,4 +1,4 @@
-"""Two threads that stage and load, with a switch between them at each line of one's code."""
+"""Two threads that stage and load, with a thread switch at each line of one thread's code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mark(text: str) -> Callable[..., str]:
 
 @pytest.mark.parametrize("other", ["stage", "commit", "close", "undo", "read", "unstage"])
 def test_one_transaction(install: Install, other: str) -> None:
-    """A thread commits while another uses the same transaction: nothing is applied in part."""
+    """If a thread commits while another uses the same transaction, nothing is applied in part."""
     import acme_target
 
     def make() -> tuple[Any, Any, Any]:

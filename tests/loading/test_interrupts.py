@@ -31,7 +31,7 @@ def register(registry):
 
 
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
-    """Everything except the numbers of commits and rollbacks."""
+    """Everything in a runtime except the numbers of commits and rollbacks."""
     import acme_target
 
     hooks = runtime.hooks
@@ -84,7 +84,7 @@ def test_in_a_plugin(host: Runtime, install: Install, find: Find, name: str, tim
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, at: int) -> None:
-    """Interrupt the n-th call of a function before or after its work."""
+    """Interrupt the n-th call of a function, before or after its work."""
     function = getattr(owner, name)
     calls = []
 
@@ -140,7 +140,7 @@ def test_between_plugins(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
-    """A real signal at any moment of the call leaves the runtime as before. A load follows each."""
+    """A real signal at any moment of the call leaves the runtime as before. A later load then works."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
     names = ["acme-aa", "acme-bb", "acme-cc"]
@@ -258,7 +258,7 @@ def test_what_strikes_after_the_commit_undoes_it(
 def test_ctrl_c_interrupts_through_a_plugins_handler_too(
     host: Runtime, install: Install, raised: str, where: str
 ) -> None:
-    """Ctrl-C interrupts the program even if a plugin's handler handles it."""
+    """Ctrl-C interrupts the program even if a plugin's own handler handles the signal."""
     press = "signal.raise_signal(signal.SIGINT)"
     install(
         "acme-bb",
@@ -369,7 +369,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
 
 class Interrupted(str):
-    """A text whose conversion raises a signal's exception, since Python checks for signals there."""
+    """A string whose conversion raises a signal's exception, because Python checks for signals there."""
 
     def __repr__(self) -> str:
         raise KeyboardInterrupt
@@ -378,7 +378,7 @@ class Interrupted(str):
 
 
 class NoText:
-    """An object without a text whose conversion raises a signal's exception."""
+    """An object that is not a string and whose conversion to one raises a signal's exception."""
 
     __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Sixteen threads on one runtime: eight load, register and hook while eight call, resolve, plan and look."""
+"""Sixteen threads on one runtime: eight load, register and hook; eight call, resolve, plan and read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 class Crew:
-    """Threads that start together; their exceptions are kept."""
+    """Threads that start at the same time; their exceptions are collected."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -115,7 +115,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
         return text
 
     def wait_for_readers() -> None:
-        """Waits until a reader has seen the change, however few turns the readers get."""
+        """Waits until a reader has seen the change, even if readers rarely get to run."""
         version, count = runtime._core.snapshot().version, len(calls) + 4  # three calls may have begun before
         while not crew.done.is_set() and (len(calls) < count or versions[-1] < version):
             time.sleep(0)

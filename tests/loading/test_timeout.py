@@ -1,4 +1,4 @@
-"""With a timeout, a slow plugin continues without the runtime."""
+"""A plugin that exceeds its timeout keeps running, but without access to the runtime."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_line_says_what_is_waited_for(
     import acme_target
 
     class Slow:
-        """A clock that advances a little with each look, once something hangs."""
+        """A clock that advances a little with each reading, once a plugin hangs."""
 
         seconds = 0.0
 
@@ -196,7 +196,8 @@ def test_a_line_says_what_is_waited_for(
 
 
 def test_whose_time_counts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call's timeout applies, then the environment's, then the runtime's; a new runtime has none."""
+    """The call's timeout takes precedence, then the environment's, then the runtime's; a new runtime has
+    none."""
     seconds = runtime._loader.seconds
     assert runtime.default_timeout is None
     assert seconds() is None
@@ -252,7 +253,7 @@ def test_a_platform_that_hangs(
     caplog.clear()
     with pytest.raises(PlatformPluginError, match=f"failed: hung: {told} took longer"):
         _ = runtime.platform
-    assert caplog.text == ""  # the plugin isn't asked again
+    assert caplog.text == ""  # the plugin isn't called again
     assert runtime.find_platform("cpu").kind == "cpu"
 
 

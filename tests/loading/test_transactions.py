@@ -1,4 +1,4 @@
-"""A plugin's registrations and hooks take effect together or not at all; late ones are refused."""
+"""A plugin's registrations and hooks become active together or not at all; later ones are refused."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Mutation testing: changes the code in a hundred places, one at a time, and runs the tests that reach each.
 
-    python -m tests.mutants cover      # which tests reach which change: one run of all tests, in a copy
-    python -m tests.mutants run        # each change against its tests, the fastest first, until one fails
-    python -m tests.mutants check      # the tests that noticed a change, on unchanged code
-    python -m tests.mutants show       # the list
+    python -m tests.mutants cover      # records which tests reach which change, in one run of all tests
+    python -m tests.mutants run        # runs the tests of each change, the fastest first, until one fails
+    python -m tests.mutants check      # runs the tests that noticed a change on unchanged code python -m
+    tests.mutants show       # prints the list
 
 The changes are drawn with a seed, a fixed number per area. `cover` keeps the changes of `list.json` that
 still apply, and draws others to replace the rest. `run` writes each outcome to the list.
@@ -43,7 +43,7 @@ AREAS = {
 NO_PROOF = ("tests/conformance/test_mutants.py", "tests/conformance/test_mutants_triton.py")
 """Files whose tests search for a source line by its text, and so fail for any change of that line."""
 SPARE = 4
-"""The ratio of drawn to needed changes, since tests reach only some lines."""
+"""The ratio of drawn to needed changes. More are drawn because tests reach only some lines."""
 # Executed first by a copy's package; records which test reached which change, in this process and in those
 # that tests start.
 REACHED = """

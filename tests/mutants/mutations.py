@@ -30,13 +30,13 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-# The texts of errors and types of arguments, which tests need not fix exactly.
+# Messages of errors and types of arguments, whose exact text tests need not check.
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.arguments, ast.Lambda)
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change, identified so that it can be found again after lines have moved."""
+    """A change, identified in a way that still finds it after lines have moved."""
 
     file: str
     function: str
@@ -98,7 +98,7 @@ def apply(source: str, mutation: Mutation, place: Place) -> str:
 def probe(source: str, places: dict[int, Place]) -> str:
     """The source with a call of `_reached(number)` before each place is evaluated.
 
-    Of nested places only the outer one is probed; `probed` tells which these are.
+    Of nested places only the outermost one is probed; `probed` tells which places these are.
     """
     for number, place in sorted(places.items(), key=lambda each: _span(each[1]), reverse=True):
         text = ast_segment(source, place)

@@ -20,7 +20,7 @@ from typing import Any
 from tests.mutants.mutations import Mutation, apply, find
 
 BATCHES = (30, 150)
-"""Numbers of tests per batch. Within a batch, the tests of a file are together, for its fixtures."""
+"""The number of tests per batch. Tests of the same file are in the same batch, to share fixtures."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Failures:
 def run_trials(
     trials: list[Trial], trees: list[Path], seconds: float
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    """Each trial's outcome as it ends, with as many concurrent trials as copies of the repository."""
+    """Yields each trial's outcome when it ends. As many trials run concurrently as there are copies."""
     prepare()
     free, running = list(trees), {}
     waiting = list(reversed(trials))
@@ -165,7 +165,7 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
     try:
         own = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60"]
         code = int(pytest.main([*own, *options, *tests], plugins=[failures]))
-    finally:  # leftovers of a failed test may make the end of the session raise
+    finally:  # leftovers of a failed test may cause an error at the end of the session
         (tree / "outcome").write_text(json.dumps([code, failures.tests]))
 
 

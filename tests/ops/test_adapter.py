@@ -18,7 +18,7 @@ PAGED = ("attention", "mla")
 
 
 class Bare:
-    """Makes a backend that has only some features and refuses the others, as kernels do."""
+    """Makes a backend that has only some features and refuses all others, as kernels do."""
 
     def __new__(cls, op, features=()):
         contract = CONTRACTS[op]
@@ -67,7 +67,7 @@ def test_an_adapter_adds_a_feature(op, feature, phase):
 @pytest.mark.parametrize("op", [op for op in CONTRACTS if "row_states" in CONTRACTS[op].features])
 @pytest.mark.parametrize("phase", LENGTHS)
 def test_a_pool_for_states_by_row_is_no_need_of_calls_that_store_none(op, phase):
-    """The layers of an engine with drafts have the pool in all phases."""
+    """In an engine with drafts, layers have the pool in all phases."""
     by_row = FORMS["row_states"](GENERATORS[op](LENGTHS["verify"], phase="verify"), False)
     pool = by_row.tensors["row_states"]
     call = GENERATORS[op](LENGTHS[phase], phase=phase, initial="all")
@@ -121,7 +121,8 @@ class Refreshed:
 
 
 def test_a_refresh_writes_to_the_plans_own_tables_only():
-    """Whatever the forms of the batches, the callers' tables keep their contents, the plan its addresses."""
+    """Whatever forms the batches have, the callers' tables are unchanged, and the plan's tables keep their
+    addresses."""
     dense = GENERATORS["gated_delta"]([1, 1], phase="decode").batch
     first = dataclasses.replace(dense, cu_seqlens=dense.cu_seqlens.long())
     backend = Adapter(Refreshed("gated_delta"), ())

@@ -1,4 +1,5 @@
-"""The program of docs/adapters.md prints what the page shows, and the table has every feature of memory."""
+"""The program in docs/adapters.md prints the documented output, and the table there has every feature of
+memory."""
 
 import contextlib
 import io

@@ -54,7 +54,7 @@ def backend():
 def test_any_prefill(sequences, kv_heads, group, head_size, dtype, arguments, padded, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
     if dtype in (torch.float16, torch.bfloat16):
-        head_size += 7  # torch rounds the probabilities; sums of few numbers may cancel and lose all digits
+        head_size += 7  # torch rounds the probabilities, and short sums may cancel and lose all digits
     call = attention_call(
         [length for length, _ in sequences],
         kv_lengths=[length + past for length, past in sequences],
@@ -75,7 +75,7 @@ OF_MANY_LENGTHS = [
     for norm in (1.0, 6.0)
     for j, features in enumerate(FEATURES)
 ]
-"""Each pair of values of dtype, heads, norm and features is among the cases."""
+"""The cases include each pair of values of dtype, heads, norm and features."""
 
 
 @pytest.mark.parametrize(("dtype", "heads", "norm", "features"), OF_MANY_LENGTHS)

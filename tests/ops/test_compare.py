@@ -1,4 +1,4 @@
-"""The comparison detects errors: each test breaks one thing."""
+"""The comparison detects errors: each test adds one error."""
 
 import dataclasses
 import math

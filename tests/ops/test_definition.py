@@ -1,4 +1,5 @@
-"""Every op of the core has a definition, whose parts exist, agree, and are imported on first use."""
+"""Every op of the core has a definition, whose parts exist, agree with each other, and are imported on first
+use."""
 
 import inspect
 import subprocess

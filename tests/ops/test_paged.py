@@ -1,4 +1,4 @@
-"""Common properties of both ops over a paged cache."""
+"""Properties that both ops over a paged cache have."""
 
 import dataclasses
 

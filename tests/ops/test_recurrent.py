@@ -1,4 +1,4 @@
-"""Common properties of the ops with a recurrent state, tested with their plain-torch backends."""
+"""Properties that all ops with a recurrent state have, tested with their plain-torch backends."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ OF_TOKENS = {
 
 
 def sizes(op, *, heads, group, key_size, value_size):
-    """The arguments of an op's generator; `group` value heads share a key, if the op allows it."""
+    """The arguments of an op's generator. `group` value heads share a key head, if the op allows that."""
     if op == "mamba2":
         return {"heads": heads * group, "groups": heads, "state_size": key_size, "head_size": value_size}
     shared = {"value_heads": heads * group} if op in DELTA else {}

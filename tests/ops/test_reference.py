@@ -1,4 +1,4 @@
-"""The references, which judge every backend, compared with other implementations."""
+"""The references, with which every backend is compared, are compared with other implementations."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -169,8 +169,9 @@ def test_gated_delta_by_hand():
         call.tensors[name].view(2).copy_(torch.tensor(values))
     call.tensors["g"].view(2).copy_(torch.tensor([0.5, 0.0], dtype=torch.float64).log())
     oracle = run_reference(call)
-    # State 8 decays to 4 and moves half way to 10, to 7; read with 3 this gives 21. Then all decays; 0 + (1 -
-    # 0) 2: 2.
+    # State 8 decays to 4, and moves half of the way to 10, to 7; reading it with 3 gives 21. Then it decays
+    # to 0; 0 + (1 -
+    # 0) 2 is 2.
     assert oracle.out.flatten().tolist() == [21.0, 2.0]
     assert oracle.state[slot].item() == 2.0
 

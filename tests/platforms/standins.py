@@ -1,4 +1,4 @@
-"""Stand-ins for packages that add device families to torch: files that are really imported."""
+"""Stand-ins for packages that add device families to torch, as files that are really imported."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def install(folder: Path, package: str) -> None:
 
 
 def in_torch(name: str) -> tuple[Any, Any]:
-    """The module of a family that is part of torch, and the recorded calls."""
+    """The torch module of a built-in family, and the calls that it records."""
     space: dict[str, Any] = {}
     exec(MODULE, space)
     return space["family"](name), space["state"]
 
 
 def mps() -> tuple[Any, Any]:
-    """torch.mps, and the recorded calls."""
+    """torch.mps, and the calls that it records."""
     module, state = in_torch("mps")
     del module.current_device, module.set_device, module.mem_get_info, module.get_device_properties
     module.device_count = lambda: 1

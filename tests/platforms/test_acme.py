@@ -59,7 +59,7 @@ def generate(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]], **arguments: Any) -> None:
-    """Run the checkpoint on the current platform, Acme's, using everything that it provides."""
+    """Run the checkpoint on the current platform (Acme's), using everything that the platform provides."""
     import acme_platform.operations as operations
     from acme_platform import memory
 
@@ -133,7 +133,7 @@ def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: p
 
 
 def test_its_defaults_are_choices_that_must_fit(acme: switchrail.Runtime) -> None:
-    """A platform's default that can't serve is an error; nothing else is chosen silently."""
+    """If a platform's default backend can't serve, that is an error; no other one is chosen silently."""
     acme.register(
         "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True
     )

@@ -1,4 +1,4 @@
-"""Choosing a runtime's platform: by name, by plugin, by detection."""
+"""The choice of a runtime's platform: by name, by plugin, or by detection."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_plugin_that_fails(
     vendor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failing platform plugin is not skipped in favour of another one; naming another one skips it."""
+    """A failing platform plugin is not skipped in favour of another one, but naming another one skips it."""
     code, target, words = FAILURES[case]
     install("acme", code, target=target)
     vendor("umbrella").answer = None
@@ -341,7 +341,7 @@ def test_a_failure_is_not_kept_for_the_threads_that_wait(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """A forked child chooses for itself, even while a thread of the parent was choosing.
+    """A forked child makes a choice of its own, even if a thread of the parent was choosing.
 
     The child doesn't have that thread.
     """
@@ -373,7 +373,7 @@ def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..
 def test_threads_that_load_and_threads_that_ask(
     runtime: Runtime, vendor: Callable[..., Any], install: Any
 ) -> None:
-    """Plugins that ask for the platform while they load, and other threads that ask, never deadlock."""
+    """Plugins that use the platform while they load, and other threads that use it, never deadlock."""
     vendor("acme")
     code = (
         "import switchrail, time\n"
@@ -426,7 +426,8 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """A device has one platform however it is named, which is used by registrations and initialised once."""
+    """A device has one platform object, however it is named. Registrations use it, and it is initialised
+    once."""
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found
@@ -543,7 +544,7 @@ def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> No
 def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Path]) -> None:
     """A platform plugin that loads plugins is refused.
 
-    It could wait for a thread whose plugin waits for the platform.
+    Otherwise it could wait for a thread whose plugin waits for the platform.
     """
     install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
     with pytest.raises(
@@ -554,7 +555,8 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
 
 
 def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """Loading comes before choosing, so a platform plugin that discovers plugins waits for no loader."""
+    """Plugins are loaded before the choice, so a platform plugin that discovers plugins never waits for the
+    loader."""
     install(
         "acme",
         "import switchrail, threading\n"
@@ -640,7 +642,7 @@ def test_a_call_comes_before_the_environment_for_general_plugins_too(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_initialises_for_itself() -> None:
-    """A forked child initialises for itself, even while a thread of the parent was initialising.
+    """A forked child initialises its own platform, even if a thread of the parent was initialising one.
 
     The child doesn't have that thread.
     """

@@ -1,4 +1,4 @@
-"""The engine's calls of a platform: it uses everything that a platform must provide."""
+"""The engine's calls of a platform. They include everything that a platform must provide."""
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
         with Engine(CHECKPOINT, runtime=runtime, options={"seed": 1}) as engine:
             engine.generate(PROMPTS, PARAMS)
             steps = engine.stats.steps
-    # the first member is for the platform and its users, the others are for the option `compile`
+    # the platform and its users call the first method; the option `compile` needs the others
     own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
-    # The first member is for programs that start a process group; an identity, shown by the command, has the
-    # others.
+    # Programs that start a process group call the first method. The others are in the platform's identity,
+    # which the
+    # command shows.
     elsewhere = {"distributed_backend", "name", "support_piecewise_cuda_graph"}
     assert methods(Hardware) - set(platform.of_hardware) == elsewhere | {
         "set_device"
@@ -85,12 +86,12 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     assert platform.of_serving["initialize"] == 1
     assert platform.of_serving["after_weights_loaded"] == 2
     assert platform.of_serving["default_backend"] == 2 * 3 * 2  # engines, ops, phases
-    assert platform.of_hardware["active"] == 2 * (1 + steps)  # at the making of the engine, and at each step
+    assert platform.of_hardware["active"] == 2 * (1 + steps)  # when the engine is created, and in each step
     assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory sizes are determined, and at the end
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
-    """A step is launched on the engine's device, and leaves the thread's current device current."""
+    """A step runs on the engine's device, and leaves the thread's current device unchanged."""
     log, seen = [], []
     current = ["other:0"]
 
@@ -279,7 +280,7 @@ def test_a_pool_is_asked_for_by_what_the_layers_keep() -> None:
 
 
 def model_forwards(model: Any) -> dict[type, tuple[Any, tuple[Any, ...]]]:
-    """For each operation a module of the model that runs it, and arguments for its forward."""
+    """For each operation, a module of the model that runs it, and arguments for the module's forward."""
     torch.manual_seed(0)
     layers = model.model.layers
     gated = layers[0].linear_attn.norm
@@ -357,7 +358,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 def test_an_operation_is_called_as_it_says(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
-    """With the function of its contract, a module computes the same as transformers' own."""
+    """With the function that its operation documents, a module computes the same as transformers' own."""
     platform = serving_platform()
     calls = []
 

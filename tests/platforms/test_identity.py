@@ -1,4 +1,4 @@
-"""Kinds, capabilities and missing features."""
+"""Kinds, compute capabilities, and features that a platform lacks."""
 
 from __future__ import annotations
 

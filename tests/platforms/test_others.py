@@ -1,4 +1,4 @@
-"""The families that were not tested on hardware, run on stand-ins for packages that are not installed."""
+"""Device families that were not tested on hardware, run on stand-ins for packages that are not installed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
 def test_memory_that_is_not_told(
     kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory that a device doesn't report comes from another source or is None, never 0."""
+    """The size of memory that a device doesn't report comes from another source or is None, never 0."""
     bring(kind)
     hardware = detect(kind).hardware
     if kind == "tpu":

@@ -78,7 +78,7 @@ def test_a_misspelt_override_is_found(cls: type, name: str, meant: str) -> None:
     (problem,) = check_overrides(made, base_of(cls))
     assert problem.nearest[0] == meant
     assert problem.text.startswith(f"Acme.{name} overrides nothing; nearest: {meant}")
-    # If the right method is overridden too, a similar name is a helper's.
+    # If the similar method is overridden too, the new name is probably a helper's.
     assert inspect.getattr_static(cls, meant) is not None
     both = type("Acme", (cls,), {name: nothing, meant: inspect.getattr_static(cls, meant)})
     assert check_overrides(both, base_of(cls)) == []
@@ -134,7 +134,7 @@ def test_what_other_bases_bring_is_their_own() -> None:
         def plan(self) -> None: ...
 
     mixed = type("Mixed", (Mixin, GatedDeltaBackend), {})
-    (problem,) = check_overrides(mixed, Backend)  # the plugin's overrides are in effect
+    (problem,) = check_overrides(mixed, Backend)  # the plugin's overrides take precedence
     assert problem.text.startswith("Mixed.plan has parameters ()")
 
 
@@ -309,9 +309,9 @@ def test_a_part_of_another_class(runtime: Runtime) -> None:
 
 
 def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
-    """The error names the serving part.
+    """The error names the serving part as the right place.
 
-    Other engines have one class for both, so people put these methods there.
+    In other engines, a platform is one class, so people put these methods there.
     """
     own = type("Own", (CpuPlatform,), {"engine_defaults": lambda self: {"page_size": 32}})
     with pytest.raises(PlatformError, match=r"Own\.engine_defaults belongs to the serving part"):

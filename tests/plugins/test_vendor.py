@@ -1,4 +1,4 @@
-"""An installed vendor plugin serves a model's layers, beside two others."""
+"""An installed vendor plugin serves a model's layers, while two other vendors' plugins are installed."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def runtime():
 
 @pytest.fixture
 def speak(runtime):
-    """Run the prompt with chosen backends; return the tokens, and the closed engine."""
+    """Run the prompt with chosen backends. Return the tokens, and the engine, which is closed."""
 
     def speak(**backends):
         with Engine(CHECKPOINT, runtime=runtime, device="cpu", backends=backends) as engine:

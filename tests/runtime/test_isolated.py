@@ -16,7 +16,7 @@ class MadeUp(Platform):
 
 @pytest.fixture(autouse=True)
 def _process_without_runtime() -> Iterator[None]:
-    """Remove the default runtime that a test makes."""
+    """Remove the default runtime that the test creates."""
     before = swap_current(None)
     yield
     swap_current(before)

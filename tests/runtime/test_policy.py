@@ -1,4 +1,4 @@
-"""One file says which backends to prefer and which to deny; every program reads it."""
+"""The policy file names backends to prefer and to deny, and every program reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight threads register and withdraw while eight resolve and look up."""
+"""Eight threads register and withdraw, while eight others resolve and look up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
                 wait_for_readers()
 
     def wait_for_readers() -> None:
-        """Waits until a reader has seen this or a later state, however rarely readers get a turn."""
+        """Waits until a reader has seen the current state or a later one, even if readers rarely get to
+        run."""
         version = core.snapshot().version
         while not errors and latest[0] < version:
             time.sleep(0)

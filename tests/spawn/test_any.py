@@ -1,4 +1,4 @@
-"""After any operations on a runtime, its state makes another one like it."""
+"""After any operations on a runtime, its state produces an equal runtime."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plugins(install: Callable[..., Path]) -> None:
 
 
 def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
-    """One step; the runtime's refusals are ignored."""
+    """Perform one operation on the runtime, ignoring errors by which it refuses the operation."""
     hooks = [*runtime.hooks.list(), *runtime.hooks.disabled()]
     match step:
         case "load", name:

@@ -32,7 +32,7 @@ def register(registry):
 def state(
     runtime: Runtime, install: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RuntimeState:
-    """A parent's state; later changes act as if another process had this installation."""
+    """A parent's state. Later changes act as if another process had this installation."""
     (tmp_path / "own").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "own")
     write(tmp_path)
@@ -212,7 +212,7 @@ def test_another_version_of_switchrail(runtime: Runtime) -> None:
 def test_another_installation_in_a_worker(
     state: RuntimeState, install: Callable[..., Path], capfd: Any
 ) -> None:
-    """A worker with another installation fails, and its parent survives and learns the reason.
+    """If a worker has another installation, it fails, and the parent survives and learns the reason.
 
     The reason is in the error of the call, or in the worker's output.
     """

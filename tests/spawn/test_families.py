@@ -1,4 +1,4 @@
-"""One phase of an op, MLA's prefill, registered, overridden, queried and cleared on its own."""
+"""The prefill of MLA as a phase of its own: registered, overridden, queried and cleared."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_an_override_of_prefill_leaves_decode_alone(
 
 
 def test_names_of_one_class_stay_apart(runtime: Runtime, mla: Any) -> None:
-    """Two names of one class stay apart.
+    """Two names of one class are two backends.
 
-    In an enum the second name would be an alias, and some names would be invalid.
+    In an enum, the second name would be an alias, and some names would be invalid.
     """
     names = ("value", "name", "mro", "members", "Prefill", "prefill", "PREFILL")
     for name in names:

@@ -1,4 +1,4 @@
-"""A forked child has everything of its parent, also unnamed objects, and can continue."""
+"""A forked child has everything of its parent, including unnamed objects, and can continue to use it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_a_plugin_that_forks_while_it_is_restored(
 ) -> None:
     """A plugin that forks while it is restored fails.
 
-    Under a timeout it runs in a thread that waits for the restoring code, so the fork can't wait too.
+    With a timeout, the plugin runs in a thread of its own, for which the restoring code waits, so the fork
+    can't wait too.
     """
     install(
         "acme-one",

@@ -1,4 +1,4 @@
-"""A worker checks its plugins against the lock, like its parent."""
+"""A worker compares its plugins with the lock, as its parent does."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def local():
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module that any process finds."""
+    """A module that every process finds."""
     (tmp_path / "userland_found.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     import userland_found  # type: ignore[import-not-found]

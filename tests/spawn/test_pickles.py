@@ -1,4 +1,4 @@
-"""Names, decisions and configurations pickle by name, also to processes without the plugin."""
+"""Names, decisions and configurations can be pickled by name, even for processes without the plugin."""
 
 from __future__ import annotations
 

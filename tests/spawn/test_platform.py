@@ -1,4 +1,4 @@
-"""The choice of a platform is sent; a detected one is detected again."""
+"""A chosen platform is sent to workers; a detected one is detected again there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker gets its parent's plugins and registrations, in the same order, with the same configuration."""
+"""A worker receives its parent's plugins and registrations, in the same order, with the same
+configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def register(registry):
 
 @pytest.fixture
 def parent(runtime: Runtime, install: Callable[..., Path], userland: Any) -> Runtime:
-    """A runtime with every kind of change."""
+    """A runtime with every kind of change that a state can have."""
     install("acme-one", ONE)
     install("acme-two", TWO)
     install("acme-broken", "def register(registry): raise ValueError('half-way')")

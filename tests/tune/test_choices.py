@@ -1,4 +1,4 @@
-"""With the times under docs, `auto` chooses the fastest backend or one within 3 % of it."""
+"""With the measured times in docs/, `auto` chooses the fastest backend, or one within 3 % of it."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,8 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Cases between 512 and 2,048 rows: measured batches gave no hint. `switchrail tune` times 1,024 since."""
+"""Cases between 512 and 2,048 rows that the measured batches did not predict. `switchrail tune` now times
+1,024."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_every_batch_that_was_tuned(runtime, measurement):
 
 
 def _benchmarked():
-    """Batches of the benchmarks with the time of each tuned backend."""
+    """Batches of the benchmarks, each with the time of every tuned backend."""
     for run in json.loads((DOCS / "times.json").read_text())["runs"]:
         for result in run["results"]:
             for measurement in MEASUREMENTS:

@@ -9,7 +9,7 @@ from switchrail.tune.clock import LAYERS, SECONDS, time_calls
 
 @pytest.fixture
 def log(monkeypatch):
-    """The calls of the device, in order; between two events it takes 3 ms."""
+    """The calls of the device, in order. It takes 3 ms between two events."""
     asked: list[object] = []
 
     class Event:

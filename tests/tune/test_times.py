@@ -1,4 +1,4 @@
-"""Choice by measurement: timing, the file, and the choices of `auto`."""
+"""Choice by measurement: timing, the times file, and the choices of `auto`."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from switchrail.tune.clock import Time
 
 
 class Clock:
-    """A clock that advances by a millisecond with each look, and by the time that `Slow` takes."""
+    """A clock that advances by a millisecond with each reading, and by the time that `Slow` takes."""
 
     seconds = 0.0
 
@@ -68,7 +68,8 @@ def timings(runtime, platform):
 
 
 def mean(timing, name):
-    """The geometric mean over the batches, in nanoseconds, of the times including their spread."""
+    """The geometric mean of a backend's times over the batches, in nanoseconds, with noisy times
+    increased."""
     (counted,) = as_arguments([timing.to_dict()])
     times = [sample["nanoseconds"][name] for sample in counted["samples"]]
     return math.exp(sum(map(math.log, times)) / len(times))
@@ -340,7 +341,8 @@ def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timing
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Given times of `short_conv` in decode, one after another for each backend and batch."""
+    """Predetermined times of `short_conv` in decode, returned one after another for each backend and
+    batch."""
 
     def install(*told):
         times = iter(told)

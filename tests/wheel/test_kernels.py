@@ -1,4 +1,4 @@
-"""The installed switchrail-kernels: from a wheel of the folder, and of its source distribution."""
+"""The installed switchrail-kernels: from a wheel of the folder, and from one of its source distribution."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_every_file_of_the_package_is_there(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_installed_wheel_is_the_one_that_registers(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Unpacked on the path, as pip does, it is discovered in place of an editable one."""
+    """A wheel that is unpacked into a folder on the path is discovered instead of an editable
+    installation."""
     wheel.extractall(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     script = (
@@ -92,7 +93,8 @@ def test_the_readme_is_there(metadata: Message) -> None:
 
 
 def test_torch_and_triton_fit_each_other(metadata: Message) -> None:
-    """The torch and Triton versions go together: torch 2.9 requires Triton 3.5, torch 2.10 requires 3.6."""
+    """The required versions of torch and Triton match: torch 2.9 requires Triton 3.5, torch 2.10 requires
+    3.6."""
     needed = metadata.get_all("Requires-Dist")
     assert needed is not None
     assert "torch>=2.10" in needed

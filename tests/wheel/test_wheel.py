@@ -1,4 +1,4 @@
-"""The abi3 wheel installs and works on every CPython from 3.10 on that this machine has."""
+"""The abi3 wheel can be installed and works on every CPython from 3.10 on that this machine has."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
 
 
 def test_what_the_engine_needs_is_an_extra(wheel: Path) -> None:
-    """The plain wheel leaves the torch and transformers of another engine alone."""
+    """The wheel without extras does not change another engine's torch and transformers."""
     archive = zipfile.ZipFile(wheel)
     (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     needed = message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
@@ -79,7 +79,7 @@ def test_what_the_engine_needs_is_an_extra(wheel: Path) -> None:
 
 
 def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """The example runs outside the source tree; only its checkpoint is copied from the repository."""
+    """The example runs outside the source tree, from which only the checkpoint is copied."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
     subprocess.run([*install, wheel], check=True)
     readme = (ROOT / "README.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""SGLang's real Engine serves a small Qwen3-Next with the unchanged vendor plugin of tests/plugins."""
+"""SGLang's real Engine serves a small Qwen3-Next with the unmodified vendor plugin of tests/plugins."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Writes `ring.safetensors`: layers of Ring and Ling as SGLang's own classes compute them, on a CPU.
+"""Writes `ring.safetensors`: results of layers of Ring and Ling, computed with SGLang's own classes on a CPU.
 
     python tests/families/references/make_ring.py
 
@@ -44,7 +44,7 @@ ROWS = 40
 
 
 def attend(layer: RadixAttention, q: Any, k: Any, v: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of SGLang's dispatch to a backend: one sequence without a past."""
+    """Replaces SGLang's dispatch to a backend: attention of one sequence without cached tokens."""
     if batch.slopes is None:
         heads = (layer.tp_q_head_num, layer.tp_k_head_num, layer.tp_v_head_num)
         q, k, v = (x.reshape(ROWS, n, -1).transpose(0, 1) for x, n in zip((q, k, v), heads, strict=True))
@@ -74,7 +74,7 @@ def rotary(
     dtype: Any = None,
     **_: Any,
 ) -> Any:
-    """SGLang's embedding for devices other than a CPU, for which it has one kind only."""
+    """SGLang's rotary embedding for other devices; for a CPU it has only one kind."""
     made = get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, dtype)
     made.forward = made.forward_native
     return made
@@ -95,7 +95,7 @@ def prepare() -> None:
 
 
 def draw(layer: torch.nn.Module, seed: int) -> None:
-    """Random weights; norms are near 1."""
+    """Set random weights; those of norms are near 1."""
     torch.manual_seed(seed)
     for part in layer.modules():
         if hasattr(part, "forward_native"):
@@ -109,7 +109,7 @@ def draw(layer: torch.nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    """Runs each kind of layer on the same rows."""
+    """Run each kind of layer on the same rows."""
     prepare()
     config = PretrainedConfig(**CONFIG)
     config.rope_scaling = None
@@ -134,7 +134,8 @@ def main() -> None:
         "latent": latent,
         "experts": bailing_moe_linear.BailingMoE(config, layer_id=LAYER),
     }
-    # SGLang's GPU kernels multiply by routed_scaling_factor; its forward for CPUs leaves that to the choice.
+    # SGLang's GPU kernels multiply by routed_scaling_factor; its forward for CPUs expects that factor in the
+    # experts' weights.
     layers["experts"].topk.topk_config.apply_routed_scaling_factor_on_output = True
     torch.manual_seed(0)
     rows = torch.randn(ROWS, CONFIG["hidden_size"])

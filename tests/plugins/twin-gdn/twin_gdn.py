@@ -1,4 +1,4 @@
-"""Two backends of the gated delta rule; both compute the same as `torch`."""
+"""Two backends of the gated delta rule, which both compute the same as the backend `torch`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Owner:
 
 
 def report(runtime=None):
-    """The state of a worker."""
+    """The state of the worker's runtime."""
     runtime = runtime or switchrail.current_runtime()
     return {
         "fingerprint": runtime.fingerprint(),
@@ -53,5 +53,5 @@ def report(runtime=None):
 
 
 def restored(state):
-    """The state of a worker that got a state as an argument."""
+    """The state of the worker's runtime, after restoring the state that it got as an argument."""
     return report(state.restore())

@@ -18,7 +18,7 @@ class Nothing(MlaBackend):
 
 
 def report(state):
-    """The state of a worker, and its state after clearing."""
+    """The state of the worker's runtime, before and after clearing a backend."""
     runtime = switchrail.current_runtime()
     (plan,) = state.make_plans(runtime)
     bound = runtime.bind(plan)

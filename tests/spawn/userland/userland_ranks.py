@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def run(sites, what, group, timeout, meet):
-    """Make a runtime with the plugins of a scenario, change it, and compare it with the other ranks'.
+    """Make a runtime with a scenario's plugins, change it, and compare it with those of the other ranks.
 
     Calls `meet` before the comparison.
     """
@@ -43,7 +43,7 @@ def run(sites, what, group, timeout, meet):
 
 
 def work(folder, rank, size, listener):
-    """One rank; rank 0 serves the store."""
+    """Run one rank. Rank 0 hosts the store."""
     sys.path.insert(0, str(folder / f"rank{rank}" / "one"))
     port, options = listener.getsockname()[1], {}
     if rank == 0:

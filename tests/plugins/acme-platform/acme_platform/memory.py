@@ -1,4 +1,4 @@
-"""Acme's memory: tensors at aligned addresses, and pages that are allocated from the lowest on."""
+"""Acme's memory: tensors at aligned addresses, and an allocator that takes the lowest free pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIGNMENT = 256
 
 
 def carve(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor at an aligned address of an arena of bytes."""
+    """A tensor at an aligned address within a larger block of bytes."""
     size = prod(shape) * dtype.itemsize
     arena = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
     start = -arena.data_ptr() % ALIGNMENT

@@ -16,7 +16,7 @@ from acme_platform.operations import rms_norm
 
 
 class AcmeHardware(Hardware):
-    """A device of the family, using the built-in platform of the device behind it."""
+    """A device of the family. It forwards to the built-in platform of the real device."""
 
     kind = "oot:acme"
 
@@ -92,7 +92,7 @@ class AcmeServing(Serving):
         return AcmeAllocator
 
     def dispatch_key(self) -> str:
-        return "cpu"  # other operations run as on the device behind
+        return "cpu"  # other operations run as on the real device
 
 
 class AcmePlatform(Platform):
