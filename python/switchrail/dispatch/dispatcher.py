@@ -57,11 +57,11 @@ class _Table:
 
     Attributes:
         users: The backends that must plan such a step.
-        targets: For each layer, the target of each part.
+        targets: For each layer, the target of each part; if there is one part, its target alone.
     """
 
     users: tuple[_User, ...]
-    targets: dict[Layer, tuple[Target, ...]]
+    targets: dict[Layer, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Prepared:
     Attributes:
         parts: Its parts.
         users: The backends that planned it.
-        targets: For each layer, the target of each part.
+        targets: As in `_Table`.
         planned: For each user, the batch and its plan.
     """
 
     parts: tuple[Part, ...]
     users: tuple[_User, ...]
-    targets: dict[Layer, tuple[Target, ...]]
+    targets: dict[Layer, Any]
     planned: list[tuple[SequenceBatch, object]]
 
 
@@ -92,14 +92,16 @@ class _Step:
     Attributes:
         prepared: Its parts and plans.
         planned: The list of `prepared`.
-        left: The layers that have not been called yet.
+        is_single: Whether each layer has a target alone, as in `_Table`.
+        left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
         verified: The calls to commit, each with its user's index and its record.
     """
 
     prepared: Prepared
     planned: list[tuple[SequenceBatch, object]]
-    left: dict[Layer, tuple[Target, ...]]
+    is_single: bool
+    left: dict[Layer, Any]
     elsewhere: Callable[[Any], None] | None
     verified: list[tuple[int, Any, object]]
 
@@ -121,7 +123,7 @@ class _Step:
         self.verified.append((index, call, record))
 
 
-_NO_STEP = _Step(NOTHING, [], {}, None, [])
+_NO_STEP = _Step(NOTHING, [], False, {}, None, [])
 
 
 class Dispatcher:
@@ -315,9 +317,13 @@ class Dispatcher:
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         prepared = parts if isinstance(parts, Prepared) else self.prepare(parts)
-        left: dict[Layer, tuple[Target, ...]] = {} if elsewhere is None else dict.fromkeys(self._layers, ())
-        left.update(prepared.targets)
-        return _Running(self, _Step(prepared, prepared.planned, left, elsewhere, []))
+        is_single = len(prepared.parts) == 1
+        left = prepared.targets.copy()
+        if elsewhere is not None:
+            if is_single:
+                left = {layer: (target,) for layer, target in left.items()}
+            is_single, left = False, dict.fromkeys(self._layers, ()) | left
+        return _Running(self, _Step(prepared, prepared.planned, is_single, left, elsewhere, []))
 
     def _begin(self, step: _Step) -> None:
         self._verified = None
@@ -354,8 +360,8 @@ class Dispatcher:
         except KeyError:
             raise self._refusal(call[0]) from None
         try:
-            if len(targets) == 1:  # inlines `_Step.run`, to save a function call
-                run, index, commits = targets[0]
+            if step.is_single:  # inlines `_Step.run`, to save a function call
+                run, index, commits = targets
                 batch, plan = step.planned[index]
                 record = run(call, batch, plan)
                 if commits:
@@ -431,7 +437,10 @@ class Dispatcher:
                 commits = route.phase == "verify" and op not in PAGED_OPS
                 run = route.lookup(op, layer_id) if backend is own else backend.run
                 targets[layer].append((run, users.index(user), commits))
-        return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})
+        single = len(routes) == 1
+        return _Table(
+            tuple(users), {layer: each[0] if single else tuple(each) for layer, each in targets.items()}
+        )
 
     def _adapted(self, backend: AnyBackend, registration: Registration) -> AnyBackend:
         if id(backend) not in self._adapters:
