@@ -54,18 +54,32 @@ def _uniform(seed, i_round):
 
 
 @triton.jit
-def _kth_key(p_row, V, blocks, top_key, k, BV: tl.constexpr, UNUSED: tl.constexpr):
+def _least_key(b_key, top_key, k, UNUSED: tl.constexpr):
+    """The largest key that at least k of the given ones reach; the least possible key if there are fewer."""
+    low = tl.full((), -(1 << 31) >> UNUSED, tl.int64)
+    high = top_key.to(tl.int64) + 1
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        if tl.sum((b_key >= middle.to(tl.int32)).to(tl.int32), 0) >= k:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _kth_key(p_row, V, blocks, low, top_key, k, BV: tl.constexpr, UNUSED: tl.constexpr):
     """The key of the k-th token, or a lower key that exactly k tokens reach.
 
-    Each pass narrows the range of keys to a fourth.
+    At least k tokens reach `low`, usually not many more. So each pass tries the next key, and narrows the
+    range of keys to a third.
     """
-    low = tl.full((), -(1 << 31) >> UNUSED, tl.int64)
     high = top_key.to(tl.int64) + 1
     reached = tl.full((), 1 << 31, tl.int64)
     while (high - low > 1) & (reached != k):
-        step = tl.maximum((high - low) // 4, 1)
-        first, second = (low + step).to(tl.int32), (low + 2 * step).to(tl.int32)
-        third = (low + 3 * step).to(tl.int32)
+        step = tl.maximum((high - low) // 3, 1)
+        first, second = (low + 1).to(tl.int32), (low + step).to(tl.int32)
+        third = (low + 2 * step).to(tl.int32)
         b_first = tl.zeros((BV,), tl.int32)
         b_second = tl.zeros((BV,), tl.int32)
         b_third = tl.zeros((BV,), tl.int32)
@@ -109,8 +123,10 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
 
     b_top = tl.full((NB,), _MINUS_INFINITY, tl.float32)
     b_mass = tl.zeros((NB,), tl.float32)
+    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # in each column of the blocks
     for i_b in range(0, blocks):
         o_v, b_x = _load(p_row, i_b, V, BV)
+        b_best = tl.maximum(b_best, b_x)
         top = tl.max(b_x, 0)
         base = tl.where(top == _MINUS_INFINITY, 0.0, top)
         b_top = tl.where(o_b == i_b, top, b_top)
@@ -129,7 +145,10 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
             last = tl.full((), 0, tl.int32)
             few = (k < V) & (top_p < 1.0)
             if few:
-                last_key = _kth_key(p_row, V, blocks, tl.max(_key(b_top, UNUSED), 0), k, BV, UNUSED)
+                top_key = tl.max(_key(b_top, UNUSED), 0)
+                b_key = tl.where(tl.arange(0, BV) < V, _key(b_best, UNUSED), -(1 << 31))
+                low = _least_key(b_key, top_key, k, UNUSED)
+                last_key = _kth_key(p_row, V, blocks, low, top_key, k, BV, UNUSED)
                 last = tl.full((), 0x7FFFFFFF, tl.int32)
             if few | (min_p > 0.0):
                 above = tl.full((), 0, tl.int64)
