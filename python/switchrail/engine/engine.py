@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,6 @@ from switchrail.runtime import Runtime
 Prompt = str | Sequence[int]
 
 _log = logging.getLogger("switchrail")
-
-_KEPT_TEXTS = 2**16
-"""Tokens whose texts are kept."""
 
 
 class Engine(AbstractContextManager["Engine"]):
@@ -603,22 +600,13 @@ class Engine(AbstractContextManager["Engine"]):
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Decode ids to text without special tokens; calls the tokenizers library directly, which is faster.
-
-    The texts of single tokens are kept: each new token is decoded with the one before it, then alone.
-    """
+    """Decode ids to text without special tokens; calls the tokenizers library directly, which is faster."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
-
-    def decode(ids: list[int]) -> str:
-        if fast is not None:
-            return str(fast.decode(ids, skip_special_tokens=True))
-        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    @lru_cache(_KEPT_TEXTS)
-    def decode_one(token: int) -> str:
-        return decode([token])
-
-    return lambda ids: decode_one(ids[0]) if len(ids) == 1 else decode(ids)
+    if fast is not None:
+        return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
+    return lambda ids: str(
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )
 
 
 __all__ = ["Engine", "Prompt"]

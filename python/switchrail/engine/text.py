@@ -74,10 +74,15 @@ class TextStream:
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
         """The final part of the text, the part to hold back, and whether a stop string was found."""
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        for stop in self._stop:
+            if stop[0] in text:
+                break
+        else:
+            return text, "", False
+        found = [text.find(stop) for stop in self._stop if stop in text]
         if found:
             return text[: min(found)], "", True
-        certain = len(text) - max(_overlap(text, stop) for stop in self._stop)
+        certain = len(text) - max([_overlap(text, stop) for stop in self._stop])
         return text[:certain], text[certain:], False
 
 
