@@ -69,6 +69,41 @@ class Oracle(Drafts):
         return Drafted(found)
 
 
+class Trees(Oracle):
+    """Proposes trees, whose accepted paths are forced likewise; other tokens are wrong ones."""
+
+    are_trees = True
+
+    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
+        found, trees = [], []
+        for task, limit in zip(tasks, limits, strict=True):
+            due = self._due.pop(task, None)
+            assert due is None or len(task.tokens) == due, "another number of drafts was accepted"
+            after = self._right(task)[len(task.tokens) :]
+            count = self._draw.randint(0, limit) if self._ragged else limit
+            right = min(self._forced(self._draw, count), len(after))
+            nodes = sorted(self._draw.sample(range(count), right))  # the nodes of the accepted path
+            tokens, parents = list[int](), list[int]()
+            for node in range(count):
+                if node in nodes:
+                    place = nodes.index(node)
+                    parents.append(nodes[place - 1] if place else -1)
+                    tokens.append(after[place])
+                    continue
+                parent = self._draw.randint(-1, node - 1)
+                place = 0 if parent < 0 else nodes.index(parent) + 1 if parent in nodes else len(after)
+                taken = {token for token, one in zip(tokens, parents, strict=True) if one == parent}
+                wrong = taken | {*after[place : place + 1]}
+                parents.append(parent)
+                tokens.append(next(token for token in range(self._vocab_size) if token not in wrong))
+            found.append(tokens)
+            trees.append(parents)
+            self._due[task] = len(task.tokens) + right + 1
+            if count:
+                self.steps.append((right, count))
+        return Drafted(found, parents=trees)
+
+
 def use(engine: Engine, drafts: Drafts) -> Drafts:
     """Replace the drafts of an engine that was created with drafts."""
     engine._core.drafts = drafts

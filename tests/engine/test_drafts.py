@@ -19,7 +19,7 @@ from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
 
 from .capturable import CAPTURABLE
-from .drafting import FORCED, Oracle, use
+from .drafting import FORCED, Oracle, Trees, use
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
 from .test_overlap import make_params, make_prompts
@@ -331,6 +331,32 @@ def test_verifications_are_captured(
     assert all(key.rows % 5 == 0 and key.width == 5 for key in seen if key.kind == "verify")
     assert not eager
     assert len(oracle.steps) > 10
+
+
+@pytest.mark.parametrize("where", ["eager", "captured"])
+@pytest.mark.parametrize("kind", FORCED)
+def test_trees(kind: str, where: str, make_engine: Make, verified_runtime: switchrail.Runtime) -> None:
+    """Accepted keys move to their positions, and states follow the accepted path.
+
+    Requests end in all ways, greedy or sampled, and some have several samples.
+    """
+    prompts, params = make_prompts(24), make_params(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    trees = Trees([], FORCED[kind])
+    outputs = iter(expected)
+    for param in params:
+        for sample in param.samples():
+            trees.expect(sample.seed, next(outputs))
+    given = {"runtime": verified_runtime, "device": GraphPlatform()} if where == "captured" else {}
+    engine = make_engine(options={**OPTIONS, "draft": trees}, **given)
+    seen = count_replays(engine) if given else []
+    before = engine.stats
+    assert engine.generate(prompts, params) == expected
+    assert is_idle(engine)
+    assert len(trees.steps) > 10
+    assert engine.stats.drafted_tokens - before.drafted_tokens == sum(count for _, count in trees.steps)
+    if given:
+        assert "verify" in {key.kind for key in seen}
 
 
 def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,15 +75,16 @@ def verify(
     widths = [1 + len(tokens) for tokens in drafted.tokens]
     states = [one.getstate() for one in draws]
     chosen = choose_rows(logits, widths, drafted, params, draws, choose)
-    most, ends = max(widths), torch.tensor(widths).cumsum(0).tolist()
-    rows = [
-        [end - width + (i if i < width else 0) for i in range(most)]
-        for end, width in zip(ends, widths, strict=True)
-    ]
-    tokens = [[0, *own, *[0] * (most - 1 - len(own))] for own in drafted.tokens]
-    parents = [[-1, *drafted.parent_rows(n), *[NONE] * (most - width)] for n, width in enumerate(widths)]
-    table = chosen[torch.tensor(rows)]
-    last, count, path = follow(table, torch.tensor(tokens), torch.tensor(parents))
+    most, shape = max(widths), (len(widths), max(widths))
+    is_row = torch.arange(most) < torch.tensor(widths).unsqueeze(1)
+    rows, tokens, parents = torch.zeros(3, *shape, dtype=torch.int64)
+    rows[is_row] = torch.arange(len(chosen))
+    parents.fill_(NONE)
+    is_row[:, 0] = False
+    tokens[is_row] = torch.tensor([token for own in drafted.tokens for token in own])
+    parents[is_row] = torch.tensor([one for n in range(len(widths)) for one in drafted.parent_rows(n)])
+    table = chosen[rows]
+    last, count, path = follow(table, tokens, parents)
     assert torch.equal(last, path.gather(1, count).squeeze(1))
     news = table.gather(1, path).tolist()
     runs = [own[: 1 + n] for own, n in zip(news, count.flatten().tolist(), strict=True)]
@@ -114,9 +115,14 @@ def exact(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def sequences(
-    params: SamplingParams, proposal: Proposal | None, count: int, seed: int, logits: torch.Tensor
+    params: SamplingParams,
+    proposal: Proposal | None,
+    count: int,
+    seed: int,
+    logits: torch.Tensor,
+    tree: bool = False,
 ) -> torch.Tensor:
-    """[count, 2], the first two new tokens of sequences with two drafted tokens.
+    """[count, 2], the first two new tokens of sequences with drafted tokens: two, or a tree of two branches.
 
     Args:
         params: The sampling parameters.
@@ -124,21 +130,34 @@ def sequences(
         count: The number of sequences.
         seed: The seed of everything.
         logits: [17, 16], those of the first token, then those after each first token.
+        tree: Whether drafts are trees.
     """
     torch.manual_seed(seed)
     draws: list[Any] = [Tape(numbers) for numbers in torch.rand(count, 16, dtype=torch.float64).tolist()]
     p = torch.stack([exact(row, params) for row in logits])
     if proposal is None:
         first = p[0].topk(4).indices[torch.arange(count) % 4]
-        second, probabilities = first.flip(0), None
+        own, probabilities = [first, first.flip(0)], None
+        if tree:
+            other = p[0].topk(5).indices[torch.arange(count) % 4 + 1]
+            own = [first, other, first.flip(0), other.flip(0)]
     else:
         q = proposal(p)
         first = q[:1].expand(count, -1).multinomial(1)[:, 0]
         second = q[1 + first].multinomial(1)[:, 0]
-        probabilities = torch.stack([q[:1].expand(count, -1), q[1 + first]], 1).flatten(0, 1)
-    rows = torch.stack([logits[:1].expand(count, -1), logits[1 + first], logits[1 + second]], 1)
-    drafts = torch.stack([first, second], 1).tolist()
-    runs = verify(rows.flatten(0, 1), Drafted(drafts, probabilities), [params] * count, draws, choose)
+        own, odds = [first, second], [q[:1].expand(count, -1), q[1 + first]]
+        if tree:
+            without = odds[0].scatter(1, first.unsqueeze(1), 0)  # siblings are drawn without replacement
+            without = without.where(without.sum(-1, keepdim=True) > 0, 1 - q[:1].ceil())
+            without = without / without.sum(-1, keepdim=True)
+            other = without.multinomial(1)[:, 0]
+            third = q[1 + other].multinomial(1)[:, 0]
+            own, odds = [first, other, second, third], [odds[0], without, odds[1], q[1 + other]]
+        probabilities = torch.stack(odds, 1).flatten(0, 1)
+    rows = torch.stack([logits[:1].expand(count, -1), *(logits[1 + each] for each in own)], 1)
+    drafts = torch.stack(own, 1).tolist()
+    drafted = Drafted(drafts, probabilities, [(-1, -1, 0, 1)] * count if tree else None)
+    runs = verify(rows.flatten(0, 1), drafted, [params] * count, draws, choose)
     tokens = torch.tensor([[*run, -1][:2] for run in runs])
     short = (tokens[:, 1] < 0).nonzero()[:, 0]
     if len(short):  # the next step gives them their second token
@@ -156,12 +175,12 @@ def sequences(
     return tokens
 
 
-def improbability(params: SamplingParams, proposal: Proposal | None, count: int) -> float:
+def improbability(params: SamplingParams, proposal: Proposal | None, count: int, tree: bool = False) -> float:
     """The p-value of a chi-square test of `count` pairs of tokens."""
     logits = torch.randn(1 + VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 1.5
     found = torch.zeros(VOCABULARY**2, dtype=torch.float64)
     for chunk in range(count // CHUNK):
-        tokens = sequences(params, proposal, CHUNK, chunk, logits)
+        tokens = sequences(params, proposal, CHUNK, chunk, logits, tree)
         found += torch.bincount(tokens[:, 0] * VOCABULARY + tokens[:, 1], minlength=VOCABULARY**2)
     p = torch.stack([exact(row, params) for row in logits])
     expected = (p[0].unsqueeze(1) * p[1:]).flatten() * count
@@ -180,6 +199,23 @@ def improbability(params: SamplingParams, proposal: Proposal | None, count: int)
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
     assert improbability(params, PROPOSALS.get(kind), DRAWS) > 0.001
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [("not drawn", 0.7), ("near", 0.7), ("bad", 1.3)],
+)
+def test_pairs_of_tokens_after_trees(kind: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
+    assert improbability(params, PROPOSALS.get(kind), DRAWS, tree=True) > 0.001
+
+
+def test_the_test_notices_siblings_drawn_from_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejection against p for each sibling, and not against what earlier siblings leave of it."""
+    monkeypatch.setattr(
+        speculation, "_without", lambda rest, q: (rest, torch.zeros_like(rest[:, :1], dtype=torch.bool))
+    )
+    assert improbability(SamplingParams(temperature=1.3), PROPOSALS["near"], DRAWS // 5, tree=True) < 1e-6
 
 
 @pytest.mark.parametrize("mutant", ["on equality", "always", "p alone"])

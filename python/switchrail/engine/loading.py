@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from switchrail._core import BoundPlan, RoutePlan
+from switchrail._core import BoundPlan, Layout, RoutePlan
+from switchrail.engine.capture import has_trees, verify_features
 from switchrail.engine.checkpoint import Checkpoint, load
 from switchrail.engine.memory import Needs, PoolClasses
 from switchrail.engine.models.binding import find_mixers, read_shapes
@@ -87,6 +88,8 @@ def load_model(
         state_dtype=options.state_dtype,
         phases=phases,
     )
+    if has_trees(options):
+        backends = _with_trees(partial(plan, runtime), layout, options, backends)
     routes = plan(runtime, preferences=backends)
     check_prefill_steps(routes, options)
     names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
@@ -120,6 +123,31 @@ def load_model(
         return PoolClasses(shapes, platform).needs(options, dtype=dtype, state_dtype=state_dtype)
 
     return LoadedModel(checkpoint, plan, routes, bound, make, needs)
+
+
+def _with_trees(
+    plan: Callable[..., RoutePlan],
+    layout: Layout,
+    options: EngineOptions,
+    backends: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """The chosen backends, and backends that support trees for the verifications of other ops.
+
+    Raises:
+        NoBackendError: There is none.
+        BackendUnfitError: A chosen backend doesn't support trees.
+    """
+    chosen = dict(backends or {})
+    ops = {op for layer in layout.layers for op in layer.ops}
+    found = plan(
+        preferences={key: name for key, name in chosen.items() if key.partition(".")[2] in ("", "verify")},
+        phases=("verify",),
+        features={op: verify_features(op, options) for op in ops},
+    )
+    for _, op, phase, name in found.table:
+        if verify_features(op, options) and op not in chosen:
+            chosen.setdefault(f"{op}.{phase}", name)
+    return chosen
 
 
 __all__ = ["LoadedModel", "load_model"]

@@ -64,14 +64,15 @@ def choose_rows(
     ]
     left = set(drawn)
     for number, (width, param, one) in enumerate(zip(widths, params, draws, strict=True)):
-        depths = drafted.depths(number)
         used = _GREEDY if number in left else param
-        row_params += [used] * len(depths) + [_GREEDY] * (width - len(depths))
-        sources = [one] * width
-        if drafted.parents is not None and used.temperature > 0:
-            numbers = [cast(random.Random, _Number(one.random())) for _ in range(max(depths) + 1)]
-            sources = [numbers[depth] for depth in depths] + sources[len(depths) :]
-        row_draws += sources
+        count = 1 + len(drafted.tokens[number])
+        row_params += [used] * count + [_GREEDY] * (width - count)
+        if drafted.parents is None or used.temperature == 0:
+            row_draws += [one] * width
+            continue
+        depths = drafted.depths(number)
+        numbers = [cast(random.Random, _Number(one.random())) for _ in range(max(depths) + 1)]
+        row_draws += [numbers[depth] for depth in depths] + [one] * (width - count)
     chosen = choose(logits, row_params, row_draws)
     if drawn:
         starts = [0, *accumulate(widths)]
@@ -129,15 +130,13 @@ def _reject(
     rest = p[:, 0]
     for i in range(1, most):
         token, q = tokens[:, i : i + 1], drafted.probabilities[place[:, i]].double()
-        less = (rest - q).clamp(min=0)
-        mass = less.sum(-1, keepdim=True)
+        less, is_equal = _without(rest, q)
         is_next = (parent[:, i : i + 1] == at) & finite.gather(1, at)
-        is_equal = mass <= 0  # p and q are equal up to rounding
         passes = _is_accepted(rest.gather(1, token), q.gather(1, token), number[:, i : i + 1])
         accepted = is_next & (passes | is_equal)
         before = row.gather(1, at)
         chosen[before] = token.where(accepted, chosen[before])
-        rest = torch.where(accepted, p[:, i], (less / mass).where(is_next & ~is_equal, rest))
+        rest = torch.where(accepted, p[:, i], less.where(is_next, rest))
         at = at.masked_fill(accepted, i)
     last = draw(rest, [draws[n] for n in drawn], choose)
     chosen[row.gather(1, at).squeeze(1)] = last.where(finite.gather(1, at).squeeze(1), -1)
@@ -155,6 +154,14 @@ def flat_tokens(drafted: Drafted, device: torch.device) -> torch.Tensor:
 def _is_accepted(p: torch.Tensor, q: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Whether drafts are accepted, with probability min(1, p / q)."""
     return numbers * q < p
+
+
+def _without(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised max(0, p - q), and whether p and q are equal up to rounding, [M, 1] bool."""
+    less = (p - q).clamp(min=0)
+    mass = less.sum(-1, keepdim=True)
+    is_equal = mass <= 0
+    return less / mass.masked_fill(is_equal, 1), is_equal
 
 
 def follow(
