@@ -107,9 +107,9 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
             change.
     """
     bound = BOUNDS[call.out.dtype] if bound is None else bound
-    error = verify(backend, call, bound=bound)
     oracle = call.to("cpu").double()
     expected = oracle.run(REFERENCES[call.op]())
+    error = verify(backend, call, bound=bound, expected=oracle)
     actual = call.clone()
     verification = actual.run(backend)
     assert expected is not None
@@ -125,8 +125,9 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
     for last in lasts:
         truths[last] = oracle.state.clone()
         expected.commit(_accepted(call, last), truths[last])
+    state = call.clone().state
     for last in lasts:
-        state = call.clone().state
+        state.copy_(call.state)
         verification.commit(_accepted(call, last).to(state.device), state)
         result = state.cpu()
         problems = []
