@@ -83,15 +83,37 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
     return found
 
 
-def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) -> Places:
-    """Within this context, the first time that a run passes the place, the action runs there."""
+class Visiting:
+    """Within this context, the first time that a run passes the place, the action runs there.
 
-    def visit(found: Place) -> None:
-        if found == place:
-            sys.settrace(None)
-            action()
+    Only the instructions of the place's function are traced, which takes half of the time.
+    """
 
-    return Places(files, visit)
+    def __init__(self, place: Place, action: Callable[[], None]) -> None:
+        self._code, self._offset, self._left = place
+        self._action = action
+
+    def __enter__(self) -> None:
+        sys._getframe().f_trace_opcodes = True  # as for `Places`
+        sys.settrace(self._enter)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code is not self._code:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._instruction
+
+    def _instruction(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        if event == "opcode" and frame.f_lasti == self._offset:
+            if self._left == 0:
+                sys.settrace(None)
+                self._action()
+            self._left -= 1
+        return self._instruction
 
 
 def name(place: Place) -> str:

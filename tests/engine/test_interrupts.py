@@ -22,7 +22,7 @@ from switchrail.engine import Engine, Output, Request, SamplingParams
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.task import Task
 
-from .places import Place, name, recorded, visiting
+from .places import Place, Visiting, name, recorded
 
 # code that runs only while an engine is created, or that changes no state
 OTHERS = {
@@ -39,7 +39,7 @@ OTHERS = {
 FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
-INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "3"))
+INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "10"))
 """One in this many of the places that several scenarios pass is interrupted. All other places are.
 
 `make soak` interrupts all places.
@@ -264,7 +264,7 @@ def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scena
     return [*first.values(), *again[::every]]
 
 
-def interrupt(subject: Subject, scenario: Scenario, place: Place, files: list[Path] = FILES) -> str | None:
+def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
     """Interrupt a run at a place. Return the damage that is found afterwards."""
     signal = KeyboardInterrupt()
     held: list[Request] = []
@@ -273,7 +273,7 @@ def interrupt(subject: Subject, scenario: Scenario, place: Place, files: list[Pa
         raise signal
 
     caught: BaseException | None = None
-    with visiting(files, place, action):
+    with Visiting(place, action):
         try:
             scenario(subject, held)
         except BaseException as error:
@@ -314,7 +314,7 @@ def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subjec
     assert {"propose", "_extend", "_decode", "_choose"} <= {place[0].co_name for place in places}
     wrong = []
     for place in places:
-        problem = interrupt(drafting, stepping, place, DRAFT_MODEL)
+        problem = interrupt(drafting, stepping, place)
         if problem:
             wrong.append(f"{name(place)}: {problem}")
             drafting.renew()
@@ -351,7 +351,7 @@ def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], lis
 
     if place is None:
         return requests, recorded(FILES, lambda: run_on(engine))
-    with visiting(FILES, place, action):
+    with Visiting(place, action):
         run_on(engine)
     run_on(engine)
     return requests, []

@@ -17,7 +17,7 @@ from switchrail.engine.sequences import Sequences
 from switchrail.errors import RequestError
 from switchrail.pools import FreeList
 
-from .places import Place, name, recorded, visiting
+from .places import Place, Visiting, name, recorded
 
 PAGES, SLOTS, PAGE = 12, 4, 4
 FILES = [Path(sequences.__file__), Path(pools.__file__).parent / "free.py"]
@@ -146,7 +146,7 @@ def test_an_exception_anywhere_loses_nothing() -> None:
         def action() -> None:
             raise KeyboardInterrupt
 
-        with visiting(FILES, place, action), pytest.raises(KeyboardInterrupt):
+        with Visiting(place, action), pytest.raises(KeyboardInterrupt):
             run(owner)
 
     whole = make()
@@ -164,7 +164,7 @@ def test_an_exception_anywhere_loses_nothing() -> None:
             def action() -> None:
                 raise KeyboardInterrupt
 
-            with visiting(FILES, again, action), pytest.raises(KeyboardInterrupt):
+            with Visiting(again, action), pytest.raises(KeyboardInterrupt):
                 owner.repair()
             check(owner)
         check(owner)
