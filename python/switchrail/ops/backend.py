@@ -93,8 +93,8 @@ class Backend(Generic[CallT, BatchT]):
     def refresh(self, plan: Any, batch: BatchT) -> None:
         """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
-        For each step of a captured decode, an engine passes a batch with the same tensors as the plan's batch,
-        so a backend needs to check these only once.
+        For each step of a captured decode, an engine passes a batch with the same tensors as the plan's
+        batch, so a backend needs to check these only once.
 
         A backend without this method is never captured in a graph.
         """
