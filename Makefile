@@ -117,7 +117,7 @@ test-engines: $(STAMPS)/requirements
 	rm -rf $(ENGINE_WHEELS) $(ENGINE_SOURCES)
 	$(MATURIN) build --release --out $(ENGINE_WHEELS)
 	mkdir -p $(ENGINE_SOURCES) # copied, because building leaves files behind
-	cp -r kernels tests/plugins/acme-gdn tests/engines/sglang_cpu/on-cpu tests/engines/sglang_cpu/watch $(ENGINE_SOURCES)
+	cp -r kernels tests/plugins/acme-gdn tests/plugins/acme-platform tests/engines/sglang_cpu/on-cpu tests/engines/sglang_cpu/watch $(ENGINE_SOURCES)
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(ENGINE_WHEELS) $(ENGINE_SOURCES)/*
 	bash tests/engines/environment.sh $(ENGINES)/sglang $(ENGINE_WHEELS)
 	env -u PYTHONDONTWRITEBYTECODE $(ENGINES)/sglang/bin/python -m pytest -c tests/engines/pytest.ini tests/engines/sglang_cpu

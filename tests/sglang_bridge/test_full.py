@@ -10,7 +10,7 @@ import torch
 from switchrail.errors import BridgeError
 from torch import nn
 
-from tests.sglang_bridge.test_linear import TREES, Mode, links
+from tests.sglang_bridge.test_linear import TREES, Mode, allocations, links
 
 H, HKV, D, LAYERS, REQUESTS, LONGEST = 4, 2, 8, 2, 4, 32
 
@@ -228,3 +228,15 @@ def test_padding_rows_are_zeros(made):
         torch.use_deterministic_algorithms(False)
     assert out[:3].isfinite().all()
     assert not out[3:].any()
+
+
+def test_larger_pools_change_no_allocation(made):
+    counts = []
+    for tokens in (64, 128):
+        backend, runner = made(tokens=tokens)
+        steps = [("extend", 1, 0, 7), ("decode", 1, 7, 1)]
+        for step in steps:
+            passed(backend, runner, *step)
+        counts.append([allocations(passed, backend, runner, *step) for step in steps])
+    assert counts[0] == counts[1]
+    assert all(counts[0])

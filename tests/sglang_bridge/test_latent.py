@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.softmax import merge
 from torch import nn
 
-from tests.sglang_bridge.test_linear import TREES, Mode, links
+from tests.sglang_bridge.test_linear import TREES, Mode, allocations, links
 
 H, R, E, NOPE, V, LAYERS, LONGEST, TOKENS = 2, 16, 8, 8, 12, 2, 48, 160
 SCALE = (NOPE + E) ** -0.5
@@ -22,8 +22,8 @@ class Cache:
     swa_kv_pool = None
     kv_lora_rank = R
 
-    def __init__(self, page):
-        self.latents = torch.zeros(LAYERS, TOKENS + page, 1, R + E)
+    def __init__(self, page, tokens):
+        self.latents = torch.zeros(LAYERS, tokens + page, 1, R + E)
 
     def get_key_buffer(self, layer_id):
         return self.latents[layer_id]
@@ -65,7 +65,7 @@ class Layer(nn.Module):
 def made(runtime, version):
     """Make SGLang's attention backend of a model."""
 
-    def make(page=1, drafts=None, name="switchrail:torch"):
+    def make(page=1, drafts=None, name="switchrail:torch", tokens=TOKENS):
         torch.manual_seed(7)
         options = {"speculative_algorithm": None}
         if drafts is not None:
@@ -85,7 +85,7 @@ def made(runtime, version):
             page_size=page,
             use_mla_backend=True,
             is_draft_worker=False,
-            token_to_kv_pool=Cache(page),
+            token_to_kv_pool=Cache(page, tokens),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
             model_config=SimpleNamespace(context_len=LONGEST),
             server_args=SimpleNamespace(disable_cuda_graph=True, **options),
@@ -212,3 +212,21 @@ def test_sglang_expands_prefixes_in_chunks_for_our_names(made, version):
     assert handler(None, None) == "switchrail:torch"
     choices = import_module("sglang.srt.arg_groups.choices")
     assert {"switchrail", "switchrail:torch"} <= {*choices.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS}
+
+
+def steps(backend, runner):
+    """A step of each phase, on the cache of latents."""
+    children, siblings = links(TREES)
+    tree = SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings)
+    absorbed(backend, runner, "extend", [0, 0, 0], [5, 9, 3])
+    absorbed(backend, runner, "decode", [5, 9, 3], [1, 1, 1])
+    absorbed(backend, runner, "verify", [6, 10, 4], [6] * 3, TREES, spec_info=tree)
+
+
+def test_larger_pools_change_no_allocation(made):
+    counts = []
+    for tokens in (TOKENS, 2 * TOKENS):
+        backend, runner = made(drafts=(6, 4), tokens=tokens)
+        steps(backend, runner)
+        counts.append(allocations(steps, backend, runner))
+    assert counts[0] == counts[1] > 0

@@ -672,18 +672,27 @@ def test_a_layer_that_no_backend_can_take_is_refused_at_the_start(served, monkey
         served()
 
 
-def allocated(served, mode, rows, slots):
-    """The bytes that torch allocates in the layers of a pass."""
+def allocations(run, *arguments):
+    """The bytes that torch allocates in a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        passed(served, mode, rows, slots)
+        run(*arguments)
     return sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
 
 
-@pytest.mark.parametrize(("mode", "rows"), [("extend", [3, 4]), ("decode", [1, 1])])
-def test_larger_pools_change_no_allocation(served, mode, rows):
-    small, large = (served("switchrail:plain", "switchrail:plain", slots=slots) for slots in (8, 16))
+@pytest.mark.parametrize(
+    ("mode", "rows", "name"),
+    [
+        ("extend", [3, 4], "switchrail:plain"),
+        ("decode", [1, 1], "switchrail:plain"),
+        ("verify", [6, 6], "switchrail:torch"),
+    ],
+)
+def test_larger_pools_change_no_allocation(served, mode, rows, name):
+    drafts = (6, 1) if mode == "verify" else None
+    small, large = (served(name, name, slots=slots, drafts=drafts) for slots in (8, 16))
     for each in (small, large):
         passed(each, mode, rows, [1, 2])
-    assert allocated(small, mode, rows, [1, 2]) == allocated(large, mode, rows, [1, 2]) > 0
+    counts = [allocations(passed, each, mode, rows, [1, 2]) for each in (small, large)]
+    assert counts[0] == counts[1] > 0

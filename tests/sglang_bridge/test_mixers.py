@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.sglang_bridge.test_linear import TREES, Mode, enum, links
+from tests.sglang_bridge.test_linear import TREES, Mode, allocations, enum, links
 
 LAYERS, SLOTS, W = 2, 8, 4
 H, D = 2, 8
@@ -126,10 +126,10 @@ class ConvolutionModel(nn.Module):
 class Pools:
     """SGLang's states of the layers 0 and 2."""
 
-    def __init__(self, model, drafted):
+    def __init__(self, model, drafted, slots):
         self.mamba_map = {2 * i: i for i in range(LAYERS)}
-        self.conv = torch.randn(LAYERS, SLOTS, model.channels, W - 1)
-        self.temporal = torch.randn(LAYERS, SLOTS, *model.state)
+        self.conv = torch.randn(LAYERS, slots, model.channels, W - 1)
+        self.temporal = torch.randn(LAYERS, slots, *model.state)
         self.conv_rows = torch.zeros(LAYERS, 4, drafted, model.channels, W - 1)
         self.rows = torch.zeros(LAYERS, 4, drafted, *model.state)
 
@@ -147,7 +147,7 @@ class Pools:
 def made(runtime):
     """Make SGLang's backend of a model."""
 
-    def make(kind, *arguments, name="switchrail:torch", drafts=(6, 4)):
+    def make(kind, *arguments, name="switchrail:torch", drafts=(6, 4), slots=SLOTS):
         torch.manual_seed(5)
         model = kind(*arguments)
         options = dict(
@@ -165,7 +165,7 @@ def made(runtime):
             is_draft_worker=False,
             kv_cache_dtype_str="auto",
             linear_attn_backends=SimpleNamespace(decode=enum()(name), prefill=enum()(name)),
-            req_to_token_pool=Pools(model, drafts[0]),
+            req_to_token_pool=Pools(model, drafts[0], slots),
             model_config=SimpleNamespace(context_len=256),
             server_args=SimpleNamespace(disable_cuda_graph=True),
         )
@@ -264,3 +264,19 @@ def test_without_our_names_all_stays_sglangs(made, kind):
     else:
         found = model.run(backend, "decode", 0, x, batch)
     assert found in ("SGLang's decode", "SGLang's forward")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [LightningModel, MambaModel, ConvolutionModel], ids=lambda kind: kind.op)
+def test_larger_pools_change_no_allocation(made, kind):
+    counts = []
+    for slots in (SLOTS, 2 * SLOTS):
+        backend, model, _ = made(kind, slots=slots)
+        steps = [
+            ("extend", [3, 4], [1, 2], [0, 8], None),
+            ("decode", [1, 1], [1, 2], None, None),
+            ("verify", [6, 6], [1, 2], None, TREES[:2]),
+        ]
+        counts.append([allocations(passed, backend, model, *step) for step in steps for _ in range(2)])
+    assert counts[0][1::2] == counts[1][1::2]  # the first pass of a kind also makes tables
+    assert all(counts[0])

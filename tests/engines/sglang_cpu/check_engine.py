@@ -159,6 +159,17 @@ def test_the_log_has_the_names_asked_for(ours):
     assert "gated_delta decode of layers 0, 1, 2: backend acme of" in ours.log
 
 
+def test_a_vendors_platform_of_switchrail_is_sglangs(engine, options, batches, model):
+    first, *_ = batches
+    run = engine(options, [first], ACME_DEVICE="cpu")
+    assert run.status == 0, run.log[-4000:]
+    assert [one["tokens"] for one in run.answers[0]] == [tokens for _, tokens in model[1]][:4]
+    assert {tuple(each) for line in run.watched for each in line["backends"] if each[0] == "gated_delta"} == {
+        ("gated_delta", phase, "acme_ops") for phase in ("decode", "prefill")
+    }
+    assert {name for line in run.watched for _, name in line["full"]} == {"acme_ops"}
+
+
 def test_all_is_resolved_before_the_first_request(engine, options, batches):
     run = engine({**options, **OURS, "linear_attn_backend": "switchrail:acne"}, batches)
     assert run.status != 0

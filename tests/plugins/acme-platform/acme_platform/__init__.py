@@ -29,4 +29,5 @@ def activate() -> str | None:
 def register(registry: Registry) -> None:
     """Register backends for the family; the target of the entry point in `switchrail.plugins`."""
     for op, path in BACKENDS.items():
-        registry.register("acme_ops", path, op=op, devices=("oot:acme",))
+        features = ("transposed_state",) if op == "short_conv" else ()
+        registry.register("acme_ops", path, op=op, devices=("oot:acme",), features=features)
