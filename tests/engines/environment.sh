@@ -12,13 +12,14 @@ if [ ! -f "$venv/engine" ]; then
   install transformers==5.19.0 pydantic
   install --no-deps sglang==0.5.23 triton==3.7.1 torchvision==0.28.0 \
     aiohappyeyeballs aiohttp aiosignal anyio apache-tvm-ffi==0.1.11 attrs certifi compressed-tensors==0.18.0 dill distro einops \
-    fastapi frozenlist gguf httpcore httpx idna ipython jiter loguru msgspec multidict ninja numpy openai==2.8.0 opentelemetry-api \
+    fastapi frozenlist gguf httpcore httpx idna ipython jiter loguru msgspec multidict numpy openai==2.8.0 opentelemetry-api \
     orjson packaging partial-json-parser pillow propcache psutil pybase64 pygments pyzmq requests sentencepiece setproctitle \
     setuptools sniffio starlette tqdm traitlets urllib3 uvicorn uvloop xgrammar yarl
   install pytest
   pip check >"$venv/missing" || true # of the engine itself
   touch "$venv/engine"
 fi
+install ninja # which builds SGLang's n-gram drafts, once
 install --no-deps --force-reinstall "$wheels"/*.whl
 new=$(pip check | grep -vxFf "$venv/missing" | grep -v '^No broken requirements found' || true)
 if [ -n "$new" ]; then
