@@ -44,12 +44,17 @@ def runtime(sglang, version):
         runtime.register(
             "plain", f"{KERNELS}:PlainGatedDelta", op="gated_delta", devices=("cpu",), state_layouts=("VK",)
         )
-        for op, kind in (("gated_delta", "RecordedGatedDelta"), ("short_conv", "RecordedConvolution")):
+        for op, kind in (
+            ("gated_delta", "RecordedGatedDelta"),
+            ("short_conv", "RecordedConvolution"),
+            ("attention", "RecordedAttention"),
+        ):
             features = runtime.backend(op, "torch").capabilities["features"]
             runtime.register(
                 "recorded",
                 f"{KERNELS}:{kind}",
                 op=op,
+                priority=-50,
                 phases=("prefill", "decode", "verify"),
                 devices=("cpu",),
                 features=features,

@@ -1,5 +1,6 @@
 """Kernels that the tests register."""
 
+from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.short_conv.torch import TorchShortConv
 
@@ -33,4 +34,8 @@ class RecordedGatedDelta(Refreshed, TorchGatedDelta):
 
 
 class RecordedConvolution(Refreshed, TorchShortConv):
+    pass
+
+
+class RecordedAttention(Refreshed, TorchAttention):
     pass

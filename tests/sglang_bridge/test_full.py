@@ -149,8 +149,66 @@ def test_drafts_are_verified(made, page, tree):
         spec_info=SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings),
     )
     backend.init_forward_metadata(batch)
+    verified(backend, runner, batch, trees, prefixes)
+    backend.steps.end()
+    assert backend.steps.bypassed == 0
+
+
+def test_recorded_passes_are_repeated_with_other_tables(made, version):
+    """Without a GPU nothing is recorded: each pass runs again on the tables that are filled anew."""
+    torch.manual_seed(8)
+    backend, runner = made(4, name="switchrail:recorded", drafts=(6, 4), sliding_window_size=-1)
+    backend.init_cuda_graph_state(4, 24)
+    for request, prefix in enumerate((5, 9, 3), 1):
+        passed(backend, runner, "extend", request, 0, prefix)
+    table = runner.req_to_token_pool.req_to_token
+
+    def prepare(mode, requests, prefixes, tree, *, capture):
+        lengths = torch.tensor(prefixes)
+        batch = SimpleNamespace(
+            forward_mode=Mode(mode),
+            batch_size=len(requests),
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
+            req_pool_indices=torch.tensor(requests),
+            spec_info=tree,
+            out_cache_loc=torch.cat(
+                [table[n, p : p + 6] for n, p in zip(requests, prefixes, strict=True)]
+            ).long(),
+        )
+        if version == "v23":
+            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
+        elif capture:
+            backend.init_forward_metadata_capture_cuda_graph(
+                *(len(requests), 6 * len(requests), batch.req_pool_indices, lengths, None),
+                *(batch.forward_mode, tree),
+            )
+        else:
+            backend.init_forward_metadata_replay_cuda_graph(
+                *(len(requests), batch.req_pool_indices, lengths, 0, None),
+                *(batch.forward_mode, tree, lengths),
+            )
+        return batch
+
+    def tree_of(trees):
+        children, siblings = links(trees)
+        return SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings)
+
+    prepare("verify", [1, 2, 3], [5, 9, 3], None, capture=True)
+    batch = prepare("verify", [1, 2, 3], [5, 9, 3], tree_of(TREES), capture=False)
+    verified(backend, runner, batch, TREES, [5, 9, 3])
+    batch = prepare("verify", [1, 2, 3], [4, 7, 2], tree_of(TREES[::-1]), capture=False)
+    verified(backend, runner, batch, TREES[::-1], [4, 7, 2])
+    backend.update_verify_buffers_to_fill_after_draft(tree_of(TREES), 3)
+    verified(backend, runner, batch, TREES, [4, 7, 2])
+
+
+def verified(backend, runner, batch, trees, prefixes):
+    """Run drafts of all requests through all layers; compare with attention to their ancestors."""
+    table = runner.req_to_token_pool.req_to_token
+    count = 6 * len(trees)
     for layer in runner.model[:LAYERS]:
-        q, k, v = torch.randn(18, H * D), torch.randn(18, HKV, D), torch.randn(18, HKV, D)
+        q, k, v = torch.randn(count, H * D), torch.randn(count, HKV, D), torch.randn(count, HKV, D)
         got = backend.forward_extend(q, k, v, layer, batch)
         for n, (parents, prefix) in enumerate(zip(trees, prefixes, strict=True)):
             seen = torch.zeros(6, prefix + 6, dtype=torch.bool)
@@ -173,8 +231,6 @@ def test_drafts_are_verified(made, page, tree):
             )
             own = got[n * 6 : n * 6 + 6]
             torch.testing.assert_close(own, want.transpose(0, 1).reshape(6, -1), rtol=1e-4, atol=1e-5)
-    backend.steps.end()
-    assert backend.steps.bypassed == 0
 
 
 def test_a_name_chooses_the_backend(made):

@@ -41,7 +41,13 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
         if backend.switchrail is not None:
             backend.switchrail.begin(forward_batch)
 
+    def drafted(result: None, backend: Any, spec_info: Any, cuda_graph_bs: int | None) -> None:
+        if backend.switchrail is not None and cuda_graph_bs is not None:
+            backend.switchrail.reread_drafts(cuda_graph_bs)
+
     hooks.add(f"{owner}.__init__", made, "after", source=OURS)
+    if places.late_drafts is not None:
+        hooks.add(f"{owner}.{places.late_drafts}", drafted, "after", source=OURS)
     hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
     for method, hook in places.graph_hooks.items():
         hooks.add(f"{owner}.{method}", hook, "after", source=OURS)

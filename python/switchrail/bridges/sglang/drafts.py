@@ -42,7 +42,7 @@ class Drafts:
         count = len(slots)
         rows = torch.arange(count * self.tokens, device=slots.device).view(count, self.tokens)
         rows[kept:] = -1
-        parents, on_host = self._parents(count, links, slots.device)
+        parents, on_host = self.parents(count, links, slots.device)
         batch = RowStatesBatch(
             **sequences((self.tokens,) * count, slots.device),
             read_slots=slots,
@@ -73,13 +73,14 @@ class Drafts:
         if not self.tree:
             pages = PagedBatch(**tables)
         else:
-            parents, on_host = self._parents(count, links, table.device)
+            parents, on_host = self.parents(count, links, table.device)
             pages = PagedTreeBatch(**tables, parents=parents, parent_rows=on_host)
         return Part(phase="verify", rows=slice(0, count * self.tokens), pages=pages)
 
-    def _parents(
+    def parents(
         self, count: int, links: Any, device: torch.device
     ) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+        """The parents of all rows of a pass, on the device and on the host; trees are on the device only."""
         first = getattr(links, "retrieve_next_token", None) if self.tree else None
         if first is not None:
             found = parents_of(first[:count], links.retrieve_next_sibling[:count])

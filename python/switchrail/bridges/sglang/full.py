@@ -196,6 +196,15 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         """Updates the plans of a recorded pass; SGLang 0.5.11."""
         self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, spec_info)
 
+    def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
+        """Updates a recorded verification that was planned before the drafts were known."""
+        if self._drafts is None or not self._drafts.tree or cuda_graph_bs is None:
+            return
+        part = self.steps.captured("verify", cuda_graph_bs)
+        assert isinstance(part.pages, PagedTreeBatch)
+        part.pages.parents.copy_(self._drafts.parents(cuda_graph_bs, spec_info, self._kv_lens.device)[0])
+        self.steps.replay(part)
+
     def _prepare_graph(
         self,
         count: int,

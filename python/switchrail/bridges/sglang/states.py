@@ -206,10 +206,7 @@ class ServedLayers:
             return
         metadata = self._backend.forward_metadata
         if not capture:
-            part = self.steps.captured(phase, sequences)
-            if phase == "verify":
-                part.states.parents.copy_(self._verify_part(metadata).states.parents)  # type: ignore[union-attr]
-            self.steps.replay(part)
+            self._replay(phase, sequences)
             return
         if phase == "verify":
             part = self._verify_part(metadata)
@@ -218,6 +215,18 @@ class ServedLayers:
             # SGLang's own starts give padding sequences no row, but there is one for each.
             part = decode_part(torch.arange(sequences + 1, dtype=torch.int32, device=slots.device), slots)
         self.steps.capture(part, Bounds(sequences=sequences, rows=part.rows.stop, tokens=self._tokens))
+
+    def reread_drafts(self, sequences: int) -> None:
+        """Updates a recorded verification that was planned before the drafts were known."""
+        if self._drafts is not None and self._drafts.tree and "verify" in self.asked and self._modules:
+            self._replay("verify", sequences)
+
+    def _replay(self, phase: Phase, sequences: int) -> None:
+        part = self.steps.captured(phase, sequences)
+        if phase == "verify":
+            found = self._verify_part(self._backend.forward_metadata).states
+            part.states.parents.copy_(found.parents)  # type: ignore[union-attr]
+        self.steps.replay(part)
 
     def _verify_part(self, metadata: Any) -> Part:
         assert self._drafts is not None

@@ -36,6 +36,7 @@ class Steps:
         self._running: AbstractContextManager[None] | None = None
         self._called: set[object] = set()
         self._captured: dict[tuple[str, int], Prepared] = {}
+        self._parts: dict[tuple[str, int], Part] = {}
         self._is_due = False  # whether the calls of an eager pass are still to come
 
     @property
@@ -58,15 +59,17 @@ class Steps:
         self.end()
         self._prepared = self.dispatchers[part.phase].prepare([part], bounds)
         self._captured[part.phase, bounds.sequences] = self._prepared
+        self._parts[part.phase, bounds.sequences] = part
 
     def captured(self, phase: Phase, sequences: int) -> Part:
-        """The part of a recorded pass, with the tensors that it was recorded with."""
-        return self._captured[phase, sequences].parts[0]
+        """The part of a recorded pass as of its last update, with the tensors that it was recorded with."""
+        return self._parts[phase, sequences]
 
     def replay(self, part: Part) -> None:
         """Updates the plans of a recorded pass."""
         self.end()
-        self._prepared = self._captured[part.phase, len(part.lengths)]
+        key = part.phase, len(part.lengths)
+        self._prepared, self._parts[key] = self._captured[key], part
         self.dispatchers[part.phase].refresh(self._prepared, [part])
 
     def dispatch(self, call: Any) -> None:

@@ -28,6 +28,8 @@ class Places:
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
         speculation: Returns an object with the options of speculative decoding for a model runner.
+        late_drafts: The method of a linear attention backend that reads drafts which were made after the pass
+            was planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
         location: Whether places in the cache are passed as a `KVWriteLoc`.
     """
@@ -42,6 +44,7 @@ class Places:
     graph_hooks: Mapping[str, Callable[..., None]]
     shared_windows: str | None
     speculation: Callable[[Any], Any]
+    late_drafts: str | None
     chunked_prefixes: bool
     location: bool
 
@@ -103,6 +106,7 @@ _PLACES: Mapping[str, Places] = {
         },
         shared_windows=None,
         speculation=lambda model_runner: model_runner.server_args,
+        late_drafts=None,
         chunked_prefixes=False,
         location=False,
     ),
@@ -116,6 +120,7 @@ _PLACES: Mapping[str, Places] = {
         graph_hooks={"init_forward_metadata_out_graph": _out_graph},
         shared_windows="sglang.srt.mem_cache.memory_pool.conv_window_dedup_enabled",
         speculation=_options,
+        late_drafts="update_verify_buffers_to_fill_after_draft",
         chunked_prefixes=True,
         location=True,
     ),

@@ -19,3 +19,6 @@ class AttentionBackend:
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
         raise NotImplementedError
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
+        raise NotImplementedError

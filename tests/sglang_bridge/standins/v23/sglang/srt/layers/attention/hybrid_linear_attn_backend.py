@@ -19,6 +19,9 @@ class MambaAttnBackendBase:
     def _track_pools(self):
         return None
 
+    def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
+        pass
+
 
 class Mamba2AttnBackend(MambaAttnBackendBase):
     def __init__(self, model_runner):

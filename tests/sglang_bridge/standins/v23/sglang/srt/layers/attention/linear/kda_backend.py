@@ -37,3 +37,6 @@ class KDAAttnBackend:
 
     def _track_pools(self):
         return None
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
+        pass
