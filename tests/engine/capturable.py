@@ -87,10 +87,14 @@ class Verifying:
         return torch.stack(states)
 
     def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
-        state, slots = call.layer.state, batch.write_slots.clamp(min=0)
+        self.store(call.layer.state, batch, record[accepted + 1, torch.arange(len(accepted))])
+
+    @staticmethod
+    def store(state: torch.Tensor, batch: Any, new: torch.Tensor) -> None:
+        """Write states; padding rewrites slot 0 with its old value."""
+        slots = batch.write_slots.clamp(min=0)
         live = (batch.write_slots >= 0).view(-1, *[1] * (state.ndim - 1))
-        last = record[accepted + 1, torch.arange(len(accepted))]
-        state.index_copy_(0, slots, torch.where(live, last, state[slots]))
+        state.index_copy_(0, slots, torch.where(live, new, state[slots]))
 
 
 class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
@@ -108,8 +112,7 @@ class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
         state = state + torch.einsum("nhv,nhk->nhvk", wanted, k)
         out = torch.einsum("nhvk,nhk->nhv", state, q) * layer.scale
         call.out.copy_(out.masked_fill(~live[:, None, None], 0))
-        kept = layer.state[slots]  # padding rewrites slot 0 with its old value
-        layer.state.index_copy_(0, slots, torch.where(live[:, None, None, None], state, kept))
+        self.store(layer.state, batch, state)
 
     def step(self, call: Any, state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         repeat = call.v.shape[1] // call.q.shape[1]
@@ -136,8 +139,7 @@ class CapturableConv(Verifying, Capturable, ShortConvBackend):
         assert layer.bias is None
         assert layer.activation == "silu"
         call.out.copy_(torch.nn.functional.silu(out).masked_fill(~live[:, None], 0))
-        kept = layer.state[slots]
-        layer.state.index_copy_(0, slots, torch.where(live[:, None, None], window[..., 1:], kept))
+        self.store(layer.state, batch, window[..., 1:])
 
     @staticmethod
     def step(call: Any, state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,8 +24,11 @@ from transformers import AutoModelForCausalLM
 from .conftest import make_checkpoint
 from .idle import is_idle
 from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
+from .test_graphs import GraphPlatform, captured_runtime
 from .test_overlap import make_params, make_prompts
 from .test_speculation import exact
+
+__all__ = ["captured_runtime"]
 
 Make = Callable[..., Engine]
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -111,6 +114,31 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
     assert (
         stats.accepted_tokens - before.accepted_tokens == stats.drafted_tokens - before.drafted_tokens > 100
     )
+
+
+def test_steps_of_the_draft_are_captured(
+    make_engine: Make, checkpoint: Path, captured_runtime: switchrail.Runtime
+) -> None:
+    """Its decodes with states in second slots, and in pieces the steps with accepted tokens."""
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    options = {**DRAFTED, "draft": checkpoint}
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
+    runner = drafts_of(engine).runner
+    eager, forward = list[Any](), runner.forward
+    runner.forward = lambda step: (eager.append(step), forward(step))[1]  # type: ignore[method-assign,func-returns-value]
+    graphs = runner.graphs
+    assert graphs is not None
+    assert {key.kind for key in graphs.captured} == {"decode", "mixed"}
+    assert max(key.rows for key in graphs.captured if key.kind == "decode") == 6, "not two per sequence"
+    for _ in range(2):
+        assert engine.generate(prompts, FREE) == expected
+    assert not eager
+    assert engine.stats.accepted_tokens == engine.stats.drafted_tokens > 200
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=1.2, top_p=0.9, top_k=50, seed=2)
+    engine.generate(prompts, [params, FREE] * 6)
+    assert engine.stats.accepted_tokens > 0.99 * engine.stats.drafted_tokens > 300
+    assert is_idle(engine)
 
 
 def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Path) -> None:

@@ -68,14 +68,21 @@ class Decodes:
         pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
         return Captured(key, pieces, step, prepared)
 
-    def run(self, captured: Captured, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(
+        self, captured: Captured, tasks: Sequence[Task], *, fresh: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the last token of each task in a captured decode.
+
+        Args:
+            captured: The decode.
+            tasks: The tasks.
+            fresh: See `DecodeInputs.fill`.
 
         Returns:
             [R, vocabulary], and the slots of the R tasks. The next step overwrites both.
         """
         dispatcher, inputs, step = self._dispatcher, self._inputs, captured.step
-        inputs.fill(tasks)
+        inputs.fill(tasks, fresh=fresh)
         dispatcher.refresh(captured.prepared, (inputs.part(step, tasks, padded=True),))
         if self._eager:
             prepared = dispatcher.prepare((inputs.part(step, tasks, padded=False),), ops=self._eager)

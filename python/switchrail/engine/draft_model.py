@@ -14,12 +14,13 @@ import torch
 
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.graphs import Graphs
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.families import Family
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.runner import Runner
+from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Step
@@ -130,22 +131,23 @@ class DraftModel(Drafts):
         """Run the draft with number `turn` of each task, from 1; return the logits after it."""
         none = np.zeros(0, dtype=np.int64)
         decode: Any = [_Text(task.slot, task.length + turn, none) for task in tasks]
-        return self._run(Schedule(decode=decode, prefill=[], forks=[]), first=turn == 1)
+        return self._run(Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1))
 
-    def _run(self, schedule: Schedule, first: bool = False) -> torch.Tensor:
+    def _run(self, schedule: Schedule) -> torch.Tensor:
         runner = self.runner
+        ran = None if runner.graphs is None else runner.graphs.run(schedule)
+        if ran is not None:
+            return ran.logits
         step = runner.builder.build(schedule, runner.sequences.page_table, self._newest)
-        if schedule.decode:
-            step = self._on_second_slots(step, first)
-        return runner.forward(step)
+        return runner.forward(self._on_second_slots(step, schedule.fresh) if schedule.decode else step)
 
-    def _on_second_slots(self, step: Step, first: bool) -> Step:
-        """The step with states written to the second slots, and read from there after the first decode."""
+    def _on_second_slots(self, step: Step, fresh: bool) -> Step:
+        """The step with states written to the second slots, and read from there unless it is fresh."""
         (part,) = step.parts
         assert part.states is not None
         write = part.states.write_slots + self._slots
         states = replace(
-            part.states, read_slots=part.states.read_slots if first else write, write_slots=write
+            part.states, read_slots=part.states.read_slots if fresh else write, write_slots=write
         )
         return replace(step, parts=(replace(part, states=states),))
 
@@ -164,6 +166,10 @@ class DraftModel(Drafts):
             q[index] = odds = probabilities(logits[index], [task.params for task in own])
             tokens[index] = draw(odds, [task.draws for task in own], self._choose_tokens)
         return tokens, q.expand(logits.shape)
+
+    def prepare_graphs(self, capture: Capture) -> Graphs:
+        """Create the graphs of the model's steps, without capturing anything yet."""
+        return self.runner.prepare_graphs(capture, last_tokens=self._newest, apart=self._slots)
 
     def _sent(self, values: Sequence[int]) -> torch.Tensor:
         return sent(values, torch.int64, self._newest.device, pin_memory=self._pin_memory)
@@ -206,6 +212,7 @@ class LoadedDraft:
         model: The model with its routes.
         options: The options of its runners, except for `num_pages`.
         needs: The memory of its pools.
+        capture: The steps to capture; None for none.
         max_length: Tokens of the longest sequence.
         sequences: Maximum concurrent sequences.
         rows: Maximum rows of a step.
@@ -216,6 +223,7 @@ class LoadedDraft:
     model: LoadedModel
     options: EngineOptions
     needs: Needs
+    capture: Capture | None
     max_length: int
     sequences: int
     rows: int
@@ -300,6 +308,7 @@ def load_draft(
         loaded,
         own,
         loaded.needs(own),
+        loaded.capture(replace(own, max_sequences=sequences), max_length=max_length, preferences=None),
         max_length,
         sequences,
         options.max_tokens_per_step,

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import PHASES, RoutePlan
+from switchrail._core import PHASES
 from switchrail.checks import shown
 from switchrail.current import current_runtime
-from switchrail.engine.capture import GraphState, plan_capture
+from switchrail.engine.capture import GraphState
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.core import EngineCore
 from switchrail.engine.draft_model import DraftCheckpoint, LoadedDraft, find_draft, load_draft
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
-from switchrail.engine.graphs import Progress
+from switchrail.engine.graphs import Progress, capture_all
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import load_model
 from switchrail.engine.memory import Pools
@@ -39,7 +39,7 @@ from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
-from switchrail.engine.runner import Capture, Runner
+from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import Choose, choose
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
@@ -136,7 +136,7 @@ class Engine(AbstractContextManager["Engine"]):
         drafts = None if isinstance(found, DraftCheckpoint) else found
         with self.platform.hardware.active():
             make = self._load(runtime, path, config, family, backends)
-            capture = self._plan_capture(runtime, backends)
+            capture = self._capture(self.options, max_length=self.max_length, preferences=backends)
             draft = None
             if isinstance(found, DraftCheckpoint):
                 draft = self._load_draft(runtime, found, choose_tokens or choose)
@@ -158,8 +158,10 @@ class Engine(AbstractContextManager["Engine"]):
                     drafts = made = draft.make(self._runner)
                     self._unhook_draft = weakref.finalize(self, made.runner.disconnect)
                 if capture is not None:
-                    graphs = self._runner.prepare_graphs(capture)
-                    graphs.capture(graphs.in_order, progress)
+                    graphs = [self._runner.prepare_graphs(capture)]
+                    if draft is not None and draft.capture is not None:
+                        graphs.append(made.prepare_graphs(draft.capture))
+                    capture_all(graphs, progress)
                     self.platform.hardware.empty_cache()  # frees memory of eager runs before the captures
                     garbage.freeze()
                     self._thaw = weakref.finalize(self, garbage.thaw)
@@ -205,7 +207,7 @@ class Engine(AbstractContextManager["Engine"]):
             phases=("prefill", "decode") if self.options.draft is None else PHASES,
         )
         loaded = found.checkpoint
-        self._plan, self.plan, self.bound = found.plan, found.routes, found.bound
+        self._capture, self.plan, self.bound = found.capture, found.routes, found.bound
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
@@ -238,28 +240,6 @@ class Engine(AbstractContextManager["Engine"]):
             vocab_size=self._vocab_size,
             choose_tokens=choose_tokens,
         )
-
-    def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
-        """The plan of the captures; None for none."""
-        planned = plan_capture(
-            partial(self._plan, runtime),
-            self.plan,
-            platform=self.platform,
-            options=self.options,
-            max_length=self.max_length,
-            preferences=backends,
-        )
-        graph_class = self.platform.serving.graph_class()
-        if isinstance(planned, str) or graph_class is None:
-            if self.options.capture != "off" and self.platform.hardware.support_cuda_graph():
-                _log.warning("nothing is captured: %s", planned)
-            return None
-        for op, reason in planned.eager.items():
-            _log.warning("decodes run %s eagerly: %s", op, reason)
-        if isinstance(planned.verify, str):
-            _log.warning("verifications of drafts run eagerly: %s", planned.verify)
-        verify = runtime.bind(planned.verify) if isinstance(planned.verify, RoutePlan) else None
-        return Capture(planned, runtime.bind(planned.plan), graph_class, verify)
 
     @property
     def pools(self) -> Pools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from traceback import walk_tb
 
@@ -106,7 +107,7 @@ class Graphs:
         if captured is None:
             return None
         if key.kind == "decode":
-            return Ran(*self._decodes.run(captured, schedule.decode))
+            return Ran(*self._decodes.run(captured, schedule.decode, fresh=schedule.fresh))
         if key.kind == "mixed":
             return self._mixed.run(captured, schedule)
         assert self._verifications is not None
@@ -137,6 +138,18 @@ class Graphs:
             _log.warning("%s run eagerly, because capturing one failed: %s", key.name, repr(error))
 
 
+def capture_all(graphs: Sequence[Graphs], progress: Progress) -> None:
+    """Capture all keys of several models, and report the progress of all of them together."""
+    total, before = sum(len(each.in_order) for each in graphs), 0
+
+    def report(before: int, done: int, _: int) -> None:
+        progress(before + done, total)
+
+    for each in graphs:
+        each.capture(each.in_order, partial(report, before))
+        before += len(each.in_order)
+
+
 def _hooks_that_raised(error: Exception) -> str:
     """Describe the hooks in the traceback of an error."""
     codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
@@ -152,4 +165,4 @@ def _size(key: Key) -> tuple[int, int]:
     return key.rows, key.tokens or 0
 
 
-__all__ = ["Graphs", "Progress"]
+__all__ = ["Graphs", "Progress", "capture_all"]

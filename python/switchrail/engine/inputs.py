@@ -36,6 +36,7 @@ class DecodeInputs:
         device: torch.device,
         pin_memory: bool,
         derived: Forward,
+        apart: int = 0,
     ) -> None:
         """Allocate the tensors.
 
@@ -47,8 +48,12 @@ class DecodeInputs:
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
             derived: The function for the operation `DecodeRows`.
+            apart: The distance from a sequence's slot to its second one, if states are written to the second
+                one, and read from there unless the step is fresh; 0 if there is one slot.
         """
         self.padding = 0
+        self._apart = apart
+        self._states = torch.full((2, sequences), -1, dtype=torch.int64, device=device)
         self._derived = derived
         self._page_table = page_table
         self._last_tokens = last_tokens
@@ -65,8 +70,13 @@ class DecodeInputs:
         self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
-    def fill(self, tasks: Sequence[Task]) -> None:
-        """Send the rows of decoding tasks to the device, without waiting for the transfer."""
+    def fill(self, tasks: Sequence[Task], *, fresh: bool = False) -> None:
+        """Send the rows of decoding tasks to the device, without waiting for the transfer.
+
+        Args:
+            tasks: The tasks.
+            fresh: Whether states are read from the first slots; see `apart`.
+        """
         host = torch.zeros(self._rows.shape, dtype=torch.int64, pin_memory=self._pin_memory)
         rows = host.numpy()
         rows[_SLOTS] = -1
@@ -75,6 +85,10 @@ class DecodeInputs:
             [task.slot for task in tasks],
         ]
         self._rows.copy_(host, non_blocking=True)
+        if self._apart:
+            slots = self._rows[_SLOTS]
+            for states, shift in zip(self._states, (0 if fresh else self._apart, self._apart), strict=True):
+                states.copy_(torch.where(slots < 0, slots, slots + shift))
 
     def step(self, sequences: int, tokens: int) -> Step:
         """A step of the first `sequences` rows and caches of up to `tokens` tokens; initially padding."""
@@ -132,7 +146,8 @@ class DecodeInputs:
             rows,
             seqlens=(1,) * len(lengths),
             cu_seqlens=self._cu_seqlens[: len(lengths) + 1],
-            slots=self._rows[_SLOTS, rows],
+            slots=self._states[1, rows] if self._apart else self._rows[_SLOTS, rows],
+            read_slots=self._states[0, rows] if self._apart else None,
             has_initial_state=self._yes[rows],
             page_table=table,
             kv_lens=self._kv_lens[rows],

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchrail._core import BoundPlan, Layout, RoutePlan
-from switchrail.engine.capture import has_trees, verify_features
+from switchrail.engine.capture import has_trees, plan_capture, verify_features
 from switchrail.engine.checkpoint import Checkpoint, load
 from switchrail.engine.memory import Needs, PoolClasses
 from switchrail.engine.models.binding import find_mixers, read_shapes
@@ -20,7 +20,7 @@ from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.routes import check_prefill_steps, layout_of, plan_routes
-from switchrail.engine.runner import Runner
+from switchrail.engine.runner import Capture, Runner
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
 
@@ -38,6 +38,7 @@ class LoadedModel:
         bound: The backends of the routes.
         make: Makes a runner for the model; a `Runner` with the known arguments filled in.
         needs: The memory of the model's pools, for the options of a runner.
+        capture: Plans the captures of a runner with given options; None for none.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +47,7 @@ class LoadedModel:
     bound: BoundPlan
     make: Callable[..., Runner]
     needs: Callable[[EngineOptions], Needs]
+    capture: Callable[..., Capture | None]
 
 
 def load_model(
@@ -122,7 +124,35 @@ def load_model(
         state_dtype = getattr(torch, options.state_dtype)
         return PoolClasses(shapes, platform).needs(options, dtype=dtype, state_dtype=state_dtype)
 
-    return LoadedModel(checkpoint, plan, routes, bound, make, needs)
+    capture = partial(_capture, runtime, partial(plan, runtime), routes, platform)
+    return LoadedModel(checkpoint, plan, routes, bound, make, needs, capture)
+
+
+def _capture(
+    runtime: Runtime,
+    plan: Callable[..., RoutePlan],
+    routes: RoutePlan,
+    platform: Platform,
+    options: EngineOptions,
+    *,
+    max_length: int,
+    preferences: Mapping[str, str] | None,
+) -> Capture | None:
+    """The plan of a runner's captures; None for none."""
+    planned = plan_capture(
+        plan, routes, platform=platform, options=options, max_length=max_length, preferences=preferences
+    )
+    graph_class = platform.serving.graph_class()
+    if isinstance(planned, str) or graph_class is None:
+        if options.capture != "off" and platform.hardware.support_cuda_graph():
+            _log.warning("nothing is captured: %s", planned)
+        return None
+    for op, reason in planned.eager.items():
+        _log.warning("decodes run %s eagerly: %s", op, reason)
+    if isinstance(planned.verify, str):
+        _log.warning("verifications of drafts run eagerly: %s", planned.verify)
+    verify = runtime.bind(planned.verify) if isinstance(planned.verify, RoutePlan) else None
+    return Capture(planned, runtime.bind(planned.plan), graph_class, verify)
 
 
 def _with_trees(

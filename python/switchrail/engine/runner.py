@@ -174,8 +174,16 @@ class Runner:
         return self.pools.nbytes + self.sequences.page_table.nbytes
 
     @torch.inference_mode()
-    def prepare_graphs(self, capture: Capture) -> Graphs:
-        """Create `graphs`, without capturing anything yet."""
+    def prepare_graphs(
+        self, capture: Capture, *, last_tokens: torch.Tensor | None = None, apart: int = 0
+    ) -> Graphs:
+        """Create `graphs`, without capturing anything yet.
+
+        Args:
+            capture: What to capture.
+            last_tokens: [slots] int64, the newest tokens; None for those of `sequences`.
+            apart: See `DecodeInputs`.
+        """
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         plan = capture.plan
         width = 1 if options.draft is None else 1 + options.draft_tokens
@@ -193,7 +201,7 @@ class Runner:
             "device": device,
             "pin_memory": self._platform.hardware.pin_memory_available(),
         }
-        memory = sequences.page_table, sequences.last_tokens
+        memory = sequences.page_table, sequences.last_tokens if last_tokens is None else last_tokens
         verifications = None
         if capture.verify is not None:
             verifications = Verifications(
@@ -211,7 +219,7 @@ class Runner:
                 capturer,
                 self.dispatcher,
                 capture.bound,
-                DecodeInputs(*memory, derived=self._derived, **shared),
+                DecodeInputs(*memory, derived=self._derived, apart=apart, **shared),
                 plan.eager,
                 plan.keys,
             ),

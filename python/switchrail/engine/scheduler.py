@@ -25,12 +25,14 @@ class Schedule:
         forks: Pairs of tasks with the same prompt. The prompt of the first task ends in this step, and the
             second task continues from there.
         drafted: The drafted tokens that run after the last tokens of `decode`; None if no task has any.
+        fresh: Whether a draft model's decodes read states from the sequences' first slots.
     """
 
     decode: list[Task]
     prefill: list[tuple[Task, int]]
     forks: list[tuple[Task, Task]]
     drafted: Drafted | None = None
+    fresh: bool = False
 
     @property
     def tasks(self) -> list[Task]:

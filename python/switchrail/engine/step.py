@@ -119,12 +119,13 @@ def part_of(
     parents: torch.Tensor | None = None,
     parent_rows: tuple[int, ...] | None = None,
     are_trees: bool = False,
+    read_slots: torch.Tensor | None = None,
 ) -> Part:
     """The part for sequences with pages and one state slot each. In `verify`, each row has a parent row."""
     states: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
         "seqlens": seqlens,
-        "read_slots": slots,
+        "read_slots": slots if read_slots is None else read_slots,
         "write_slots": slots,
         "has_initial_state": has_initial_state,
     }

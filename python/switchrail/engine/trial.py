@@ -96,8 +96,10 @@ def try_out(
                 _run(core, lengths, params, options.page_size)
             more = 0.0
             if capture is not None:
-                graphs = runner.prepare_graphs(capture)
-                more = _capture(graphs, lambda: memory_in_use(platform, cached=True))
+                graphs = [runner.prepare_graphs(capture)]
+                if draft is not None and draft.capture is not None:
+                    graphs.append(made.prepare_graphs(draft.capture))
+                more = sum(_capture(each, lambda: memory_in_use(platform, cached=True)) for each in graphs)
             peak = memory_in_use(platform, cached=True) + more
             pools = runner.nbytes + sum(each.pools.nbytes for each in runners[1:])
         finally:
