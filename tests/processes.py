@@ -60,11 +60,11 @@ while request := socket.recv_fds(server, 1 << 20, 3):
 
 
 class Helper:
-    """The process from which others are forked, one at a time; runs another environment's Python if given."""
+    """The process from which others are forked, one at a time."""
 
-    def __init__(self, python: Path | str = sys.executable) -> None:
+    def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [str(python), "-c", SERVER, str(theirs.fileno())]
+        command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()

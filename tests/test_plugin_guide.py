@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def serve(listening: socket.socket, helper: Helper, program: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> Iterator[dict[str, str]]:
     """A new virtual environment that includes the packages installed here."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -106,11 +105,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    with closing(Helper(python)) as helper, socket.socket(socket.AF_UNIX) as listening:
+    with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         program = PROGRAM.format(site=str(site))
-        server = threading.Thread(target=serve, args=(listening, helper, program), name="commands")
+        server = threading.Thread(target=serve, args=(listening, processes, program), name="commands")
         server.start()
         yield variables
         listening.shutdown(socket.SHUT_RDWR)

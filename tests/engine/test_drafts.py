@@ -163,8 +163,8 @@ def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, mak
     options = {**DRAFTED, "max_sequences": 1, "num_pages": pages + 1, "max_length": prompt + new}
     options |= {"max_tokens_per_step": 36}
     expected = make_engine(options={**options, "draft": None}).generate([ids], params)
+    engine = make_engine(options=options)
     for drafts in (Oracle(expected, FORCED["all"], ragged=False), Repeats()):
-        engine = make_engine(options=options)
         use(engine, drafts)
         assert engine.generate([ids], params) == expected
         if isinstance(drafts, Repeats):

@@ -69,12 +69,14 @@ def test_a_plan_with_copies_is_refreshed_for_batches_of_any_form(runtime, device
     plan = backend.plan(phase, calls[0].batch, WITHIN[phase])
     tables = [name for name in calls[0].batch_tensors if hasattr(plan.batch, name)]
     addresses = [getattr(plan.batch, name).data_ptr() for name in tables]
-    for call in (plain, *calls, plain):
+    fresh = [call.clone() for call in (plain, *calls)]
+    for anew in fresh:
+        anew.run(backend)
+    for call, anew in zip((plain, *calls, plain), (*fresh, fresh[0]), strict=True):
         before = {name: table.clone() for name, table in call.batch_tensors.items()}
-        refreshed, anew = call.clone(), call.clone()
+        refreshed = call.clone()
         backend.refresh(plan, refreshed.batch)
         backend.run(refreshed.made, refreshed.batch, plan)
-        anew.run(backend)
         assert same_bits(refreshed.out, anew.out)
         assert [getattr(plan.batch, name).data_ptr() for name in tables] == addresses
         for other in (plain, *calls):
