@@ -53,11 +53,11 @@ def device_ms(work: Callable[[], object], device: str) -> float:
             times.append(1e3 * (time.perf_counter() - start))
             continue
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # the host is ahead of the device
-        begin.record()  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(50_000_000)  # the host is ahead of the device
+        begin.record()
         work()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times)
 

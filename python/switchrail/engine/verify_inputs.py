@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.step import DraftRows, Step, part_of
 from switchrail.engine.task import Task
-from switchrail.engine.transfer import sent
+from switchrail.engine.transfer import sent, transfer
 from switchrail.pools import pages_of
 
 _LENGTH, _SLOT = range(2)
@@ -79,30 +80,31 @@ class VerifyInputs:
         """Send tasks and their drafts to the device, without waiting."""
         width, count = self._width, len(tasks)
         columns = np.arange(width)
-        table = np.empty((4, self._tasks.shape[1], width), dtype=np.int64)
-        table[:] = [[[0]], [[NONE]], [[0]], [[0]]]
-        table[_DEPTHS:] = np.stack([columns, columns - 1])[:, None]
-        places: list[int] = []
-        for number, tokens in enumerate(drafted.tokens):
-            rows = slice(1, 1 + len(tokens))
-            table[_PARENTS, number, 0] = -1
-            table[_PARENTS, number, rows] = drafted.parent_rows(number)
-            if self._are_trees:
+        own = np.fromiter(map(len, drafted.tokens), dtype=np.int64, count=count)[:, None]
+        is_draft = (columns > 0) & (columns <= own)
+        table = np.zeros((4, self._tasks.shape[1], width), dtype=np.int64)
+        table[_PARENTS] = NONE
+        table[_PARENTS, :count] = np.where(columns <= own, columns - 1, NONE)
+        table[_DEPTHS], table[_BEFORE] = columns, columns - 1
+        if drafted.parents is not None:
+            for number, tokens in enumerate(drafted.tokens):
+                rows = slice(1, 1 + len(tokens))
+                table[(_PARENTS, _BEFORE), number, rows] = drafted.parent_rows(number)
                 table[_DEPTHS, number, : rows.stop] = drafted.depths(number)
-                table[_BEFORE, number, rows] = drafted.parent_rows(number)
-            places += range(number * width + 1, number * width + rows.stop)
+        is_known = not any(isinstance(tokens, torch.Tensor) for tokens in drafted.tokens)
+        if is_known:
+            table[_TOKENS, :count][is_draft] = [*chain(*drafted.tokens)]
         slots = np.full((2, self._tasks.shape[1]), -1, dtype=np.int64)
         slots[_LENGTH] = 0
         slots[:, :count] = [[task.length for task in tasks], [task.slot for task in tasks]]
-        packed = np.concatenate([slots.ravel(), table.ravel()])
-        host = torch.from_numpy(packed)
-        there = (host.pin_memory() if self._pin_memory else host).to(self._tasks.device, non_blocking=True)
-        self._tasks.copy_(there[: slots.size].view_as(self._tasks))
-        self._table.copy_(there[slots.size :].view_as(self._table))
+        numbers, tables = transfer([slots.ravel(), table.ravel()], self.device, self._pin_memory)
+        self._tasks.copy_(numbers.view_as(self._tasks))
+        self._table.copy_(tables.view_as(self._table))
         self._parents.copy_(self._table[_BEFORE].flatten())
-        if places:
-            index = sent(places, torch.int64, self._tasks.device, pin_memory=self._pin_memory)
-            self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self._tasks.device)
+        if not is_known:
+            places = np.flatnonzero(is_draft).tolist()
+            index = sent(places, torch.int64, self.device, pin_memory=self._pin_memory)
+            self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self.device)
 
     def step(self, sequences: int, tokens: int) -> Step:
         """The step of the first `sequences` sequences, with caches of up to `tokens` tokens."""
