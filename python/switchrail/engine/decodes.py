@@ -51,10 +51,9 @@ class Decodes:
         sizes = [(key.rows, key.tokens) for key in keys if key.kind == "decode" and key.tokens is not None]
         routes = {bound.at("decode", (1,) * rows, (tokens,) * rows) for rows, tokens in sizes}
         ops = dispatcher.ops - self._eager
-        rows, tokens = (max(each, default=0) for each in (zip(*sizes, strict=True) if sizes else ((), ())))
-        dispatcher.once(
-            "init_graph_state", routes, ops, bounds=Bounds(sequences=rows, rows=rows, tokens=tokens)
-        )
+        rows, tokens = map(max, zip(*sizes, strict=True))
+        bounds = Bounds(sequences=rows, rows=rows, tokens=tokens)
+        dispatcher.once("init_graph_state", routes, ops, bounds=bounds)
         inputs.padding = dispatcher.once("graph_fill_value", routes, ops) or 0
 
     def capture(self, key: Key) -> Captured:
