@@ -30,6 +30,7 @@ from switchrail.hosts import installed, served_in
 from switchrail.ops.steps import STEPS
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from switchrail import Route, RoutePlan
@@ -91,6 +92,13 @@ def explain(
                 "routes": [route.to_dict() for route in routes],
                 "capture": None if capture is None else capture_document(capture),
                 "steps": _steps(plan),
+                "drafts": [
+                    {
+                        "layers": [item.to_dict() for item in draft.layout.layers],
+                        "routes": [route.to_dict() for route in draft.routes],
+                    }
+                    for draft in found.drafts
+                ],
                 "engines": [
                     dict(zip(("engine", "version", "op", "phase", "backend", "ask"), row, strict=True))
                     for row in elsewhere
@@ -103,12 +111,12 @@ def explain(
     out.print(NOT_IMPORTED)
     if not routes:
         out.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
-    for route in routes:
-        out.print()
-        out.print(_decision(route))
-        if len(route.decision.serving) > 1:
-            out.print("microseconds per measured call; between these batches, thresholds choose the backend")
-            out.print(_classes(route))
+    _print_routes(out, routes)
+    if layer is None:
+        for step, draft in enumerate(found.drafts):
+            out.print()
+            out.print(f"step {step} of the model's draft head, with draft=mtp: {_kinds(draft)}")
+            _print_routes(out, draft.routes)
     if layer is None and capture is not None:
         out.print()
         print_capture(out, capture)
@@ -130,6 +138,19 @@ def explain(
                 fold=("backend", "select it with"),
             )
         )
+
+
+def _print_routes(out: Console, routes: Sequence[Route]) -> None:
+    for route in routes:
+        out.print()
+        out.print(_decision(route))
+        if len(route.decision.serving) > 1:
+            out.print("microseconds per measured call; between these batches, thresholds choose the backend")
+            out.print(_classes(route))
+
+
+def _kinds(plan: RoutePlan) -> str:
+    return ", ".join(f"layer {layer.id} {layer.kind}" for layer in plan.layout.layers)
 
 
 def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:

@@ -93,6 +93,16 @@ def plan(
     shown.print(NOT_IMPORTED)
     shown.print()
     shown.print(table(f"plan of {made.layout.model}", COLUMNS, _rows(made), fold=("layers", "origin")))
+    for draft in found.drafts:
+        shown.print()
+        shown.print(
+            table(
+                f"plan of {draft.layout.model} (with draft=mtp)",
+                COLUMNS,
+                _rows(draft),
+                fold=("layers", "origin"),
+            )
+        )
     if needed is not None:
         shown.print()
         shown.print(*_memory(needed), sep="\n")

@@ -33,6 +33,7 @@ class Planned(NamedTuple):
         options: The engine's options.
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
+        drafts: The routes of each step of the model's own draft head, which never verify.
     """
 
     platform: Platform
@@ -43,6 +44,7 @@ class Planned(NamedTuple):
     options: EngineOptions
     dtype: str
     make: Callable[..., RoutePlan]
+    drafts: list[RoutePlan]
 
 
 def planned(
@@ -105,7 +107,12 @@ def planned(
                 max_length=longest,
                 preferences=choices.backends,
             )
-    return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype, make)
+    drafts = [
+        make(layout=draft, preferences=None, phases=phases)
+        for draft in layout.drafts
+        if (phases := [one for one in ("prefill", "decode") if phase in (None, one)])
+    ]
+    return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype, make, drafts)
 
 
 def _phases(options: EngineOptions) -> tuple[str, ...]:

@@ -54,6 +54,12 @@ mirror! {
             self.0.layers().iter().cloned().map(Layer).collect()
         }
 
+        /// The layout of each step of the model's own draft head; empty if the config has none.
+        #[getter]
+        fn drafts(&self) -> Vec<Self> {
+            self.0.drafts().iter().cloned().map(Self).collect()
+        }
+
         fn __len__(&self) -> usize {
             self.0.layers().len()
         }

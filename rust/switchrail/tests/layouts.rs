@@ -513,3 +513,148 @@ fn a_config_that_is_none_is_an_error_of_its_own_and_never_an_abort() {
     #[cfg(unix)]
     assert_eq!(Layout::from_path("/dev/zero").unwrap_err().code(), "layout_read");
 }
+
+fn draft_kinds(config: &Value) -> Vec<Vec<&'static str>> {
+    let layout = Layout::from_config(config).unwrap();
+    layout
+        .drafts()
+        .iter()
+        .map(|draft| draft.layers().iter().map(|layer| layer.kind.name()).collect())
+        .collect()
+}
+
+fn with(config: &Value, more: &Value) -> Value {
+    let mut config = config.clone();
+    config
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn each_step_of_a_draft_head_counts_its_layers_from_0() {
+    let deepseek = json!({
+        "model_type": "deepseek_v3", "num_hidden_layers": 4, "num_nextn_predict_layers": 3,
+        "num_attention_heads": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+    });
+    assert_eq!(draft_kinds(&deepseek), vec![vec!["mla"]; 3]);
+    let layout = Layout::from_config(&deepseek).unwrap();
+    for (step, draft) in layout.drafts().iter().enumerate() {
+        assert_eq!(draft.layers()[0].id, 0);
+        assert_eq!(draft.model(), format!("deepseek_v3 draft {step}"));
+        assert_eq!(draft.model_type(), "deepseek_v3");
+        let kind = draft.layers()[0].kind;
+        assert_eq!(draft.shape(kind, Op::Mla), layout.shape(kind, Op::Mla));
+        assert!(draft.drafts().is_empty());
+    }
+    let copy: Layout = serde_json::from_value(serde_json::to_value(&layout).unwrap()).unwrap();
+    assert_eq!(copy, layout);
+}
+
+#[test]
+fn the_layers_of_a_draft_head_are_the_configs() {
+    let qwen = json!({"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 4});
+    let nemotron = json!({"model_type": "nemotron_h", "layers_block_type": ["mamba", "mlp"]});
+    for (config, more, expected) in [
+        (&qwen, json!({}), vec![]),
+        (
+            &qwen,
+            json!({"mtp_num_hidden_layers": 0, "mtp_layer_types": ["x"]}),
+            vec![],
+        ),
+        (
+            &qwen,
+            json!({"mtp_num_hidden_layers": 1}),
+            vec![vec!["full_attention"]],
+        ),
+        (
+            &qwen,
+            json!({"num_nextn_predict_layers": 1}),
+            vec![vec!["full_attention"]],
+        ),
+        (
+            &qwen,
+            json!({"mtp_layer_types": ["linear_attention"]}),
+            vec![vec!["gated_delta"]],
+        ),
+        (
+            &qwen,
+            json!({"mtp_num_hidden_layers": 2, "mtp_layer_types": ["linear_attention", "full_attention"]}),
+            vec![vec!["gated_delta"], vec!["full_attention"]],
+        ),
+        (
+            &nemotron,
+            json!({"mtp_layers_block_type": ["attention", "moe"]}),
+            vec![],
+        ),
+        (
+            &nemotron,
+            json!({"num_nextn_predict_layers": 1}),
+            vec![vec!["full_attention", "moe"]],
+        ),
+        (
+            &nemotron,
+            json!({"num_nextn_predict_layers": 2, "mtp_layers_block_type": ["mamba", "full_attention"]}),
+            vec![vec!["mamba2", "full_attention"]; 2],
+        ),
+        (
+            &nemotron,
+            json!({"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*M"}),
+            vec![vec!["full_attention", "mamba2"]],
+        ),
+    ] {
+        assert_eq!(draft_kinds(&with(config, &more)), expected, "{more}");
+    }
+    let nested = json!({"model_type": "qwen3_5", "text_config": with(
+        &qwen, &json!({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}),
+    )});
+    assert_eq!(draft_kinds(&nested), [["full_attention"]]);
+}
+
+#[test]
+fn wrong_values_of_a_draft_head_are_refused() {
+    let qwen = json!({"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 4});
+    for (more, text) in [
+        (
+            json!({"mtp_num_hidden_layers": -1}),
+            "mtp_num_hidden_layers is -1 in the qwen3_next config; valid: a whole number from 0 to 65536",
+        ),
+        (
+            json!({"mtp_num_hidden_layers": "1"}),
+            "valid: a whole number from 0",
+        ),
+        (
+            json!({"mtp_num_hidden_layers": 1_000_000}),
+            "mtp_num_hidden_layers is 1000000",
+        ),
+        (
+            json!({"mtp_num_hidden_layers": 1, "num_nextn_predict_layers": 2}),
+            "mtp_num_hidden_layers is 1 in the qwen3_next config; valid: the same as num_nextn_predict_layers, which is 2",
+        ),
+        (
+            json!({"mtp_layer_types": "full_attention"}),
+            "mtp_layer_types is \"full_attention\"",
+        ),
+        (
+            json!({"mtp_layer_types": ["full_atention"]}),
+            "nearest: \"full_attention\"",
+        ),
+        (
+            json!({"mtp_num_hidden_layers": 2, "mtp_layer_types": ["full_attention"]}),
+            "mtp_layer_types is [\"full_attention\"] in the qwen3_next config; valid: one entry per step, of 2 steps",
+        ),
+    ] {
+        let found = refused(&with(&qwen, &more)).to_string();
+        assert!(found.contains(text), "{found}");
+    }
+    let nemotron = json!({
+        "model_type": "nemotron_h", "layers_block_type": ["mamba"], "num_nextn_predict_layers": 1,
+        "mtp_layers_block_type": ["attentoin"],
+    });
+    assert!(
+        refused(&nemotron)
+            .to_string()
+            .contains("mtp_layers_block_type[0]")
+    );
+}

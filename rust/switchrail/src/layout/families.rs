@@ -5,6 +5,7 @@ use super::LayerKind::{
     SlidingAttention,
 };
 use super::config::Config;
+use super::drafts::Drafts;
 use super::naming::{Naming, Words};
 use super::{
     LayoutError,
@@ -23,6 +24,8 @@ pub(super) struct Family {
     pub window_key: Option<&'static str>,
     /// The kind of the state-space half of its hybrid layers.
     pub hybrid_half: LayerKind,
+    /// The layers of its draft head.
+    pub drafts: Drafts,
 }
 
 /// Default values of a family.
@@ -34,6 +37,7 @@ const PLAIN: Family = Family {
     shapes: |_| Ok(Vec::new()),
     window_key: None,
     hybrid_half: Mamba2,
+    drafts: Drafts::None,
 };
 
 const LAYER_TYPES: Naming = Naming::List { key: "layer_types" };
@@ -51,6 +55,8 @@ const ATTENTION_WORDS: Words = &[
     ("full_attention", FullAttention),
     ("sliding_attention", SlidingAttention),
 ];
+
+const NEMOTRON_LETTERS: Words = &[("M", Mamba2), ("*", FullAttention), ("E", Moe), ("-", Mlp)];
 
 /// The layer names that most families share. `mamba` and `attention` are older names, which transformers
 /// renames when it loads a config.
@@ -80,6 +86,10 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         words: words!(GatedDelta, FullAttention),
         shapes: |config| shape::gated_delta_family(config, config.size("head_dim")?),
+        drafts: Drafts::Layers {
+            key: Some("mtp_layer_types"),
+            kind: FullAttention,
+        },
         ..PLAIN
     },
     Family {
@@ -112,6 +122,7 @@ pub(super) const FAMILIES: &[Family] = &[
             others: Lightning,
         }],
         shapes: shape::ring,
+        drafts: Drafts::Layers { key: None, kind: Mla },
         ..PLAIN
     },
     Family {
@@ -122,6 +133,10 @@ pub(super) const FAMILIES: &[Family] = &[
             others: Lightning,
         }],
         shapes: shape::ring_linear,
+        drafts: Drafts::Layers {
+            key: None,
+            kind: FullAttention,
+        },
         ..PLAIN
     },
     Family {
@@ -136,6 +151,7 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         words: words!(Kda, Mla),
         shapes: shape::bailing_hybrid,
+        drafts: Drafts::Layers { key: None, kind: Mla },
         ..PLAIN
     },
     Family {
@@ -173,11 +189,23 @@ pub(super) const FAMILIES: &[Family] = &[
             LAYER_TYPES,
             Naming::Letters {
                 key: "hybrid_override_pattern",
-                letters: &[("M", Mamba2), ("*", FullAttention), ("E", Moe), ("-", Mlp)],
+                letters: NEMOTRON_LETTERS,
             },
         ],
         words: words!(Mamba2, FullAttention, "moe" = Moe, "mlp" = Mlp),
         shapes: shape::nemotron_h,
+        drafts: Drafts::Blocks {
+            namings: &[
+                Naming::List {
+                    key: "mtp_layers_block_type",
+                },
+                Naming::Letters {
+                    key: "mtp_hybrid_override_pattern",
+                    letters: NEMOTRON_LETTERS,
+                },
+            ],
+            default: &[FullAttention, Moe],
+        },
         ..PLAIN
     },
     Family {
@@ -300,6 +328,7 @@ pub(super) const FAMILIES: &[Family] = &[
         model_types: &["deepseek_v3"],
         namings: &[Naming::All(Mla)],
         shapes: shape::deepseek,
+        drafts: Drafts::Layers { key: None, kind: Mla },
         ..PLAIN
     },
     Family {

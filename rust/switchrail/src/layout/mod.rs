@@ -1,6 +1,7 @@
 //! The kind and the ops of each layer of a model.
 
 mod config;
+mod drafts;
 mod error;
 mod families;
 mod json;
@@ -17,6 +18,7 @@ use serde_json::{Map, Value};
 pub use error::LayoutError;
 pub(crate) use error::range;
 pub use kind::LayerKind;
+use shape::KindShapes;
 pub use shape::Shape;
 
 use crate::schema::read_document;
@@ -42,7 +44,8 @@ pub struct Layer {
 
 /// The kind of each layer of one model, and the shapes of its ops as far as the config gives them.
 ///
-/// A draft model has a layout of its own.
+/// A draft model has a layout of its own. So has each step of a model's own draft head
+/// ([`Layout::drafts`]).
 ///
 /// ```
 /// use switchrail::{Layout, LayerKind};
@@ -66,6 +69,8 @@ pub struct Layout {
     model_type: String,
     layers: Vec<Layer>,
     shapes: BTreeMap<LayerKind, BTreeMap<Op, Shape>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    drafts: Vec<Layout>,
 }
 
 impl Layout {
@@ -123,7 +128,7 @@ impl Layout {
             .ok()
             .and_then(|file| Some(file.parent()?.file_name()?.to_owned()));
         if let Some(name) = folder {
-            layout.model = shown(&name.to_string_lossy()).into_owned();
+            layout.rename(&name.to_string_lossy());
         }
         Ok(layout)
     }
@@ -142,6 +147,15 @@ impl Layout {
             model_type: "custom".to_owned(),
             layers: kinds.into_iter().enumerate().map(layer).collect(),
             shapes: BTreeMap::new(),
+            drafts: Vec::new(),
+        }
+    }
+
+    /// Names the model, and its draft head after it.
+    fn rename(&mut self, model: &str) {
+        self.model = shown(model).into_owned();
+        for (step, draft) in self.drafts.iter_mut().enumerate() {
+            draft.model = format!("{} draft {step}", self.model);
         }
     }
 
@@ -176,6 +190,15 @@ impl Layout {
         &self.layers
     }
 
+    /// The layouts of the model's own draft head (multi-token prediction), one per step.
+    ///
+    /// Step k drafts token k after the newest one. Each step counts its layers from 0, and nothing is
+    /// assumed about them. Empty if the config has no head.
+    #[must_use]
+    pub fn drafts(&self) -> &[Self] {
+        &self.drafts
+    }
+
     /// The layer with this id.
     ///
     /// # Errors
@@ -207,6 +230,8 @@ struct Document {
     model_type: String,
     layers: Vec<Layer>,
     shapes: BTreeMap<LayerKind, BTreeMap<Op, Shape>>,
+    #[serde(default)]
+    drafts: Vec<Layout>,
 }
 
 impl TryFrom<Document> for Layout {
@@ -219,6 +244,7 @@ impl TryFrom<Document> for Layout {
             model_type,
             layers,
             shapes,
+            drafts,
         } = document;
         if let Some((index, layer)) = layers
             .iter()
@@ -235,6 +261,7 @@ impl TryFrom<Document> for Layout {
             model_type: shown(&model_type).into_owned(),
             layers,
             shapes,
+            drafts,
         })
     }
 }
@@ -273,17 +300,25 @@ fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, 
 }
 
 fn read(model: &str, family: &Family, config: &Config) -> Result<Layout, LayoutError> {
-    let kinds = read_kinds(family, config)?;
-    let present: BTreeSet<LayerKind> = kinds.iter().copied().collect();
-    let mut shapes: BTreeMap<LayerKind, BTreeMap<Op, Shape>> = BTreeMap::new();
-    for (kind, op, shape) in (family.shapes)(config)? {
-        if present.contains(&kind) {
-            shapes.entry(kind).or_default().insert(op, shape);
-        }
-    }
-    let mut layout = Layout::from_kinds(model, kinds);
+    let steps = family.drafts.read(config, family.words)?;
+    let shapes = (family.shapes)(config)?;
+    let mut layout = of_kinds(family, config, read_kinds(family, config)?, &shapes);
+    layout.drafts = steps
+        .into_iter()
+        .map(|kinds| of_kinds(family, config, kinds, &shapes))
+        .collect();
+    layout.rename(model);
+    Ok(layout)
+}
+
+/// The layout of layers of these kinds, still without a name.
+fn of_kinds(family: &Family, config: &Config, kinds: Vec<LayerKind>, shapes: &KindShapes) -> Layout {
+    let mut layout = Layout::from_kinds("", kinds);
     config.model_type.clone_into(&mut layout.model_type);
-    layout.shapes = shapes;
+    let present: BTreeSet<LayerKind> = layout.layers.iter().map(|layer| layer.kind).collect();
+    for (kind, op, shape) in shapes.iter().filter(|(kind, ..)| present.contains(kind)) {
+        layout.shapes.entry(*kind).or_default().insert(*op, *shape);
+    }
     for layer in layout
         .layers
         .iter_mut()
@@ -298,7 +333,7 @@ fn read(model: &str, family: &Family, config: &Config) -> Result<Layout, LayoutE
             .collect();
         layer.uncovered = family.hybrid_half.uncovered().map(str::to_owned);
     }
-    Ok(layout)
+    layout
 }
 
 /// The layer kinds, read in the first way that the config uses. Other explicit ways must agree with it.

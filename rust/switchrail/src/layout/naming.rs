@@ -87,26 +87,10 @@ impl Naming {
     /// Whether each layer is named. transformers applies the other ways only if no explicit one is used.
     pub fn read(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
-            Self::List { key } => {
-                let Some(value) = config.get(key) else {
-                    return Ok(None);
-                };
-                let entries = config.list(key, value)?;
-                let kinds = words_to_kinds(config, key, entries, words)?;
-                checked_length(config, key, kinds).map(Some)
-            }
-            Self::Letters { key, letters } => {
-                let Some(value) = config.get(key) else {
-                    return Ok(None);
-                };
-                let text = value
-                    .as_str()
-                    .ok_or_else(|| config.bad(key, value, "a text with a letter per layer"))?;
-                let letters_found: Vec<Value> =
-                    text.chars().map(|letter| letter.to_string().into()).collect();
-                let kinds = words_to_kinds(config, key, &letters_found, letters)?;
-                checked_length(config, key, kinds).map(Some)
-            }
+            Self::List { key } | Self::Letters { key, .. } => self
+                .words(config, words)?
+                .map(|kinds| checked_length(config, key, kinds))
+                .transpose(),
             Self::Repeated { key, words } => {
                 let Some(value) = config.get(key) else {
                     return Ok(None);
@@ -159,6 +143,27 @@ impl Naming {
             Self::All(kind) => Ok(Some(vec![*kind; required_count(config)?])),
         }
     }
+
+    /// The kinds that a list of words or a text of letters names, of any length.
+    pub fn words(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
+        match self {
+            Self::List { key } => config
+                .get(key)
+                .map(|value| words_to_kinds(config, key, config.list(key, value)?, words))
+                .transpose(),
+            Self::Letters { key, letters } => {
+                let Some(value) = config.get(key) else {
+                    return Ok(None);
+                };
+                let text = value
+                    .as_str()
+                    .ok_or_else(|| config.bad(key, value, "a text with a letter per layer"))?;
+                let found: Vec<Value> = text.chars().map(|letter| letter.to_string().into()).collect();
+                words_to_kinds(config, key, &found, letters).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 fn last_of_each(
@@ -196,7 +201,7 @@ fn checked_length(config: &Config, key: &str, kinds: Vec<LayerKind>) -> Result<V
     }
 }
 
-fn words_to_kinds(
+pub(super) fn words_to_kinds(
     config: &Config,
     key: &str,
     entries: &[Value],
