@@ -96,7 +96,7 @@ def test_drafts(run, run_json):
     assert told in done.stderr
     failed = run("--prompt", PROMPTS[0], "--draft", "")
     assert failed.exit_code == 2
-    assert "draft must be None, 'ngram', a checkpoint or a Drafts, got ''" in failed.stderr
+    assert "draft must be None, 'ngram', 'mtp', a checkpoint or a Drafts, got ''" in failed.stderr
 
 
 def test_quiet(run, run_json):

@@ -180,6 +180,29 @@ def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(draft_model, "probabilities", lambda logits, params: logits.double().softmax(-1))
 
 
+def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: SamplingParams) -> float:
+    """The chance of a larger chi-square of an engine's texts, against the model's exact probabilities."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(params.max_new_tokens):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *text] for text in expected])).logits[:, -1]
+        expected = {
+            (*text, token): chance * odds
+            for (text, chance), row in zip(expected.items(), logits, strict=True)
+            for token, odds in enumerate(exact(row, params).tolist())
+            if odds
+        }
+    outputs = engine.generate([prompt] * SAMPLES, [replace(params, seed=seed) for seed in range(SAMPLES)])
+    found = Counter(output.tokens for output in outputs)
+    assert found.keys() <= expected.keys()
+    cells = [(found[text], SAMPLES * odds) for text, odds in expected.items() if SAMPLES * odds >= 5]
+    if len(cells) < len(expected):  # the rare ones are one cell
+        cells.append((SAMPLES - sum(count for count, _ in cells), SAMPLES - sum(mean for _, mean in cells)))
+    square = sum((count - mean) ** 2 / mean for count, mean in cells)
+    return torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
+
+
 @pytest.mark.parametrize("mutant", ["", "proposes the largest", "reports no filters"])
 def test_samples_have_the_models_distribution(
     make_engine: Make, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str
@@ -195,29 +218,11 @@ def test_samples_have_the_models_distribution(
     params = SamplingParams(
         max_new_tokens=3, ignore_eos=True, temperature=1.3, top_k=3, top_p=0.95, min_p=0.05
     )
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    prompt, expected = [5, 6, 7], {(): 1.0}
-    for _ in range(params.max_new_tokens):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *text] for text in expected])).logits[:, -1]
-        expected = {
-            (*text, token): chance * odds
-            for (text, chance), row in zip(expected.items(), logits, strict=True)
-            for token, odds in enumerate(exact(row, params).tolist())
-            if odds
-        }
     claims_another(mutant, monkeypatch)
     options = {**DRAFTED, "max_sequences": 32, "max_tokens_per_step": 256, "num_pages": 200}
     engine = make_engine(options={**options, "draft": str(noisy)})
-    outputs = engine.generate([prompt] * SAMPLES, [replace(params, seed=seed) for seed in range(SAMPLES)])
+    chance = chance_of(engine, checkpoint, [5, 6, 7], params)
     assert 0.1 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
-    found = Counter(output.tokens for output in outputs)
-    assert found.keys() <= expected.keys()
-    cells = [(found[text], SAMPLES * odds) for text, odds in expected.items() if SAMPLES * odds >= 5]
-    if len(cells) < len(expected):  # the rare ones are one cell
-        cells.append((SAMPLES - sum(count for count, _ in cells), SAMPLES - sum(mean for _, mean in cells)))
-    square = sum((count - mean) ** 2 / mean for count, mean in cells)
-    chance = torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
     assert (chance < 1e-6) if mutant else (chance > 1e-3)
 
 

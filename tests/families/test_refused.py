@@ -147,10 +147,12 @@ def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: P
 def test_draft_layers_that_the_definition_does_not_ignore(
     model_type: str, family_of: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers ignores weights of drafts by their layer number in the published model."""
+    """transformers ignores drafts by their layer number in the published model. The config names none."""
     source = family_of(model_type).path
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
     weights = load_file(source / "model.safetensors")
     layers = FAMILIES[model_type].layers
     first = len(Layout.from_config(source).layers)

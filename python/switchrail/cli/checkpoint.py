@@ -10,6 +10,7 @@ import typer
 
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
+from switchrail.engine.options import MTP, NGRAM
 
 if TYPE_CHECKING:
     from switchrail import EngineOptions
@@ -38,6 +39,6 @@ def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
         CheckpointError: See `find_checkpoint`.
     """
     draft = options.draft
-    if not isinstance(draft, str) or draft == "ngram":
+    if not isinstance(draft, str) or draft in (NGRAM, MTP):
         return options
     return replace(options, draft=find_checkpoint(draft, download=download))

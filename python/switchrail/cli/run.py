@@ -74,7 +74,8 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Propose tokens to verify, from the text's earlier tokens (ngram) or with a checkpoint.",
+            help="Propose tokens to verify: from the text's earlier tokens (ngram), with the model's own "
+            "head (mtp), or with a checkpoint.",
         ),
     ] = None,
     backend: BackendOption = None,

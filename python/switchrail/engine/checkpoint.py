@@ -211,7 +211,8 @@ def load(
         )
     with _loading:
         model_config = _model_config(path, family, max_length)
-        skeleton = _skeleton(path, config, model_config, family, weights)
+        drafts = _draft_names(family, model_config, layout)
+        skeleton = _skeleton(path, config, model_config, family, weights, drafts)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
     with _loading, nullcontext() if device.type == "cpu" else MergedOn(device):
@@ -226,7 +227,7 @@ def load(
             ignore_mismatched_sizes=True,  # the loading report names these keys
             output_loading_info=True,
         )
-    _check_report(path, report)
+    _check_report(path, report, drafts)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     ends = model.generation_config.eos_token_id
     if ends is None:
@@ -344,7 +345,12 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
 
 
 def _skeleton(
-    path: Path, config: dict[str, Any], model_config: Any, family: Family, weights: Mapping[str, int]
+    path: Path,
+    config: dict[str, Any],
+    model_config: Any,
+    family: Family,
+    weights: Mapping[str, int],
+    drafts: re.Pattern[str],
 ) -> Any:
     """Create a model without weights. Refuse it if it is larger than the weight files.
 
@@ -358,7 +364,7 @@ def _skeleton(
             path=str(path),
         )
     model = _make_skeleton(path, model_config)
-    _check_drafts(path, model, family, layers, weights)
+    _check_more(path, model, family, layers, weights, drafts)
     if config.get("quantization_config") is not None:  # quantised tensors hold several values per element
         return model
     tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
@@ -375,11 +381,25 @@ def _skeleton(
     return model
 
 
-def _check_drafts(path: Path, model: Any, family: Family, layers: int, weights: Mapping[str, int]) -> None:
-    """Refuse weights of layers after the last one, such as draft layers, unless the definition ignores them.
+def _draft_names(family: Family, model_config: Any, layout: Layout) -> re.Pattern[str]:
+    """The weights of the model's own draft head, if its layers are numbered after the model's."""
+    first = model_config.get_text_config().num_hidden_layers
+    numbers = "|".join(str(first + step) for step in range(len(layout.drafts)))
+    return re.compile(rf"{re.escape(family.layers)}\.({numbers})\." if numbers else r"(?!)")
+
+
+def _check_more(
+    path: Path,
+    model: Any,
+    family: Family,
+    layers: int,
+    weights: Mapping[str, int],
+    drafts: re.Pattern[str],
+) -> None:
+    """Refuse layers after the last one, except a draft head's and those that the definition ignores.
 
     Raises:
-        CheckpointError: The definition would not ignore them.
+        CheckpointError: There are others.
     """
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     after = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")
@@ -388,12 +408,13 @@ def _check_drafts(path: Path, model: Any, family: Family, layers: int, weights: 
         for name in weights
         if (found := after.match(name)) is not None
         and int(found[1]) >= layers
+        and not drafts.match(name)
         and not any(pattern.search(name) for pattern in ignored)
     )
     if more:
         raise CheckpointError(
             f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: {_listed(more)}; "
-            "remove them; draft layers, for example, are not supported",
+            "remove them, or name their number in the config if they draft tokens (num_nextn_predict_layers)",
             path=str(path),
             unexpected=tuple(more),
         )
@@ -420,12 +441,12 @@ def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
     return frozenset(several)
 
 
-def _check_report(path: Path, report: dict[str, Any]) -> None:
+def _check_report(path: Path, report: dict[str, Any], drafts: re.Pattern[str]) -> None:
     problems = {
         what: sorted(name if isinstance(name, str) else name[0] for name in names)
         for what, names in (
             ("missing", report["missing_keys"]),
-            ("unexpected", report["unexpected_keys"]),
+            ("unexpected", [name for name in report["unexpected_keys"] if not drafts.match(name)]),
             ("of another shape", report["mismatched_keys"]),
         )
         if names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from switchrail.runtime import Runtime
 
 
 @dataclass(slots=True)
-class _Text:
+class Text:
     """What a step builder reads of a task.
 
     Attributes:
@@ -98,7 +98,7 @@ class DraftModel(Drafts):
         for turn in range(limit[active[0]] if active else 0):
             if turn:
                 active = [task for task in active if limit[task] > turn]
-                logits = self._decode(active, turn)
+                logits = self._decode(active, turn, tokens)
             chosen, q = self._choose(active, logits)
             self._newest[slots[: len(active)]] = chosen
             for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
@@ -114,7 +114,7 @@ class DraftModel(Drafts):
         Returns:
             The tasks that lack none any more, and the logits after the newest token of each.
         """
-        texts = {task: np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)]) for task in tasks}
+        texts = {task: self._text(task) for task in tasks}
         left, rows = self._rows, []
         for task in sorted(tasks, key=lambda task: len(texts[task]) - task.drafted):
             count = min(left, len(texts[task]) - task.drafted)
@@ -122,15 +122,21 @@ class DraftModel(Drafts):
                 rows.append((task, count))
                 left -= count
         rows.sort(key=lambda row: row[0].slot)
-        prefill: Any = [(_Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
+        prefill: Any = [(Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
         logits = self._run(Schedule(decode=[], prefill=prefill, forks=[]))
         self.runner.sequences.advance_drafted(rows)
         return [task for task, _ in rows if task.drafted == len(texts[task])], logits
 
-    def _decode(self, tasks: Sequence[Task], turn: int) -> torch.Tensor:
+    def _text(self, task: Task) -> npt.NDArray[np.int64]:
+        """The tokens that the memory will hold."""
+        return np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)])
+
+    def _decode(
+        self, tasks: Sequence[Task], turn: int, drafted: Mapping[Task, list[torch.Tensor]]
+    ) -> torch.Tensor:
         """Run the draft with number `turn` of each task, from 1; return the logits after it."""
         none = np.zeros(0, dtype=np.int64)
-        decode: Any = [_Text(task.slot, task.length + turn, none) for task in tasks]
+        decode: Any = [Text(task.slot, task.length + turn, none) for task in tasks]
         return self._run(Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1))
 
     def _run(self, schedule: Schedule) -> torch.Tensor:
@@ -317,4 +323,4 @@ def load_draft(
     )
 
 
-__all__ = ["DraftCheckpoint", "DraftModel", "LoadedDraft", "find_draft", "load_draft"]
+__all__ = ["DraftCheckpoint", "DraftModel", "LoadedDraft", "Text", "find_draft", "load_draft"]

@@ -20,25 +20,27 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import PHASES
+from switchrail._core import PHASES, Layout
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState
-from switchrail.engine.checkpoint import read_config
+from switchrail.engine.checkpoint import Checkpoint, read_config
 from switchrail.engine.core import EngineCore
 from switchrail.engine.draft_model import DraftCheckpoint, LoadedDraft, find_draft, load_draft
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress, capture_all
 from switchrail.engine.hub import find_checkpoint
-from switchrail.engine.loading import load_model
+from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
+from switchrail.engine.mtp import LoadedMtp, find_mtp, load_mtp
 from switchrail.engine.ngram import NgramDrafts
-from switchrail.engine.options import EngineOptions, options_on
+from switchrail.engine.options import MTP, NGRAM, EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
+from switchrail.engine.routes import layout_of
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import Choose, choose
 from switchrail.engine.stats import Stats
@@ -132,14 +134,16 @@ class Engine(AbstractContextManager["Engine"]):
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
         choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
-        found = self._find_drafts(runtime)
-        drafts = None if isinstance(found, DraftCheckpoint) else found
+        found = self._find_drafts(runtime, path, config)
         with self.platform.hardware.active():
-            make = self._load(runtime, path, config, family, backends)
+            loaded = self._load(runtime, path, config, family, backends)
+            make = partial(loaded.make, max_length=self.max_length)
             capture = self._capture(self.options, max_length=self.max_length, preferences=backends)
-            draft = None
-            if isinstance(found, DraftCheckpoint):
-                draft = self._load_draft(runtime, found, choose_tokens or choose)
+            drafts, draft = None, None
+            if found is None or isinstance(found, Drafts):
+                drafts = found
+            else:
+                draft = self._load_draft(runtime, found, loaded.checkpoint, choose_tokens or choose)
             working = None
             if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
                 working = try_out(
@@ -190,8 +194,8 @@ class Engine(AbstractContextManager["Engine"]):
         config: dict[str, Any],
         family: Family,
         backends: Mapping[str, str] | None,
-    ) -> Callable[..., Runner]:
-        """Plan the routes and load the model; return a function that makes runners with given sizes."""
+    ) -> LoadedModel:
+        """Plan the routes and load the model."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
         found = load_model(
@@ -219,27 +223,38 @@ class Engine(AbstractContextManager["Engine"]):
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
-        return partial(found.make, max_length=self.max_length)
+        return found
 
-    def _find_drafts(self, runtime: Runtime) -> Drafts | DraftCheckpoint | None:
+    def _find_drafts(
+        self, runtime: Runtime, path: Path, config: dict[str, Any]
+    ) -> Drafts | DraftCheckpoint | list[Layout] | None:
+        """The drafts, or the checkpoint of a draft model, or the layouts of the model's own head."""
         draft = self.options.draft
-        if draft == "ngram":
+        if draft == NGRAM:
             return NgramDrafts()
+        if draft == MTP:
+            return find_mtp(path, config, layout_of(runtime, path, lambda: config))
         if draft is None or isinstance(draft, Drafts):
             return draft
         return find_draft(runtime, draft)
 
-    def _load_draft(self, runtime: Runtime, draft: DraftCheckpoint, choose_tokens: Choose) -> LoadedDraft:
-        return load_draft(
-            runtime,
-            draft,
-            platform=self.platform,
-            dtype=self.dtype,
-            options=self.options,
-            max_length=self.max_length,
-            vocab_size=self._vocab_size,
-            choose_tokens=choose_tokens,
-        )
+    def _load_draft(
+        self,
+        runtime: Runtime,
+        draft: DraftCheckpoint | list[Layout],
+        target: Checkpoint,
+        choose_tokens: Choose,
+    ) -> LoadedDraft | LoadedMtp:
+        common: Any = {
+            "platform": self.platform,
+            "dtype": self.dtype,
+            "options": self.options,
+            "max_length": self.max_length,
+            "choose_tokens": choose_tokens,
+        }
+        if isinstance(draft, DraftCheckpoint):
+            return load_draft(runtime, draft, vocab_size=self._vocab_size, **common)
+        return load_mtp(runtime, target, draft, **common)
 
     @property
     def pools(self) -> Pools:

@@ -8,18 +8,23 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError, safe_open
 
 from switchrail.errors import CheckpointError
 from switchrail.files import check_file
 
+if TYPE_CHECKING:
+    import torch
+
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 INDEX: Final = "model.safetensors.index.json"
 WEIGHTS: Final = "model.safetensors"
 ADAPTER: Final = "adapter_config.json"
+MTP_WEIGHTS: Final = "mtp.safetensors"
+"""A file beside the model's weights, which no index names, with the weights of an MTP head."""
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
 _TEXT_LIMIT: Final = 512 << 20
@@ -97,6 +102,35 @@ def read_weights(path: Path) -> dict[str, int]:
     return sizes
 
 
+def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Read the tensors of an MTP head.
+
+    Args:
+        path: The checkpoint folder.
+        prefix: The common start of their names.
+
+    Returns:
+        Each tensor by its name after the prefix.
+
+    Raises:
+        CheckpointError: As for `read_weights`.
+    """
+    index = path / INDEX
+    files = (
+        {name for tensor, name in _read_index(index).items() if tensor.startswith(prefix)}
+        if index.is_file()
+        else {WEIGHTS}
+    )
+    if (path / MTP_WEIGHTS).is_file():
+        files.add(MTP_WEIGHTS)
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted(files):
+        wanted = [tensor for tensor in _read_head(path, name) if tensor.startswith(prefix)]
+        with safe_open(path / name, framework="pt") as tensors:
+            found |= {tensor.removeprefix(prefix): tensors.get_tensor(tensor) for tensor in wanted}
+    return found
+
+
 def _read_index(index: Path) -> Mapping[str, str]:
     found = read_object(index)
     weight_map = found.get("weight_map")
@@ -145,4 +179,13 @@ def _read_head(path: Path, name: str) -> dict[str, int]:
     return sizes
 
 
-__all__ = ["ADAPTER", "CONFIG", "GENERATION", "check_files", "read_object", "read_weights"]
+__all__ = [
+    "ADAPTER",
+    "CONFIG",
+    "GENERATION",
+    "MTP_WEIGHTS",
+    "check_files",
+    "read_object",
+    "read_tensors",
+    "read_weights",
+]

@@ -81,6 +81,52 @@ def load_model(
         SwitchrailError: As for `Engine`.
     """
     layout = layout_of(runtime, path, lambda: config)
+    return ready_model(
+        runtime,
+        layout,
+        lambda: load(
+            path,
+            config,
+            family,
+            layout,
+            device=torch.device(platform.device),
+            dtype=dtype,
+            max_length=max_length,
+        ),
+        platform=platform,
+        dtype=dtype,
+        options=options,
+        backends=backends,
+        phases=phases,
+    )
+
+
+def ready_model(
+    runtime: Runtime,
+    layout: Layout,
+    load_weights: Callable[[], Checkpoint],
+    *,
+    platform: Platform,
+    dtype: torch.dtype,
+    options: EngineOptions,
+    backends: Mapping[str, str] | None,
+    phases: Sequence[str],
+) -> LoadedModel:
+    """Plan the routes of a layout, log the backends' names, and load the model with that layout.
+
+    Args:
+        runtime: The runtime with the backends.
+        layout: The layout, for routes and pools.
+        load_weights: Loads the model.
+        platform: The platform for the model.
+        dtype: The dtype of weights and activations.
+        options: The engine's options.
+        backends: Chosen backends, as for `Engine`.
+        phases: The phases to plan.
+
+    Raises:
+        SwitchrailError: As for `Engine`.
+    """
     plan = partial(
         plan_routes,
         layout=layout,
@@ -97,17 +143,10 @@ def load_model(
     names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
     _log.info("backends: %s", " ".join(names))
     bound: BoundPlan = runtime.bind(routes)
-    checkpoint = load(
-        path,
-        config,
-        family,
-        layout,
-        device=torch.device(platform.device),
-        dtype=dtype,
-        max_length=max_length,
-    )
+    checkpoint = load_weights()
     platform.serving.after_weights_loaded(checkpoint.model)
     forward_of = partial(runtime.forward_of, platform=platform)
+    family = checkpoint.family
     prepare(forward_of, checkpoint.model, family.module, family.operations)
     make = partial(
         Runner,
@@ -180,4 +219,4 @@ def _with_trees(
     return chosen
 
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "ready_model"]

@@ -18,6 +18,7 @@ from switchrail.overrides import check_overrides
 from switchrail.platforms import Platform
 from switchrail.pools.free import FreeList
 from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
+from switchrail.pools.pool import Pool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateShape, pages_of
 from switchrail.pools.state import StatePool
 
@@ -109,6 +110,7 @@ class Pools:
         slots: Free slots of the state pool.
         kv: The key-value pools, by kind of cache.
         state: The state pool.
+        more: Other pools with the same pages, such as hidden states kept for drafts.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Pools:
         self._pinned = platform.hardware.pin_memory_available()
         self.pages = allocator(num_pages)
         self.slots = FreeList(num_slots)
+        self.more: list[Pool] = []
         self.kv = {
             kind: cls(
                 classes.tokens[kind],
@@ -172,9 +175,13 @@ class Pools:
             classes.states, num_slots=num_slots, dtype=dtype, state_dtype=state_dtype, device=device
         )
 
+    @property
+    def _paged(self) -> list[Pool]:
+        return [*self.kv.values(), *self.more]
+
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
         """Copy the first page or slot of each pair to the second. No target is also a source."""
-        for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
+        for pools, pairs in ((self._paged, pages), ([self.state], slots)):
             if pairs:
                 sources, targets = sent(pairs, torch.int64, self._device, pin_memory=self._pinned).unbind(1)
                 for pool in pools:
@@ -197,11 +204,11 @@ class Pools:
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the pools."""
-        return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
+        return [*(tensor for pool in self._paged for tensor in pool.tensors()), *self.state.tensors()]
 
     def nbytes_of(self, pages: int) -> float:
         """The size in bytes that the pools would have with another number of pages."""
-        tokens = sum(tensor.nbytes for pool in self.kv.values() for tensor in pool.tensors())
+        tokens = sum(tensor.nbytes for pool in self._paged for tensor in pool.tensors())
         return self.nbytes - tokens + tokens / (self.pages.capacity + 1) * pages
 
     @property

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 DRAFT_TOKENS: Final = 4
+NGRAM: Final = "ngram"
+MTP: Final = "mtp"
+"""Values of `draft` that name no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,9 @@ class EngineOptions:
             supports it. A request that ends early (by an end token or a stop string) then costs one row of
             one step. No effect with `draft`, since proposals follow the last step's tokens.
         draft: The source of drafted tokens, which the model verifies, several in one step: `ngram` for the
-            sequence's own earlier tokens, a checkpoint for a second model with the same vocabulary (a name or
-            a path, as for `Engine`), or a `Drafts`. None for no drafts.
+            sequence's own earlier tokens, `mtp` for the MTP (NEXTN) head in the checkpoint's own weights, a
+            checkpoint for a second model with the same vocabulary (a name or a path, as for `Engine`), or a
+            `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
@@ -149,7 +153,7 @@ class EngineOptions:
                     self.draft is None
                     or (isinstance(self.draft, str) and self.draft != "")
                     or isinstance(self.draft, os.PathLike | Drafts),
-                    "None, 'ngram', a checkpoint or a Drafts",
+                    "None, 'ngram', 'mtp', a checkpoint or a Drafts",
                 ),
                 ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),

@@ -1,0 +1,224 @@
+"""Heads that predict the token after the next one (multi-token prediction, MTP), as drafts of their model.
+
+A head has steps. Step k drafts token k after the newest one, and later tokens are drafted by the last step
+again. Entry i of step 0 is computed from the model's last hidden state at token i and from token i + 1;
+entry i of step k from step k - 1's result at entry i and from token i + 1 + k (DeepSeek-V3, arXiv
+2412.19437, section 2.2).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+
+from switchrail._core import Layout
+from switchrail.engine.files import read_tensors
+from switchrail.engine.models.families import Family
+from switchrail.errors import CheckpointError
+
+
+class MtpStep(nn.Module):
+    """One step of a head: joins hidden states with the embeddings of the next tokens, then runs layers."""
+
+    def __init__(
+        self,
+        embedding_norm: nn.Module,
+        hidden_norm: nn.Module,
+        projection: nn.Module,
+        layers: Iterable[nn.Module],
+        norm: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.embedding_norm = embedding_norm
+        self.hidden_norm = hidden_norm
+        self.projection = projection
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Run entries of sequences.
+
+        Args:
+            embeddings: [B, T, hidden], of the token after each entry's.
+            hidden_states: [B, T, hidden], the results of the model or of the previous step.
+            position_embeddings: Cosines and sines of the entries' positions.
+            **kwargs: Other arguments of the decoder layers.
+
+        Returns:
+            [B, T, hidden], for the model's head.
+        """
+        joined = torch.cat((self.embedding_norm(embeddings), self.hidden_norm(hidden_states)), dim=-1)
+        x = self.projection(joined)
+        for layer in self.layers:
+            x = layer(x, position_embeddings=position_embeddings, **kwargs)
+        return cast("torch.Tensor", self.norm(x))
+
+
+class QwenHead(nn.Module):
+    """The head of Qwen3-Next and Qwen3.5, with the names of published weights (`mtp.`).
+
+    Its steps have a layer each and share everything else.
+    """
+
+    def __init__(self, model: Any, drafts: Sequence[Layout]) -> None:
+        """Create the head with the classes of a model's layers.
+
+        Args:
+            model: The model with its head.
+            drafts: The layout of each step.
+        """
+        super().__init__()
+        decoder, config = model.get_decoder(), copy.deepcopy(model.config.get_text_config())
+        config.layer_types = [
+            "full_attention" if layer.kind == "full_attention" else "linear_attention"
+            for draft in drafts
+            for layer in draft.layers
+        ]
+        config.num_hidden_layers = len(config.layer_types)
+        config.decoder_sparse_step, config.mlp_only_layers = 1, []  # each layer has experts if any has
+        make_norm = type(decoder.norm)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_fc_norm_embedding = make_norm(size, eps=eps)
+        self.pre_fc_norm_hidden = make_norm(size, eps=eps)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        make_layer = type(decoder.layers[0])
+        self.layers = nn.ModuleList(make_layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = make_norm(size, eps=eps)
+
+    def steps(self) -> list[MtpStep]:
+        """The steps."""
+        front = self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.fc
+        return [MtpStep(*front, [layer], self.norm) for layer in self.layers]
+
+
+def _qwen(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    with torch.device("meta"):
+        head = QwenHead(model, drafts)
+    found = join_experts(read_tensors(path, "mtp."))
+    wanted = head.state_dict()
+    _check(path, {name: value.shape for name, value in wanted.items()}, found)
+    head.load_state_dict({name: found[name].to(model.dtype) for name in wanted}, assign=True)
+    return head.steps()
+
+
+def join_experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stack the published weights of experts, as transformers' modules have them."""
+    found, experts = dict[str, torch.Tensor](), dict[str, dict[int, dict[str, torch.Tensor]]]()
+    for name, value in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = value
+        else:
+            experts.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = value
+    for name, several in experts.items():
+        parts = [several[number] for number in sorted(several)]
+        if any(part.keys() != {"gate", "up", "down"} for part in parts):
+            raise CheckpointError(
+                f"{name} has experts without gate_proj, up_proj or down_proj", missing=(name,)
+            )
+        gate_up = [torch.cat((part["gate"], part["up"])) for part in parts]
+        found[f"{name}.gate_up_proj"] = torch.stack(gate_up)
+        found[f"{name}.down_proj"] = torch.stack([part["down"] for part in parts])
+    return found
+
+
+_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Tensor]) -> None:
+    """Refuse the weights of a head that are not those of its definition.
+
+    Raises:
+        CheckpointError: Some are missing, unexpected or of another shape.
+    """
+    problems = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - wanted.keys()),
+        "of another shape": sorted(
+            name for name in wanted.keys() & found.keys() if found[name].shape != wanted[name]
+        ),
+    }
+    listed = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in problems.items() if names)
+    if listed:
+        raise CheckpointError(
+            f"the weights of the MTP head in {path} don't match its config: {listed}", path=str(path)
+        )
+
+
+def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise CheckpointError(
+            f"the MTP head in {path} needs a transformers with MtpModel: {error}", path=str(path)
+        ) from error
+    first = model.config.num_hidden_layers
+    model._keys_to_ignore_on_load_unexpected = [
+        rf"^model\.layers\.{first + step}\." for step in range(len(drafts))
+    ]
+    try:
+        head = MtpModel.from_pretrained(model)
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the MTP head in {path} can't be loaded: {error}", path=str(path)) from error
+    return [
+        MtpStep(layer.enorm, layer.hnorm, layer.eh_proj, [layer.mtp_block], layer.post_norm)
+        for layer in head.layers
+    ]
+
+
+_HEADS: Final[Mapping[str, Callable[[Path, Any, Sequence[Layout]], list[MtpStep]]]] = {
+    "qwen3_next": _qwen,
+    "qwen3_5_text": _qwen,
+    "qwen3_5_moe_text": _qwen,
+    "deepseek_v3": _deepseek,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A model's own draft head.
+
+    Attributes:
+        family: The family of its steps.
+        steps: The steps, with their weights.
+    """
+
+    family: Family
+    steps: list[MtpStep]
+
+
+def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) -> Head:
+    """Load the draft head of a loaded model.
+
+    Args:
+        path: The checkpoint folder.
+        model: The model with its head.
+        family: Its family.
+        drafts: The layout of each step.
+
+    Raises:
+        CheckpointError: Weights are missing, unexpected or of another shape.
+    """
+    steps = _HEADS[drafts[0].model_type](path, model, drafts)
+    for step in steps:
+        step.eval().requires_grad_(False).to(model.device)
+    return Head(replace(family, layers="layers"), steps)
+
+
+HEAD_TYPES: Final = tuple(_HEADS)
+"""The model types whose draft heads the engine runs."""
+
+__all__ = ["HEAD_TYPES", "Head", "MtpStep", "QwenHead", "join_experts", "load_head"]

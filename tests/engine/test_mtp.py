@@ -1,0 +1,254 @@
+"""Drafts of a model's own MTP head: routes, inputs, memory, and proposals equal to those from scratch."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from safetensors.torch import load_file, save_file
+from switchrail.engine import Engine, SamplingParams
+from switchrail.engine import engine as engine_module
+from switchrail.engine.checkpoint import read_config
+from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.models.mtp import join_experts, load_head
+from switchrail.engine.mtp import MtpDrafts
+from switchrail.errors import CheckpointError, ConfigError, SwitchrailError
+from transformers import AutoModelForCausalLM
+
+from .drafting import FORCED, Oracle, use
+from .heads import FULL, LINEAR, Scratch, make_head, split_experts
+from .idle import is_idle
+from .test_drafts import DRAFTED, FREE, OPTIONS
+from .test_overlap import make_params, make_prompts
+
+Make = Callable[..., Engine]
+MTP = {**DRAFTED, "draft": "mtp"}
+HEADS = {"full": [FULL], "linear": [LINEAR], "several": [LINEAR, FULL, LINEAR]}
+
+
+@pytest.fixture(scope="session", params=HEADS)
+def headed(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The tiny checkpoint, whose layer 0 is linear, with a random head."""
+    return make_head(checkpoint, tmp_path_factory.mktemp("headed"), HEADS[request.param])
+
+
+def scratch(path: Path) -> Scratch:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    drafts = switchrail.Layout.from_config(path).drafts
+    return Scratch(model, load_head(path, model, read_config(path)[1], drafts).steps)
+
+
+def drafts_of(engine: Engine) -> MtpDrafts:
+    drafts = engine._core.drafts
+    if isinstance(drafts, Steered):
+        drafts = drafts.head
+    assert isinstance(drafts, MtpDrafts)
+    return drafts
+
+
+class Steered(Drafts):
+    """Lets a head propose, records its greedy proposals, and proposes the tokens of an oracle instead."""
+
+    def __init__(self, head: Drafts, oracle: Oracle) -> None:
+        self.head, self.oracle = head, oracle
+        self.found: list[tuple[list[int], list[int]]] = []
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        proposal = self.head.propose(tasks, limits)
+        self.found += [
+            ([*task.ids.tolist(), *task.tokens], [*map(int, tokens)])
+            for task, tokens in zip(tasks, proposal.tokens, strict=True)
+            if len(tokens) and task.params.temperature == 0
+        ]
+        return self.oracle.propose(tasks, limits)
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_proposals_are_those_from_scratch(kind: str, make_engine: Make, headed: Path) -> None:
+    """Whatever was accepted before: the head's memory has nothing of rejected tokens.
+
+    Entries of accepted tokens are those of the model's own hidden states. The prompts run in chunks.
+    """
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(headed, options=MTP)
+    steered = Steered(drafts_of(engine), Oracle(expected, FORCED[kind], ragged=kind == "random"))
+    use(engine, steered)
+    assert engine.generate(prompts, FREE) == expected
+    assert is_idle(engine)
+    assert len(steered.found) > 30
+    head = scratch(headed)
+    for text, tokens in random.Random(0).sample(steered.found, 15):
+        assert tokens == head.propose(text, len(tokens))
+
+
+def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:
+    """Samples share full pages, and have copies of the last one; requests come and go."""
+    prompts, params = make_prompts(24), make_params(24)
+    plain = make_engine(options=OPTIONS)
+    engine = make_engine(headed, options=MTP)
+    greedy = [replace(param, temperature=0.0) for param in params]
+    expected = plain.generate(prompts, greedy)
+    oracle = Oracle(expected, FORCED["random"])
+    steered = Steered(drafts_of(engine), oracle)
+    for output, seed in zip(expected, (one.seed for param in greedy for one in param.samples()), strict=True):
+        oracle.expect(seed, output)
+    use(engine, steered)
+    assert engine.generate(prompts, greedy) == expected
+    assert any(param.n > 1 for param in params)
+    head = scratch(headed)
+    for text, tokens in random.Random(1).sample(steered.found, 15):
+        assert tokens == head.propose(text, len(tokens))
+
+
+def keys_after(engine: Engine, prompt: list[int], params: SamplingParams = FREE) -> torch.Tensor:
+    """The keys of the head's entries of an engine's only request, in order."""
+    request = engine.submit(prompt, params)
+    rows = torch.zeros(0, dtype=torch.long)
+    while engine.busy:
+        engine.step()
+        live = list(engine._core.sequences.live)
+        if live and live[0].drafted:
+            (task,) = live
+            positions = torch.arange(task.drafted)
+            rows = torch.tensor(task.pages)[positions // 4] * 4 + positions % 4
+    assert request.finish_reason == "length"
+    keys, _ = drafts_of(engine).runner.pools.kv["mha"].caches(0)
+    return keys.flatten(0, 1)[rows]
+
+
+def test_keys_are_rewritten_from_the_models_hidden_states(
+    make_engine: Make, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Keys are the same whether tokens were drafted and accepted, or run one at a time."""
+    folder = make_head(checkpoint, tmp_path)
+    expected = make_engine(options=OPTIONS).generate([[5, 6, 7]], FREE)
+    found = []
+    for kind in ("all", "none"):
+        engine = make_engine(folder, options=MTP)
+        oracle = Oracle(expected, FORCED[kind], ragged=False)
+        use(engine, Steered(drafts_of(engine), oracle))
+        found.append(keys_after(engine, [5, 6, 7]))
+        accepted = engine.stats.accepted_tokens
+        assert (accepted > 10) == (kind == "all")
+    count = min(map(len, found))
+    assert count > 12
+    assert torch.allclose(found[0][:count], found[1][:count], atol=1e-5)
+    assert found[0].std() > 0.1
+
+
+def test_an_entry_depends_on_the_next_token(make_engine: Make, checkpoint: Path, tmp_path: Path) -> None:
+    """Entry i is the first that changes with token i + 1, of which hidden state i knows nothing."""
+    engine = make_engine(make_head(checkpoint, tmp_path), options=MTP)
+    prompt = list(range(20, 36))
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    before = keys_after(engine, prompt, params)[:15]
+    after = keys_after(engine, [*prompt[:9], 99, *prompt[10:]], params)[:15]
+    changed = [not torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True)]
+    assert changed.index(True) == 8
+
+
+def test_routes_and_pools_are_those_of_one_layout(make_engine: Make, headed: Path) -> None:
+    """Each step has its own, whose layers count from 0; the steps and the model share the sequences."""
+    engine = make_engine(headed, options=MTP)
+    layouts = switchrail.Layout.from_config(headed).drafts
+    runners = drafts_of(engine).runners
+    assert len(runners) == len(layouts)
+    for runner, layout in zip(runners, layouts, strict=True):
+        plan = runner.dispatcher.bound.plan
+        assert plan.layout == layout != engine.plan.layout
+        assert [layer.id for layer in layout.layers] == [0]
+        ops = set(layout.layers[0].ops)
+        assert {(layer, op) for layer, op, _, _ in plan.table} == {(0, op) for op in ops}
+        assert set(runner.pools.kv) == ({"mha"} if "attention" in ops else set())
+        assert set(runner.pools.state.states) == ({0} if "gated_delta" in ops else set())
+        assert runner.sequences is engine._runner.sequences
+    assert len({id(runner.pools) for runner in runners}) == len(runners)
+
+
+def test_a_fixed_list_of_kinds_is_refused(
+    make_engine: Make, headed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If kinds came from a fixed list, heads with other layers would not load."""
+    config = json.loads((headed / "config.json").read_text())
+    kinds = config["mtp_layer_types"]
+    fixed = [LINEAR if kind == FULL else FULL for kind in kinds]
+    wrong = switchrail.Layout.from_config({**config, "mtp_layer_types": fixed}).drafts
+    monkeypatch.setattr(engine_module, "find_mtp", lambda *_: wrong)
+    with pytest.raises(CheckpointError, match="missing: layers"):
+        make_engine(headed, options=MTP)
+
+
+def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    weights = load_file(folder / "mtp.safetensors")
+    change(weights)
+    save_file(weights, folder / "mtp.safetensors")
+    return folder
+
+
+def test_heads_that_do_not_fit(make_engine: Make, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="names no MTP head; valid: a checkpoint with mtp_num_hidden_layers"
+    ):
+        make_engine(options=MTP)
+    norm = "mtp.norm.weight"
+    for name, change, text in (
+        ("missing", lambda weights: weights.pop(norm), r"missing: norm\.weight"),
+        ("more", lambda weights: weights.update({"mtp.x": torch.zeros(1)}), "unexpected: x"),
+        ("shape", lambda weights: weights.update({norm: torch.zeros(3)}), r"another shape: norm\.weight"),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            make_engine(damaged(make_head(checkpoint, tmp_path / name), change), options=MTP)
+    wrong = make_head(checkpoint, tmp_path / "wrong")
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 2}))
+    with pytest.raises(SwitchrailError, match=r"mtp_layer_types is .* of 2 steps"):
+        make_engine(wrong, options=MTP)
+
+
+def test_a_head_without_a_number_in_the_config_has_one_step(
+    make_engine: Make, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As published for Qwen3-Next, whose weights are in the model's own file."""
+    folder = make_head(checkpoint, tmp_path)
+    (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    head = load_file(folder / "mtp.safetensors")
+    weights = {**load_file(folder / "model.safetensors"), **head}
+    (folder / "mtp.safetensors").unlink()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = make_engine(folder, options=MTP)
+    assert len(drafts_of(engine).runners) == 1
+    plain = make_engine(folder, options=OPTIONS)  # without a draft, the head's weights are not loaded
+    assert plain.generate([[1, 2]], FREE) == engine.generate([[1, 2]], FREE)
+    assert not any("mtp" in name for name, _ in plain._runner.model.named_parameters())
+
+
+def test_experts_are_joined_as_they_are_split() -> None:
+    joined = {"layers.0.mlp.experts.gate_up_proj": torch.randn(3, 8, 5), "norm.weight": torch.ones(2)}
+    joined["layers.0.mlp.experts.down_proj"] = torch.randn(3, 5, 4)
+    split = split_experts(joined)
+    assert len(split) == 10
+    again = join_experts(split)
+    assert again.keys() == joined.keys()
+    assert all(torch.equal(again[name], joined[name]) for name in joined)
+    del split["layers.0.mlp.experts.1.up_proj.weight"]
+    with pytest.raises(CheckpointError, match="experts without"):
+        join_experts(split)
+
+
+def test_the_head_is_disconnected(make_engine: Make, checkpoint: Path, tmp_path: Path) -> None:
+    engine = make_engine(make_head(checkpoint, tmp_path), options=MTP)
+    decoder = engine._runner.model.get_decoder()  # type: ignore[operator]
+    assert len(decoder._forward_hooks) == 1
+    engine.close()
+    del engine
+    assert not decoder._forward_hooks

@@ -1,0 +1,95 @@
+"""DeepSeek-V3's draft head, with the proposals of transformers' own `MtpModel`."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import switchrail
+import torch
+from safetensors.torch import load_file, save_file
+from switchrail.engine import Engine, SamplingParams
+from switchrail.errors import CheckpointError, ConfigError
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
+
+from tests.engine.drafting import FORCED, Oracle, use
+from tests.engine.test_mtp import Steered, drafts_of
+from tests.families.conftest import OPTIONS, Family
+
+FREE = SamplingParams(max_new_tokens=16, ignore_eos=True)
+
+
+def with_head(source: Path, folder: Path, steps: int) -> Path:
+    """A copy whose head has the weights of the last layer and random other ones, as published."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": steps}))
+    weights = load_file(folder / "model.safetensors")
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    torch.manual_seed(3)
+    last = f"model.layers.{layers - 1}."
+    for step in range(steps):
+        own = f"model.layers.{layers + step}."
+        weights |= {
+            own + name.removeprefix(last): value + 0.05 * torch.randn_like(value) * value.std()
+            for name, value in list(weights.items())
+            if name.startswith(last)
+        }
+        weights |= {f"{own}{norm}.weight": 1 + 0.1 * torch.randn(hidden) for norm in ("enorm", "hnorm")}
+        weights[f"{own}shared_head.norm.weight"] = 1 + 0.1 * torch.randn(hidden)
+        weights[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
+        weights[f"{own}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_proposals_are_those_of_transformers(
+    steps: int, family_of: Callable[[str], Family], tmp_path: Path
+) -> None:
+    family = family_of("deepseek_v3")
+    folder = with_head(family.path, tmp_path, steps)
+    prompts = family.prompts((1, 2, 7, 33))
+    with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=OPTIONS) as engine:
+        expected = engine.generate(prompts, FREE)
+    options = {**OPTIONS, "draft": "mtp", "draft_tokens": steps}
+    with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
+        steered = Steered(drafts_of(engine), Oracle(expected, FORCED["random"]))
+        use(engine, steered)
+        assert engine.generate(prompts, FREE) == expected
+        assert [runner.dispatcher.bound.plan.layout for runner in steered.head.runners] == (  # type: ignore[attr-defined]
+            switchrail.Layout.from_config(folder).drafts
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    first = model.config.num_hidden_layers
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{first + step}\." for step in range(steps)]
+    head = MtpModel.from_pretrained(model.eval()).eval()
+    for text, tokens in random.Random(0).sample(steered.found, 8):
+        ids = torch.tensor([text])
+        with torch.no_grad():
+            hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state
+            positions = torch.arange(1, len(text))[None]
+            found, _, _ = head(ids[:, 1:], hidden, None, positions, None)
+        assert found[0, : len(tokens)].tolist() == tokens
+
+
+def test_a_head_that_is_not_run(family_of: Callable[[str], Family], tmp_path: Path) -> None:
+    options = {**OPTIONS, "draft": "mtp"}
+    path = Path(shutil.copytree(family_of("nemotron_h").path, tmp_path / "nemotron"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    with pytest.raises(
+        ConfigError, match="doesn't run the MTP head of model_type 'nemotron_h'; valid: qwen3"
+    ):
+        Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options)
+    path = with_head(family_of("deepseek_v3").path, tmp_path / "deepseek", 1)
+    weights = load_file(path / "model.safetensors")
+    weights = {name: value for name, value in weights.items() if "eh_proj" not in name}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="eh_proj"):
+        Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options)
