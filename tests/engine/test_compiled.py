@@ -67,6 +67,14 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def one_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config with two layers of one kind, for tests that compile often; a kind takes a second."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("one"), num_hidden_layers=2, layer_types=KINDS[:1] * 2, num_experts=0
+    )
+
+
 @pytest.fixture
 def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
     def make(platform: Platform | None = None, path: Path = two_layers, **options: Any) -> Engine:
@@ -222,14 +230,14 @@ FUNCTIONS = {
 
 
 def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
-    compiled: Make, make_engine: Make, two_layers: Path
+    compiled: Make, make_engine: Make, one_kind: Path
 ) -> None:
     """A hook on a function, a submodule's method or a layer's forward runs in compiled layers.
 
     The hook may be added before the first step or later.
     """
     runtime = switchrail.Runtime()
-    eager, engine = make_engine(two_layers, options=OPTIONS), compiled()
+    eager, engine = make_engine(one_kind, options=OPTIONS), compiled(path=one_kind)
     plain = tokens(eager, ONE, 4)
     for name, fn in FUNCTIONS.items():
         hook = runtime.hook(f"{MODULE}.{name}", fn, "after")
@@ -241,12 +249,11 @@ def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
 
 
 def test_torchs_hooks_on_one_layer_are_called_for_that_layer_alone(
-    compiled: Make, make_engine: Make, tmp_path: Path
+    compiled: Make, make_engine: Make, one_kind: Path
 ) -> None:
     """A torch hook on a layer, or on a module in it, runs for that layer only, before the first step or
     later."""
-    path = make_checkpoint(tmp_path, num_experts=0)
-    engines = [make_engine(path, options=OPTIONS), compiled(path=path)]
+    engines = [make_engine(one_kind, options=OPTIONS), compiled(path=one_kind)]
     plain = tokens(engines[0], ONE, 4)
     for name in ("layers.1.mlp", "layers.0.linear_attn.norm", "layers.1"):
         parts = [engine._runner.model.model.get_submodule(name) for engine in engines]
@@ -334,8 +341,10 @@ def test_a_hook_that_torch_would_compile_anew_for_each_step_leaves_its_kind_eage
     runtime.hooks.remove(hook)
 
 
-def test_an_error_of_a_backend_is_raised_as_it_is(compiled: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = compiled()
+def test_an_error_of_a_backend_is_raised_as_it_is(
+    compiled: Make, one_kind: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = compiled(path=one_kind)
     plain = tokens(engine, ONE, 4)
 
     def broken(call: Any) -> None:
@@ -365,7 +374,7 @@ def test_a_kind_is_eager_where_the_platform_says_so_or_compiling_fails(compiled:
 
 def test_a_closed_engine_frees_its_weights_and_pools(compiled: Make) -> None:
     engine = compiled()
-    tokens(engine, make_prompts()[:2], 3)
+    tokens(engine, ONE, 3)
     held = [weakref.ref(tensor) for tensor in engine.pools.tensors()]
     held += [weakref.ref(weight) for weight in engine._runner.model.parameters()]
     engine.close()
@@ -379,12 +388,12 @@ class OwnLayer(Qwen3NextDecoderLayer):
 
 
 def test_layers_of_a_class_from_another_module(
-    compiled: Make, make_engine: Make, two_layers: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Make, make_engine: Make, one_kind: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = tokens(make_engine(two_layers, options=OPTIONS), ONE)
+    expected = tokens(make_engine(one_kind, options=OPTIONS), ONE)
     monkeypatch.setattr(f"{MODULE}.Qwen3NextDecoderLayer", OwnLayer)
     platform = Platform()
-    engine = compiled(platform)
+    engine = compiled(platform, one_kind)
     assert tokens(engine, ONE) == expected
     assert platform.compiled > 0
 
