@@ -22,7 +22,7 @@ NOTHING = "def register(registry): pass"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    """Hide this machine's environment variables, GPU and defects."""
+    """Hide this machine's environment variables, GPU and problems."""
     for name in [name for name in os.environ if name.startswith("SWITCHRAIL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(device, "DRIVER", tmp_path / "no-driver")
@@ -34,7 +34,7 @@ def clean(monkeypatch, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time of loads: only plugins, through `ill_clock`, let it pass."""
+    """A clock for load times that advances only when a plugin calls `ill_clock`."""
 
     class Clock(ModuleType):
         seconds = 0.0
@@ -84,7 +84,7 @@ def install(tmp_path):
 
 @pytest.fixture
 def find(before):
-    """The only new finding, checked for the properties of every finding."""
+    """The only new finding, after checking the properties that every finding must have."""
 
     def find(check, subject):
         found = [finding for finding in diagnose() if finding not in before]
@@ -228,7 +228,8 @@ def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tm
 
 
 def test_little_time_for_plugins_is_not_little_time_for_torch(install, clock, monkeypatch):
-    """The limit does not affect imports of torch, of backends' modules and of modules that hooks wait for."""
+    """The time limit for plugins does not affect imports of torch, of backends' modules and of hooked
+    modules."""
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.01")
     slow = "import ill_clock\nill_clock.pass_time()\n"
     monkeypatch.setattr("switchrail.doctor.check_device", lambda: clock.pass_time() or [])
@@ -297,7 +298,7 @@ def test_metadata_left_over_beside_a_sound_distribution(install, find, left):
     info.mkdir()
     (info / "RECORD").write_text("")
     finding = find("metadata", str(info))
-    assert finding.problem == f"has no metadata, and is passed over for {sound}, of the same name"
+    assert finding.problem == f"has no metadata, and is ignored in favour of {sound}, which has the same name"
     assert finding.advice.startswith("remove this folder by hand")
 
 

@@ -1,4 +1,5 @@
-"""Discovery in Rust against `importlib.metadata` of every CPython here, on real and generated metadata."""
+"""Discovery in Rust compared with `importlib.metadata` of every CPython here, on real and generated
+metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def normalised(name: str) -> str:
 
 
 def found(paths: list[str]) -> dict[str, Any]:
-    """The results of discovery in the form of the oracle's answer."""
+    """The results of discovery, in the form of the oracle's answer."""
     discovery = _core.discover(paths)
     entries = [
         [p.group, normalised(p.distribution), p.version, p.name, p.target, list(p.to_dict()["extras"])]
@@ -35,7 +36,7 @@ def found(paths: list[str]) -> dict[str, Any]:
 
 
 def install(folder: Path, info: str, head: str, entry_points: str | bytes | None = None) -> Path:
-    """Write a distribution's metadata like pip."""
+    """Write a distribution's metadata as pip does."""
     path = folder / info
     path.mkdir(parents=True)
     kind = "METADATA" if info.lower().endswith(".dist-info") else "PKG-INFO"
@@ -54,7 +55,7 @@ def test_what_is_installed_here(oracles: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Over a hundred distributions: those installed here, generated ones in our groups, and others."""
+    """Over a hundred distributions: the installed ones, generated ones in Switchrail's groups, and others."""
     root = tmp_path_factory.mktemp("environment")
     (site := root / "site").mkdir()
     for index in range(60):
@@ -291,7 +292,7 @@ DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
     ),
     "the rest of an interrupted installation": (
         *("~cme-1.0.dist-info", HEAD, DECLARED),
-        *([ACME], [], "is what an interrupted installation left over"),
+        *([ACME], [], "was left over by an interrupted installation"),
     ),
 }
 
@@ -310,9 +311,9 @@ def test_where_it_differs_from_importlib(case: str, oracles: dict[str, Any], tmp
 
 
 def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: dict[str, Any]) -> None:
-    """Of two versions in one folder discovery takes the first by name.
+    """If a folder has two versions, discovery takes the first by name.
 
-    In importlib the first in the order of the file system counts.
+    importlib takes the one that the file system lists first.
     """
     for version in ("1.0", "2.0"):
         install(tmp_path, f"acme-{version}.dist-info", HEAD.replace("1.0", version), DECLARED)
@@ -321,7 +322,7 @@ def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: 
         assert oracle.ask([str(tmp_path)])["versions"]["acme"] in ("1.0", "2.0"), version
     ((path, _, message),) = _core.discover([str(tmp_path)]).problems
     assert path.endswith("acme-2.0.dist-info")
-    assert "is passed over for" in message
+    assert "is ignored in favour of" in message
 
 
 def test_two_that_go_by_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def double(p_x, p_y, N: tl.constexpr):
 
 @pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9),
-    reason="before Triton 3.9 the interpreter has other functions, which `spare_repetition` leaves as they are",
+    reason="before Triton 3.9 the interpreter has other functions, which `avoid_repeated_work` leaves alone",
 )
 def test_calls_of_device_functions_replace_nothing_again(monkeypatch):
     replaced = []

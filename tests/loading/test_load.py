@@ -87,7 +87,7 @@ def test_what_is_loaded_stays_so_wherever_plugins_are_looked_for(
 @pytest.mark.parametrize("call", ["discover", "load"])
 def test_a_list_of_something_else(runtime: Runtime, call: str) -> None:
     for found in (5, b"name"):
-        with pytest.raises(ArgumentError, match=rf"(paths|plugins)\[0\] is {found!r}; valid: a text"):
+        with pytest.raises(ArgumentError, match=rf"(paths|plugins)\[0\] is {found!r}; valid: a string"):
             getattr(runtime, call)([found])
 
 
@@ -269,7 +269,8 @@ def test_a_fork_while_this_thread_loads_can_load(runtime: Runtime, install: Inst
 def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork while another thread commits a plugin sees its hooks and registrations, or neither."""
+    """If a process forks while another thread commits a plugin, the child has all its hooks and registrations
+    or none."""
     install(
         "acme-both",
         "def register(registry):\n"

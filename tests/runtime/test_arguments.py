@@ -133,7 +133,7 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
 PLACES = [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments]
 
 INTERNAL = ["failed to extract", "Rust", "Heads", "u32", "PyO3", "interpreted as", "be converted", "enum "]
-"""Words that occur only in messages from inside the core."""
+"""Words that occur only in messages from deep inside the core."""
 
 
 def cyclic() -> list[Any]:
@@ -150,7 +150,7 @@ def nested(depth: int) -> Any:
 
 
 class Failing:
-    """An object without a repr."""
+    """An object whose repr fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -281,7 +281,7 @@ def test_nothing_raises_anything_else(place: tuple[str, str], found: Any) -> Non
         ({"head_sizes": [(64, -1)]}, ArgumentError, "head_sizes[0] is (64, -1); valid: an integer, or"),
         ({"page_sizes": [True]}, ArgumentError, "page_sizes[0] is True"),
         ({"phases": {"decode": 1}}, ArgumentError, "phases is {'decode': 1}; valid: a list"),
-        ({"op": 5}, ArgumentError, "op is 5; valid: a text"),
+        ({"op": 5}, ArgumentError, "op is 5; valid: a string"),
         ({"op": "swa"}, SwitchrailError, 'nearest: "attention"'),
     ],
 )
@@ -314,8 +314,8 @@ def test_a_plugins_own_names_are_taken() -> None:
 @pytest.mark.parametrize(
     ("preferences", "error", "part"),
     [
-        ({1: "torch"}, ArgumentError, "a key of preferences is 1; valid: a text"),
-        ({"linear": None}, ArgumentError, "preferences['linear'] is None; valid: a text"),
+        ({1: "torch"}, ArgumentError, "a key of preferences is 1; valid: a string"),
+        ({"linear": None}, ArgumentError, "preferences['linear'] is None; valid: a string"),
         ({"linear": ["torch"]}, ArgumentError, "preferences['linear'] is ['torch']"),
         ("torch", ArgumentError, "preferences is 'torch'; valid: a mapping"),
         (5, ArgumentError, "preferences is 5; valid: a mapping"),

@@ -32,7 +32,8 @@ class Far(TorchAttention):
 
 
 def delta_time(name, rows, length):
-    """Nanoseconds: one backend splits the time axis, another runs sequences concurrently, torch is slow."""
+    """Nanoseconds of a call. One backend splits the time axis, another runs sequences in parallel, torch is
+    slow."""
     return {
         "split": 40_000 + 20 * rows,
         "wide": 2_000 + max(13 * rows, 47 * length),
@@ -152,9 +153,9 @@ def of_as_many(count):
 @given(lengths=st.integers(1, 40).flatmap(of_as_many))
 @example(lengths=[1, 1646])
 def test_the_best_or_near_it_at_any_lengths(lengths):
-    """Between measured batches the chosen backend is the best or near it.
+    """Between measured batches, the chosen backend is the best one or almost as fast.
 
-    The example is the worst of 70,000 drawn: 1.088 times the best.
+    This example is the worst of 70,000 random ones: it takes 1.088 times as long as the best.
     """
     runtime = switchrail.Runtime()
     runtime.register("split", Split, op="gated_delta")
@@ -254,7 +255,7 @@ def test_one_op_has_one_state_layout(runtime):
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (("prefill", 3), ArgumentError, "seqlens is 3; valid: numbers of tokens, one a sequence"),
+        (("prefill", 3), ArgumentError, "seqlens is 3; valid: numbers of tokens, one per sequence"),
         (("prefill", (1, -1)), ArgumentError, r"seqlens\[1\] is -1"),
         (("prefill", "12"), ArgumentError, "seqlens is '12'"),
         (("prefill", (1,), [1.5]), ArgumentError, r"kv_seqlens\[0\] is 1\.5"),

@@ -138,7 +138,7 @@ def test_one_that_fits_may_be_slower_or_not_measured(runtime: Runtime) -> None:
     assert (decision.chosen, decision.because) == ("torch", "fastest that fits, as measured here (12.3 us)")
     reason, text = rejection(decision, "acme")
     assert (reason["kind"], reason["nanoseconds"], reason["chosen"]) == ("slower", 45_000, 12_340)
-    assert text == "fits, but takes 45.0 us as measured here, the chosen one 12.3 us"
+    assert text == "fits, but takes 45.0 us as measured here; the chosen one takes 12.3 us"
     reason, text = rejection(decision, "boreal")
     assert (reason["kind"], reason["chosen"]) == ("not_measured", 12_340)
     assert text == "fits, but was not measured here; the chosen one takes 12.3 us"

@@ -290,7 +290,7 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         ({"dtypes": torch.float32}, ArgumentError, "dtypes is torch.float32"),
         ({"head_sizes": 64}, ArgumentError, "head_sizes is 64"),
         ({"page_sizes": ["16"]}, ArgumentError, "page_sizes[0] is '16'; valid: an integer"),
-        ({"features": [3]}, ArgumentError, "features[0] is 3; valid: a text"),
+        ({"features": [3]}, ArgumentError, "features[0] is 3; valid: a string"),
         ({"priority": "high"}, ArgumentError, "priority is 'high'; valid: an integer"),
         ({"name": Acme, "target": None}, ArgumentError, "name is <class"),
         ({"devices": ["cude"]}, UnknownDeviceError, "cuda"),
@@ -380,7 +380,7 @@ HOOK = """
 
 @pytest.mark.parametrize(("name", "expected"), [("register", REGISTER), ("hook", HOOK)])
 def test_signatures_list_every_option(name: str, expected: str) -> None:
-    """`help` shows every option, though the code lists the options in one place."""
+    """`help` shows every option, although the code lists the options in one place only."""
     signature = inspect.signature(getattr(Runtime, name))
     if sys.version_info < (3, 14):  # 3.14 writes types without quotes
         assert str(signature) == " ".join(expected.split())

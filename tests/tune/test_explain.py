@@ -1,4 +1,4 @@
-"""The output when several backends each serve the batches for which they are fastest."""
+"""The output if several backends serve, each the batches for which it is fastest."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_explain_shows_who_serves_what(runtime):
         "split the user serves: fastest over all loads as measured here (194.9 us); others serve some",
         "torch switchrail serves where it is faster",
     ]
-    assert "late the user fits, but takes 10000.0 us as measured here, the chosen one 194.9 us" in lines
+    assert "late the user fits, but takes 10000.0 us as measured here; the chosen one takes 194.9 us" in lines
     assert any(line.startswith("new the user fits, but was not measured here") for line in lines)
     assert lines[-5:] == [
         "microseconds per measured call; between these batches, thresholds choose the backend",

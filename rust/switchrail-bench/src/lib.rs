@@ -1,1 +1,1 @@
-//! Empty; the benchmarks of the core are in `benches`.
+//! Empty: the core's benchmarks are in `benches`.

@@ -11,7 +11,7 @@ use crate::{
     op::{Capability, capability, parse, parse_all},
 };
 
-/// A `BackendSpec` in the form that `switchrail.registration` passes. The core parses the names in it.
+/// A `BackendSpec` in the form in which `switchrail.registration` passes it. The core parses its names.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Spec<'py> {
@@ -118,7 +118,7 @@ mirror! {
             self.0.spec.priority
         }
 
-        /// Description of the registration's origin, for people.
+        /// Description of the registration's origin for a reader.
         #[getter]
         fn origin(&self) -> String {
             self.0.origin.to_string()
@@ -141,7 +141,7 @@ mirror! {
             json::dump(py, &self.0.configuration)
         }
 
-        /// The defaults, overwritten by the user's values.
+        /// The defaults, overridden by the user's values.
         #[getter]
         fn effective_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.effective_config())

@@ -22,7 +22,7 @@ use crate::{
     resolve::sequences,
 };
 
-/// A route plan with the instances of its backends. No other plan shares these instances.
+/// A route plan with instances of its backends, which no other plan shares.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BoundPlan {
     plan: Py<RoutePlan>,
@@ -34,7 +34,7 @@ pub struct BoundPlan {
 
 #[pymethods]
 impl BoundPlan {
-    /// Binds a plan to a runtime. Calls `build` once for each backend in the plan that has a Python object,
+    /// Binds a plan to a runtime. For each backend of the plan that has a Python object, calls `build` once
     /// with the plan's registration and that object; `build` returns the instance.
     #[new]
     fn new(
@@ -70,8 +70,8 @@ impl BoundPlan {
         self.plan.clone_ref(py)
     }
 
-    /// The routes for a batch in a phase. `seqlens` has the rows of each sequence, `kv_seqlens` the cached
-    /// tokens after the call; by default these are equal.
+    /// The routes for a batch in a phase. `seqlens` has the number of rows of each sequence, `kv_seqlens` the
+    /// number of its cached tokens after the call; without `kv_seqlens`, the two are equal.
     #[pyo3(signature = (phase, seqlens, kv_seqlens=None))]
     fn at(
         slf: &Bound<'_, Self>,
@@ -119,7 +119,7 @@ impl BoundPlan {
         self.call(py, start, layer, id)
     }
 
-    /// The instance that `lookup` returns a method of.
+    /// The instance whose method `lookup` returns.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn backend(
         &self,
@@ -133,7 +133,7 @@ impl BoundPlan {
         self.instance(py, id)
     }
 
-    /// Whether anything was committed since the plan was made, so a new plan might differ.
+    /// Whether anything was committed since the plan was made, so that a new plan might differ.
     fn is_stale(&self) -> bool {
         self.core().is_stale(&self.runtime)
     }
@@ -153,17 +153,17 @@ impl BoundPlan {
         &self.plan.get().core
     }
 
-    /// Parses an op, which need not be an interned name.
+    /// Parses an op, which is usually an interned name.
     fn op(&self, op: &Bound<'_, PyAny>) -> PyResult<Op> {
         position(&self.ops, op).map_or_else(|| parse_any(op), |op| Ok(Op::ALL[op]))
     }
 
-    /// Parses a phase, which need not be an interned name.
+    /// Parses a phase, which is usually an interned name.
     fn phase(&self, phase: &Bound<'_, PyAny>) -> PyResult<Phase> {
         position(&self.phases, phase).map_or_else(|| parse_any(phase), |phase| Ok(Phase::ALL[phase]))
     }
 
-    /// The route for the arguments of a lookup: the start of its table, its layer and its backend.
+    /// The route for the arguments of a lookup: the start of its table, the layer and the backend.
     fn route(
         &self,
         py: Python<'_>,
@@ -178,7 +178,7 @@ impl BoundPlan {
         Ok((self.core().start(op, phase), layer, id))
     }
 
-    /// The bound method of one of the plan's routes.
+    /// The bound method for one of the plan's routes.
     fn call(&self, py: Python<'_>, start: usize, layer: usize, id: BackendId) -> PyResult<Py<PyAny>> {
         let call = self.calls.get(start, layer);
         call.map_or_else(|| Err(self.native(py, id)), |call| Ok(call.clone_ref(py)))
@@ -191,19 +191,19 @@ impl BoundPlan {
 
     fn native(&self, py: Python<'_>, id: BackendId) -> PyErr {
         let name = self.plan.get().name(id);
-        let message = format!("backend {name:?} is native: Rust calls it, and it has no Python object");
+        let message = format!("backend {name:?} is native: it is called from Rust, and has no Python object");
         exception(py, "NoRouteError", message, None)
     }
 }
 
-/// The index of a name among interned names, compared by identity. `None` for an equal name that is not
-/// interned.
+/// The index of a name among interned names, compared by identity. `None` if the name is equal to one but
+/// not interned.
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())
 }
 
-/// The routes of a bound plan for one batch in one phase. Reads the plan's own tables.
+/// The routes of a bound plan for one batch in one phase, in the plan's own tables.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BatchRoutes {
     plan: Py<BoundPlan>,
@@ -238,7 +238,7 @@ impl BatchRoutes {
         bound.call(py, self.tables.start(op), layer, id)
     }
 
-    /// The instance that `lookup` returns a method of.
+    /// The instance whose method `lookup` returns.
     #[pyo3(signature = (op, layer_id=None, layer=None))]
     fn backend(
         &self,
@@ -265,7 +265,7 @@ impl BatchRoutes {
         Ok(Registration(Arc::clone(found.expect("a plan pins what serves"))))
     }
 
-    /// The instances that serve the batch, without duplicates, each with its op. Each of them must plan the
+    /// The instances that serve the batch, each with its op, without duplicates. Each of them must plan the
     /// batch.
     #[getter]
     fn backends(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, Py<PyAny>)>> {
@@ -291,7 +291,7 @@ impl BatchRoutes {
             .collect()
     }
 
-    /// Whether `other` has the same tables of the same bound plan.
+    /// Whether `other` selects the same tables of the same bound plan.
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
         other
             .cast::<Self>()

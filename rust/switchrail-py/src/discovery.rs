@@ -20,7 +20,7 @@ mirror! {
             self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
         }
 
-        /// The installed version of each distribution that the backends require; None for one that is not
+        /// The installed version of each distribution that the backends require; None if it is not
         /// installed.
         fn required(&self, backends: Vec<Bound<'_, Registration>>) -> BTreeMap<String, Option<String>> {
             let packages = self.0.packages();
@@ -41,7 +41,7 @@ mirror! {
     }
 }
 
-/// Finds the distributions on a path and their plugins; imports nothing.
+/// Finds the distributions on a path, and their plugins. Imports nothing.
 #[pyfunction]
 #[pyo3(signature = (paths, *, thorough=false))]
 pub fn discover(py: Python<'_>, paths: Vec<PathBuf>, thorough: bool) -> Discovery {

@@ -1,4 +1,4 @@
-//! Converts the core's errors to the exceptions of `switchrail.errors`: codes to classes, fields to
+//! Converts the core's errors to the exceptions of `switchrail.errors`: codes become classes, fields become
 //! attributes.
 
 use pyo3::{prelude::*, types::PyDict};
@@ -10,7 +10,7 @@ use crate::{
     text::described,
 };
 
-/// The class for each code. Unknown codes map to the base class; a test checks that there are none.
+/// The exception class for each code. Unknown codes give the base class; a test checks that there are none.
 fn class_of(code: &str) -> &'static str {
     match code {
         "unknown_op" => "UnknownOpError",
@@ -63,7 +63,7 @@ fn class_of(code: &str) -> &'static str {
     }
 }
 
-/// The exception for an error of the core, for use in `map_err`.
+/// The exception for an error of the core. Use it in `map_err`.
 pub fn raise(error: impl CoreError) -> PyErr {
     Python::attach(|py| {
         let fields = json::to_py(py, &error.fields());
@@ -74,7 +74,7 @@ pub fn raise(error: impl CoreError) -> PyErr {
     })
 }
 
-/// Extracts arguments from a mapping; an `ArgumentError` names the argument with a wrong type.
+/// Extracts arguments from a mapping. If one has a wrong type, the `ArgumentError` names it.
 pub fn arguments<'py, T>(mapping: &Bound<'py, PyAny>) -> PyResult<T>
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,

@@ -1,4 +1,4 @@
-//! Makes exceptions of `switchrail.errors`, and tells which exceptions must pass unchanged.
+//! Creates exceptions of `switchrail.errors`, and decides which exceptions must pass unchanged.
 
 use pyo3::{
     exceptions::PyException,
@@ -6,8 +6,8 @@ use pyo3::{
     types::{PyDict, PyType},
 };
 
-/// Sorts exceptions: `Ok` for an error that may be replaced by another one, `Err` for one that must reach the
-/// caller unchanged, such as `KeyboardInterrupt` or `SystemExit`.
+/// Sorts exceptions: `Ok` if the error may be replaced by another one, `Err` if it must reach the caller
+/// unchanged, such as `KeyboardInterrupt` or `SystemExit`.
 pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     if error.is_instance_of::<PyException>(py) {
         Ok(error)
@@ -16,7 +16,7 @@ pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     }
 }
 
-/// Makes an exception of `switchrail.errors`, given the name of its class.
+/// Creates an exception of `switchrail.errors`, given the name of its class.
 pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
     let build = || -> PyResult<PyErr> {
         let class = py

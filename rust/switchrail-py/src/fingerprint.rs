@@ -21,7 +21,8 @@ mirror! {
     }
 }
 
-/// Digests a runtime's state, its plugins, its hooks (the names of each target's hooks, in order) and plans.
+/// Digests a runtime's state, its plugins, its hooks (each target with the names of its hooks in order) and
+/// plans.
 #[pyfunction]
 pub fn fingerprint(
     runtime: &Runtime,

@@ -56,14 +56,14 @@ pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("the core's values serialise")
 }
 
-/// A hash of a value's document; equal values have equal hashes.
+/// A hash of a value's JSON document. Equal values have equal hashes.
 pub fn hash(value: &impl Serialize) -> u64 {
     let mut hasher = DefaultHasher::new();
     text(value).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Parses a JSON text; raises `SchemaError` if it is invalid.
+/// Parses a JSON string. Raises `SchemaError` if it is invalid.
 pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|error| {
         Python::attach(|py| {
@@ -71,7 +71,7 @@ pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
                 py,
                 "SchemaError",
                 format!(
-                    "this is no {what} document: {}",
+                    "this is not a {what} document: {}",
                     switchrail::shown(&error.to_string())
                 ),
                 None,
@@ -91,17 +91,18 @@ pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
         Value::Object(fields) => Ok(fields),
         _ => Err(refuse(
             object.py(),
-            format!("{} is no mapping", described(object)?),
+            format!("{} is not a mapping", described(object)?),
         )),
     }
 }
 
-/// Values nested more deeply are refused; they are probably cyclic.
+/// Maximum nesting. More deeply nested values are refused, since they are probably cyclic.
 const MAX_DEPTH: usize = 100;
 
 /// Converts mappings, lists, tuples, strings, numbers, booleans and None to JSON.
 ///
-/// Like Python's own `json`, it converts integer keys to strings. Numbers that JSON lacks become their names.
+/// Like Python's `json`, it converts integer keys to strings. Numbers that JSON lacks are written as their
+/// names.
 pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     read(object, 0)
 }
@@ -137,10 +138,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         let text = text.to_str();
         return match text {
             Ok(text) => Ok(text.into()),
-            Err(_) => Err(refuse(
-                object.py(),
-                "a text has half of a surrogate pair".to_owned(),
-            )),
+            Err(_) => Err(refuse(object.py(), "a string has a lone surrogate".to_owned())),
         };
     }
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
@@ -151,14 +149,14 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             if !name.is_instance_of::<PyString>() && !name.is_exact_instance_of::<PyInt>() {
-                let problem = format!("{} is no name in a JSON object", described(&name)?);
+                let problem = format!("{} is not a valid name in a JSON object", described(&name)?);
                 return Err(refuse(object.py(), problem));
             }
             let text = match name.str().and_then(|name| name.to_str().map(str::to_owned)) {
                 Ok(text) => text,
                 Err(error) => {
                     let_pass_interrupts(object.py(), error)?;
-                    let problem = "a name is an integer too large to write, or has half of a surrogate pair";
+                    let problem = "a name is an integer too large to write, or has a lone surrogate";
                     return Err(refuse(object.py(), problem.to_owned()));
                 }
             };
@@ -168,12 +166,12 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     }
     Err(refuse(
         object.py(),
-        format!("{} is no JSON value", described(object)?),
+        format!("{} is not a JSON value", described(object)?),
     ))
 }
 
 fn refuse(py: Python<'_>, problem: String) -> PyErr {
     let problem = switchrail::shown(&problem);
-    let valid = "mappings, lists, tuples, texts, numbers, booleans and None";
+    let valid = "mappings, lists, tuples, strings, numbers, booleans and None";
     exception(py, "SchemaError", format!("{problem}; valid: {valid}"), None)
 }

@@ -32,7 +32,7 @@ mirror! {
             layout.map(Self).map_err(raise)
         }
 
-        /// A layout for a model without a config, from the kind of each layer.
+        /// A layout for a model without a config, given the kind of each layer.
         #[staticmethod]
         fn from_kinds(model: Text, kinds: Texts) -> PyResult<Self> {
             let kinds = kinds.0.iter().map(|kind| parse(kind)).collect::<PyResult<Vec<_>>>()?;
@@ -69,7 +69,7 @@ mirror! {
             self.0.layer(read_id(&self.0, id)?).cloned().map(Layer).map_err(raise)
         }
 
-        /// The shape of an op in layers of a kind, as far as the config gives it; other values are None.
+        /// The shape of an op in layers of a kind. Values that the config does not give are None.
         fn shape<'py>(&self, py: Python<'py>, kind: Text, op: Text) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.shape(parse(&kind.0)?, parse(&op.0)?))
         }
@@ -118,7 +118,7 @@ pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<u
     Ok(number)
 }
 
-/// The error for an invalid layer id, with the model and the valid range.
+/// The error for an invalid layer id, which names the model and the valid range.
 pub fn refuse_id(layout: &switchrail::Layout, class: &str, problem: &str, found: &Bound<'_, PyAny>) -> PyErr {
     let (py, model, layers) = (found.py(), layout.model(), layout.layers().len());
     let message = match layers {

@@ -7,10 +7,10 @@ use switchrail::PluginPlace;
 
 use crate::{errors::raise, plugin::Plugin};
 
-/// A `PluginPlace` in the form that `switchrail.plugins` passes: priority, before, after.
+/// A `PluginPlace` in the form in which `switchrail.plugins` passes it: priority, before, after.
 type Place = (i32, Vec<String>, Vec<String>);
 
-/// Orders plugins as they declare; returns their indices, first to last.
+/// Orders plugins by their declared places. Returns their indices, first to last.
 #[pyfunction]
 pub fn order_plugins(plugins: Vec<(Bound<'_, Plugin>, Place)>) -> PyResult<Vec<usize>> {
     let (plugins, places): (Vec<_>, Vec<_>) = plugins.into_iter().unzip();

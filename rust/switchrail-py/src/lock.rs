@@ -12,7 +12,7 @@ use crate::{
 };
 
 mirror! {
-    /// The distributions that may be loaded, with a digest of each file.
+    /// The distributions that may be loaded, with a digest of each of their files.
     Lock(switchrail::Lock) {
         /// Creates a lock of the current installation.
         #[staticmethod]
@@ -38,8 +38,8 @@ mirror! {
             found.into_iter().map(LockDifference).collect()
         }
 
-        /// Returns the plugins after applying the lock: plugins that differ are blocked, missing ones are
-        /// added as failed.
+        /// Applies the lock to the plugins and returns them: plugins that differ are blocked, missing ones
+        /// are added as failed.
         fn apply(
             &self,
             py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Methods common to all mirrored values: JSON, pickling by value, comparison and `repr`.
+//! Methods that all mirrored values have: JSON, pickling by value, comparison and `repr`.
 
 /// Declares a frozen class around a value of the core, with the given getters.
 ///
@@ -17,7 +17,7 @@ macro_rules! mirror {
                 crate::json::text(&self.0)
             }
 
-            /// The value from a document that `to_json` wrote.
+            /// The value in a document that `to_json` wrote.
             #[staticmethod]
             fn from_json(text: crate::text::Text) -> PyResult<Self> {
                 crate::json::parse(stringify!($name), &text.0).map(Self)

@@ -13,8 +13,8 @@ use crate::backend::Registration;
 /// The Python objects of registrations, by id. Belongs to exactly one pyclass, which forwards its
 /// `__traverse__` and `__clear__` here.
 ///
-/// The lock is only held for lookups and insertions. No Python code runs under it, and removed objects are
-/// dropped after it is released.
+/// The lock is held only for lookups and insertions. No Python code runs while it is held, and removed
+/// objects are dropped after it is released.
 #[derive(Default)]
 pub struct Objects(Mutex<HashMap<BackendId, Py<PyAny>>>);
 
@@ -44,7 +44,7 @@ impl Objects {
     }
 
     /// Visits the objects for the garbage collector. If another thread holds the lock (only possible with
-    /// free threading), it visits none; then they count as in use until the next collection.
+    /// free threading), it visits none; the objects then seem to be in use until the next collection.
     pub fn traverse(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.0.try_lock() {
             Ok(objects) => objects.values().try_for_each(|object| visit.call(object)),
@@ -57,20 +57,20 @@ impl Objects {
     }
 }
 
-/// The instances of a route plan's backends, and the bound `run` method of each. Belongs to `BoundPlan`.
+/// The instances of a route plan's backends, and the bound `run` method of each. Belongs to a `BoundPlan`.
 ///
-/// It is immutable, so it has no `__clear__`; the collector breaks cycles through it at the instances' own
+/// Being immutable, it has no `__clear__`. The collector breaks cycles through it at the instances' own
 /// attributes.
 pub struct Calls {
     instances: HashMap<BackendId, Py<PyAny>>,
-    /// One method per cell of the plan's tables.
+    /// One method for each cell of the plan's tables.
     methods: Box<[Option<Py<PyAny>>]>,
     layers: usize,
 }
 
 impl Calls {
-    /// Builds the instance of each backend from its registration and its object. Native backends have no
-    /// object.
+    /// Builds the instance of each backend from its registration and its Python object. Native backends have
+    /// no such object.
     pub fn build(
         plan: &RoutePlan,
         objects: Vec<Option<Py<PyAny>>>,
@@ -118,7 +118,7 @@ impl Calls {
     }
 }
 
-/// The id of a layer object: its `layer_id`, or else its `layer_idx`. No other attribute is read.
+/// The id of a layer object: its `layer_id`, or else its `layer_idx`. Other attributes are not read.
 pub fn own_id<'py>(layer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     for name in [intern!(layer.py(), "layer_id"), intern!(layer.py(), "layer_idx")] {
         if let Some(id) = layer.getattr_opt(name)?.filter(|id| !id.is_none()) {

@@ -1,4 +1,4 @@
-//! Mirror of the core's `op`: lists and parses names.
+//! Mirror of the core's `op`: lists of names, and their parsing.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -26,7 +26,7 @@ pub fn parse_all<T: FromStr<Err: CoreError> + Ord>(texts: &[String]) -> PyResult
     texts.iter().map(|text| parse(text)).collect()
 }
 
-/// A compute capability in Python's form.
+/// A compute capability in the form that Python uses.
 pub type Capability = Option<(u32, u32)>;
 
 /// Converts a compute capability to the core's form.
@@ -34,7 +34,7 @@ pub fn capability(found: Capability) -> Option<ComputeCapability> {
     found.map(|(major, minor)| ComputeCapability(major, minor))
 }
 
-/// A device in Python's form: kind and compute capability.
+/// A device in the form that Python uses: kind and compute capability.
 #[derive(FromPyObject)]
 pub struct DeviceForm(String, Capability);
 
@@ -48,7 +48,7 @@ impl DeviceForm {
     }
 }
 
-/// Adds the lists of names to the module.
+/// Adds the lists of names to the Python module.
 pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add(

@@ -15,7 +15,7 @@ pub struct Item {
     after: Vec<String>,
 }
 
-/// Orders items; returns their indices, first to last.
+/// Orders items. Returns their indices, first to last.
 #[pyfunction]
 pub fn order(items: Vec<Item>) -> PyResult<Vec<usize>> {
     let item = |Item {

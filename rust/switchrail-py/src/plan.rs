@@ -20,7 +20,7 @@ use crate::{
     text::{Text, described},
 };
 
-/// A `PlanRequest` in the form that `switchrail.runtime` passes.
+/// A `PlanRequest` in the form in which `switchrail.runtime` passes it.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Request {
@@ -80,10 +80,10 @@ impl RoutePlan {
         Ok(Self { core })
     }
 
-    /// The registration that serves an op of a layer in a phase; if there are several, the one for unknown
-    /// batches.
+    /// The registration that serves an op of a layer in a phase; if there are several, the one for batches of
+    /// unknown size.
     ///
-    /// The layer is given by its id or as an object; an object's own `layer_id` or `layer_idx` takes
+    /// The layer is given by its id or as an object. The `layer_id` or `layer_idx` of an object takes
     /// precedence.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn lookup(
@@ -160,7 +160,7 @@ impl RoutePlan {
         json::text(&self.core)
     }
 
-    /// The plan from a document that `to_json` wrote.
+    /// The plan in a document that `to_json` wrote.
     #[staticmethod]
     fn from_json(text: &str) -> PyResult<Self> {
         json::parse("RoutePlan", text).map(|core| Self { core })

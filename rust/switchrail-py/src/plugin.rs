@@ -8,7 +8,7 @@ use switchrail::{PluginRecord, PluginState, Selection};
 
 use crate::{errors::raise, mirror::mirror};
 
-/// The core's record of a plugin, plus the traceback of its failure.
+/// The core's record of a plugin, and the traceback of its failure.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
     #[serde(flatten)]
@@ -87,18 +87,18 @@ mirror! {
             }
         }
 
-        /// The traceback of the plugin's failure; for a plugin that hangs, its stack.
+        /// The traceback of the plugin's failure; for a plugin that hangs, the stack of its thread.
         #[getter]
         fn traceback(&self) -> Option<&str> {
             self.0.traceback.as_deref()
         }
 
-        /// Whether the entry, `name` or `distribution:name`, names this plugin.
+        /// Whether the entry (`name` or `distribution:name`) names this plugin.
         fn is_named(&self, entry: &str) -> bool {
             self.0.record.is_named(entry)
         }
 
-        /// Whether the plugin comes from the distribution, with any equivalent spelling of the name.
+        /// Whether the plugin belongs to the distribution, whose name may have any equivalent spelling.
         fn is_of(&self, distribution: &str) -> bool {
             self.0.record.is_of(distribution)
         }
@@ -127,7 +127,7 @@ mirror! {
     }
 }
 
-/// Returns the plugins with those blocked that the selection excludes.
+/// Blocks the plugins that the selection excludes. Returns all plugins.
 #[pyfunction]
 #[pyo3(signature = (plugins, allow=None, platform=None))]
 pub fn select(
@@ -139,7 +139,7 @@ pub fn select(
     changed(&plugins, |records| selection.apply(records).map_err(raise))
 }
 
-/// The platform for a name of a platform or device.
+/// The platform that a name of a platform or device means.
 #[pyfunction]
 pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<String> {
     let records: Vec<PluginRecord> = plugins
@@ -149,7 +149,7 @@ pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<Strin
     Selection::platform_of(named, &records).map(str::to_owned)
 }
 
-/// Applies a change to the plugins' records. The change may append records; tracebacks are kept.
+/// Applies a change to the plugins' records. The change may append records. Tracebacks are kept.
 pub fn changed(
     plugins: &[Bound<'_, Plugin>],
     change: impl FnOnce(&mut Vec<PluginRecord>) -> PyResult<()>,

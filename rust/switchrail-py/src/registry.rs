@@ -17,11 +17,11 @@ use crate::{
     text::Text,
 };
 
-/// The core's `Runtime`, plus the Python object of each registration.
+/// The core's `Runtime`, and the Python object of each registration.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Runtime {
     pub core: Arc<switchrail::Runtime>,
-    /// Contains an object from before its registration is visible until after the registration is removed.
+    /// Has each object from before its registration becomes visible until after the registration is removed.
     pub objects: Objects,
 }
 
@@ -40,7 +40,7 @@ impl Runtime {
         Snapshot(switchrail::Snapshot::clone(&self.core.snapshot()))
     }
 
-    /// The number of commits that led to the current state.
+    /// The number of commits before the current state.
     #[getter]
     fn version(&self) -> u64 {
         self.core.snapshot().version()
@@ -100,7 +100,7 @@ impl Runtime {
         self.objects.get(py, registration.id)
     }
 
-    /// Opens a transaction on behalf of a plugin, or of an origin in the core's JSON form.
+    /// Opens a transaction for a plugin, or for an origin in the core's JSON form.
     fn begin(slf: &Bound<'_, Self>, origin: &Bound<'_, PyAny>) -> PyResult<Transaction> {
         let origin: Origin = match origin.cast::<Plugin>() {
             Ok(plugin) => (&plugin.get().0.record).into(),
@@ -128,15 +128,15 @@ impl Runtime {
     }
 }
 
-/// The core's `Transaction` and `Registrar` in one class.
+/// The core's `Transaction` and `Registrar` as one class.
 ///
-/// Objects of staged registrations are stored in the runtime immediately. Their ids are unknown to others
+/// Objects of staged registrations are stored in the runtime immediately. Other code does not know their ids
 /// until the commit.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Transaction {
     runtime: Py<Runtime>,
     origin: Origin,
-    /// Only locked during calls of the core: no Python code runs and no object is dropped under this lock.
+    /// Locked only during calls of the core: no Python code runs and no object is dropped while it is held.
     staged: Mutex<Staged>,
 }
 
@@ -161,13 +161,13 @@ impl Transaction {
         json::dump(py, &self.origin)
     }
 
-    /// Whether the changes were published, for callers whose commit was interrupted.
+    /// Whether the changes were published. For callers whose commit was interrupted.
     #[getter]
     fn is_committed(&self) -> bool {
         self.lock().committed
     }
 
-    /// Stages a backend with its object; returns its id.
+    /// Stages a backend with its object. Returns its id.
     fn add(&self, spec: &Bound<'_, PyAny>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
         let spec = arguments::<Spec>(spec)?.into_core()?;
         let mut staged = self.lock();
@@ -182,8 +182,8 @@ impl Transaction {
         added.map(BackendId::get).map_err(raise)
     }
 
-    /// Stages the removal of all registrations of an op and name except the built-in one; with a phase, only
-    /// of those that serve no other phase.
+    /// Stages the removal of all registrations of an op and name except the built-in one. If a phase is
+    /// given, only of those that serve this phase alone.
     #[pyo3(signature = (op, name, phase=None))]
     fn clear(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<()> {
         let phase = phase.map(|phase| parse(&phase.0)).transpose()?;
@@ -226,7 +226,7 @@ impl Transaction {
         result.map(Commit).map_err(raise)
     }
 
-    /// Ends the transaction without publishing anything. Idempotent.
+    /// Ends the transaction without publishing its changes. Idempotent.
     fn close(&self) {
         let mut staged = self.lock();
         let transaction = staged.transaction.take();
@@ -295,7 +295,7 @@ mirror! {
             self.0.backends().iter().cloned().map(Registration).collect()
         }
 
-        /// The state after a commit.
+        /// The state that follows after a commit.
         fn apply(&self, commit: &Commit) -> PyResult<Self> {
             self.0.apply(&commit.0).map(Self).map_err(raise)
         }

@@ -19,7 +19,7 @@ use crate::{
     text::{Text, described},
 };
 
-/// A `Query` in the form that `switchrail.runtime` passes, with the other inputs of a decision.
+/// A `Query` in the form in which `switchrail.runtime` passes it, and the other inputs of a decision.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Query {
@@ -39,7 +39,7 @@ pub struct Query {
     measurements: Vec<Measurement>,
 }
 
-/// A `Measurement` in the form that `switchrail.times` passes.
+/// A `Measurement` in the form in which `switchrail.times` passes it.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Measurement {
@@ -52,7 +52,7 @@ pub struct Measurement {
     samples: Vec<Sample>,
 }
 
-/// A `Sample` in the form that `switchrail.times` passes.
+/// A `Sample` in the form in which `switchrail.times` passes it.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Sample {
@@ -91,7 +91,7 @@ pub fn measurements(given: Vec<Measurement>) -> PyResult<Vec<switchrail::Measure
 }
 
 impl Query {
-    /// Resolves the query on a snapshot.
+    /// Resolves the query against a snapshot.
     pub fn resolve(self, snapshot: &switchrail::Snapshot) -> PyResult<Decision> {
         let mut query = switchrail::Query {
             op: parse(&self.op)?,
@@ -117,7 +117,8 @@ impl Query {
     }
 }
 
-/// Rows and cached tokens after the call for each sequence of a batch. Without `kv_seqlens` both are equal.
+/// For each sequence of a batch, its rows and its cached tokens after the call. Without `kv_seqlens` the two
+/// are equal.
 pub fn sequences(
     seqlens: &Bound<'_, PyAny>,
     kv_seqlens: Option<&Bound<'_, PyAny>>,
@@ -139,7 +140,7 @@ pub fn sequences(
     Ok(rows.into_iter().zip(cached).collect())
 }
 
-/// The core's `Load` of a batch, as rows and length.
+/// The core's `Load` of a batch, as (rows, length).
 #[pyfunction]
 #[pyo3(signature = (op, seqlens, kv_seqlens=None))]
 pub fn load_of(
@@ -174,7 +175,7 @@ fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
             &argument,
             &found,
             &format!("is {}", described(&found)?),
-            "numbers of tokens, one a sequence",
+            "numbers of tokens, one per sequence",
         ))
     })
 }
@@ -205,7 +206,7 @@ pub fn preference_keys() -> Vec<String> {
 }
 
 mirror! {
-    /// The backend that serves a query, and the reasons against the others.
+    /// The backend that serves a query, and the reasons against the other backends.
     Decision(switchrail::Decision) {
         /// Version of the state that the decision is based on.
         #[getter]
@@ -235,13 +236,13 @@ mirror! {
             &self.0.chosen.name
         }
 
-        /// Description of the chosen backend's origin, for people.
+        /// Description of the chosen backend's origin for a reader.
         #[getter]
         fn origin(&self) -> String {
             self.0.chosen.origin.to_string()
         }
 
-        /// Name of the backend for a batch, which is given as in `BoundPlan.at`.
+        /// Name of the backend for a batch. The arguments are those of `BoundPlan.at`.
         #[pyo3(signature = (seqlens, kv_seqlens=None))]
         fn at(&self, seqlens: &Bound<'_, PyAny>, kv_seqlens: Option<&Bound<'_, PyAny>>) -> PyResult<&str> {
             let load = Load::of(self.0.query.op, sequences(seqlens, kv_seqlens)?);
@@ -255,7 +256,7 @@ mirror! {
             self.0.serving().iter().map(|backend| (backend.name.as_str(), each(backend))).collect()
         }
 
-        /// The reason for the choice, for people.
+        /// The reason for the choice, for a reader.
         #[getter]
         fn because(&self) -> String {
             self.0.because.to_string()
@@ -277,13 +278,13 @@ mirror! {
             &self.0.backend.name
         }
 
-        /// Description of the backend's origin, for people.
+        /// Description of the backend's origin for a reader.
         #[getter]
         fn origin(&self) -> String {
             self.0.backend.origin.to_string()
         }
 
-        /// All reasons, for people; `to_dict` has them as data.
+        /// All reasons, for a reader; `to_dict` has them as data.
         #[getter]
         fn reasons(&self) -> Vec<String> {
             self.0.reasons.iter().map(ToString::to_string).collect()

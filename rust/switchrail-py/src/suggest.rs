@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-/// The names most similar to the one found, best first.
+/// The valid names most similar to an unknown one, best first.
 #[pyfunction]
 pub fn nearest(found: &str, valid: Vec<String>) -> Vec<String> {
     switchrail::nearest(found, valid.iter().map(String::as_str))

@@ -1,4 +1,4 @@
-//! String arguments of public methods. Other types raise an `ArgumentError`.
+//! String arguments of public methods. Arguments of other types raise an `ArgumentError`.
 
 use pyo3::{
     Borrowed,
@@ -11,7 +11,7 @@ use crate::exception::{exception, let_pass_interrupts};
 /// A string.
 pub struct Text(pub String);
 
-/// A list or other iterable of strings, but not a string itself.
+/// A list or other iterable of strings, but not a single string.
 pub struct Texts(pub Vec<String>);
 
 impl FromPyObject<'_, '_> for Text {
@@ -21,7 +21,7 @@ impl FromPyObject<'_, '_> for Text {
         let text = object.cast::<PyString>().ok();
         text.and_then(|text| text.to_str().map(str::to_owned).ok())
             .map(Self)
-            .ok_or_else(|| refuse(object, "a text"))
+            .ok_or_else(|| refuse(object, "a string"))
     }
 }
 
@@ -30,13 +30,13 @@ impl FromPyObject<'_, '_> for Texts {
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         if object.is_instance_of::<PyString>() {
-            return Err(refuse(object, "a list of texts"));
+            return Err(refuse(object, "a list of strings"));
         }
         let items = match object.try_iter() {
             Ok(items) => items,
             Err(error) => {
                 let_pass_interrupts(object.py(), error)?;
-                return Err(refuse(object, "a list of texts"));
+                return Err(refuse(object, "a list of strings"));
             }
         };
         items
@@ -59,7 +59,7 @@ fn refuse(found: Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
 
 /// The object's `repr`, shortened; its type if `repr` fails.
 ///
-/// Python checks for signals before it calls `repr`, so this can return an interrupt as an error.
+/// Python checks for signals before it calls `repr`, so an interrupt can be returned as the error.
 pub fn described(object: &Bound<'_, PyAny>) -> PyResult<String> {
     match object.repr() {
         Ok(text) => Ok(switchrail::shown(&text.to_string_lossy()).into_owned()),

@@ -14,7 +14,7 @@ use switchrail::{
     NativeBackend, Op, Origin, Phase, PlanRequest, Preferences, RoutePlan, Runtime,
 };
 
-/// The service's own backend, which [`Entry::native`] returns: the gated delta rule of one head, token by
+/// The service's own backend, which [`Entry::native`] returns: the gated delta rule for one head, token by
 /// token.
 #[derive(Debug)]
 struct GatedDelta {
@@ -40,7 +40,7 @@ struct Token<'a> {
     q: &'a [f64],
     k: &'a [f64],
     v: &'a [f64],
-    /// Log of the decay.
+    /// The log of the decay.
     gate: f64,
     beta: f64,
 }
@@ -60,7 +60,7 @@ impl GatedDelta {
     }
 }
 
-/// A backend of which this example only uses the registration data.
+/// A backend that serves elsewhere: this example uses only its registration data.
 fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
     BackendSpec {
         name: name.to_owned(),
@@ -127,7 +127,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // A step: for each layer and op one table lookup, then the service's own call.
+    // A step: for each layer and op, one table lookup, then a call of the service's own code.
     let linear: Vec<usize> = plan
         .entries()
         .filter(|(_, op, phase, _)| (*op, *phase) == (Op::GatedDelta, Phase::Decode))
@@ -135,7 +135,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .collect();
     for layer in linear {
         let id = plan.lookup(layer, Op::GatedDelta, Phase::Decode)?;
-        let pinned = plan.backend(id).ok_or("a plan holds the backends of its table")?;
+        let pinned = plan.backend(id).ok_or("a plan has all backends of its tables")?;
         let Some(backend) = pinned.entry.native::<GatedDelta>() else {
             println!("layer {layer}: not ours to run");
             continue;

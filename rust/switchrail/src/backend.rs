@@ -1,4 +1,4 @@
-//! Identity, origin and capabilities of a backend, as data.
+//! The identity, origin and capabilities of a backend, as data.
 
 use std::{any::Any, collections::BTreeSet, fmt, num::NonZeroU64, sync::Arc};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::shown::{cut, shown};
 use crate::{ComputeCapability, DeviceKind, Dtype, Op, PackageRequirement, Phase, PluginRecord};
 
-/// The name that selects a backend by capabilities and priority. No backend may be called this.
+/// The name that selects a backend by capabilities and priority. No backend may have this name.
 pub const AUTO: &str = "auto";
 
 /// A backend's configuration: values by name.
@@ -43,7 +43,7 @@ impl fmt::Display for BackendId {
     }
 }
 
-/// Who registered something.
+/// The origin of a registration or hook.
 ///
 /// The derived order is the precedence between backends of equal priority: the user's first, then plugins' by
 /// distribution name, then Switchrail's own.
@@ -56,7 +56,7 @@ pub enum Origin {
     Plugin {
         /// Name of the distribution.
         distribution: String,
-        /// Its version, where its metadata has one.
+        /// The distribution's version, if its metadata has one.
         version: Option<String>,
         /// Name of the entry point.
         plugin: String,
@@ -66,7 +66,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether this origin may remove or configure what `owner` registered. A plugin may change only its own
+    /// Whether this origin may remove or configure registrations of `owner`. A plugin may change only its own
     /// registrations.
     #[must_use]
     pub fn may_change(&self, owner: &Self) -> bool {
@@ -107,18 +107,19 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendSpec {
-    /// The backend's name in preferences; unique within its op.
+    /// The backend's name in preferences, unique within its op.
     pub name: String,
     /// The op that it computes.
     pub op: Op,
     /// The phases that it serves, at least one.
     pub phases: BTreeSet<Phase>,
-    /// Where the implementation is: `module:Qualified.name` for a Python object, a description for people for
-    /// a [native](Entry::Native) one. The core never opens it.
+    /// Where the implementation is: `module:Qualified.name` for a Python object, a readable description
+    /// for a [native](Entry::Native) one. The core never opens it.
     pub path: String,
     /// Its capabilities.
     pub capabilities: Capabilities,
-    /// Among the backends that fit, the one with the highest priority serves, unless the user chose another.
+    /// Among the backends that fit, the one with the highest priority serves, unless the user chose another
+    /// one.
     #[serde(default)]
     pub priority: i32,
     /// Default values of its configuration.
@@ -128,8 +129,8 @@ pub struct BackendSpec {
 
 /// The capabilities of a backend.
 ///
-/// `devices` and `phases` are required. An empty `features` offers no feature, and an empty `packages`
-/// requires nothing. **Every other empty list restricts nothing.**
+/// `devices` is required. An empty `features` means no features, and an empty `packages` means no
+/// requirements. **Any other empty list means no restriction.**
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Capabilities {
@@ -166,7 +167,7 @@ pub struct DeviceSupport {
 }
 
 impl DeviceSupport {
-    /// Supports every capability of a device family.
+    /// Support for every capability of a device family.
     #[must_use]
     pub const fn any(kind: DeviceKind) -> Self {
         Self {
@@ -176,7 +177,7 @@ impl DeviceSupport {
         }
     }
 
-    /// Whether the capability lies in the range. An unknown capability fits only if there is no range.
+    /// Whether the capability is in the range. An unknown capability fits only if there is no range.
     pub(crate) fn contains(&self, capability: Option<ComputeCapability>) -> bool {
         let above = |min| capability.is_some_and(|capability| min <= capability);
         let below = |max| capability.is_some_and(|capability| capability <= max);
@@ -197,8 +198,8 @@ impl fmt::Display for DeviceSupport {
     }
 }
 
-/// The head sizes of an op: of queries and keys, and of values. In JSON a number if both are equal, else `[k,
-/// v]`.
+/// The head sizes of an op: of queries and keys, and of values. In JSON a number if the two are equal, else
+/// `[k, v]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "HeadSizeForm", into = "HeadSizeForm")]
 pub struct HeadSize {
@@ -248,13 +249,13 @@ impl fmt::Display for HeadSize {
 
 /// A backend that is a Rust value.
 ///
-/// The core stores it and returns it with the route plans that pin it. The core only asks it to check a
-/// configuration. A service gets its own type back with [`Entry::native`] and computes with it.
+/// The core stores it, and returns it with the route plans that pin it. The only method that the core calls
+/// checks a configuration. A service gets its own type back with [`Entry::native`] and computes with it.
 pub trait NativeBackend: Any + fmt::Debug + Send + Sync {
-    /// Checks the configuration (defaults merged with the user's values), at registration and at each change.
+    /// Checks a configuration (defaults merged with the user's values), at registration and at each change.
     ///
     /// # Errors
-    /// A description of the problem, for people.
+    /// A readable description of the problem.
     fn check_config(&self, config: &Config) -> Result<(), String>;
 }
 
@@ -263,7 +264,7 @@ pub trait NativeBackend: Any + fmt::Debug + Send + Sync {
 pub enum Entry {
     /// A Rust value.
     Native(Arc<dyn NativeBackend>),
-    /// An object that the host language keeps under the registration's id.
+    /// An object that the host language stores under the registration's id.
     #[default]
     Foreign,
 }
@@ -279,7 +280,7 @@ impl Entry {
     }
 }
 
-/// Native entries are equal if they are the same value (`Arc::ptr_eq`).
+/// Native entries are equal if they are the same object (`Arc::ptr_eq`).
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -295,23 +296,23 @@ impl PartialEq for Entry {
 pub struct Registration {
     /// Identifies this registration.
     pub id: BackendId,
-    /// Who registered it.
+    /// The origin of the registration.
     pub origin: Origin,
     /// The registered data.
     pub spec: BackendSpec,
-    /// The user's values, which take precedence over the defaults in [`BackendSpec::config`].
+    /// The user's values, which override the defaults in [`BackendSpec::config`].
     ///
     /// The values belong to this registration: an override starts with its own defaults, and clearing the
     /// override restores the built-in backend with its previous values.
     pub configuration: Config,
-    /// The implementation. It is not part of the JSON form, because it exists in one process only: a
-    /// registration read from a document has [`Entry::Foreign`].
+    /// The implementation. It is not part of the JSON form, because it exists in one process only. So a
+    /// registration that is read from a document has [`Entry::Foreign`].
     #[serde(skip)]
     pub entry: Entry,
 }
 
 impl Registration {
-    /// The configuration in effect: the defaults, overwritten by the user's values.
+    /// The configuration in effect: the defaults, overridden by the user's values.
     #[must_use]
     pub fn effective_config(&self) -> Config {
         let mut config = self.spec.config.clone();

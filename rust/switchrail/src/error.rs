@@ -4,13 +4,13 @@ use serde_json::Value;
 
 /// An error of this crate, for hosts that map errors to their own types.
 ///
-/// `Display` gives the whole message for people. The code and the fields give the same information to
+/// `Display` gives the whole message for a reader. The code and the fields give the same information to
 /// programs.
 pub trait CoreError: std::error::Error {
     /// A stable `snake_case` name of the error, unique in the crate.
     fn code(&self) -> &'static str;
 
-    /// The values found and the valid ones, as a JSON object.
+    /// The invalid values and the valid ones, as a JSON object.
     ///
     /// For an unknown name it has at least `found`, `valid` and `nearest` (see
     /// [`UnknownName`](crate::UnknownName)).
@@ -39,7 +39,7 @@ macro_rules! core_error {
 }
 pub(crate) use core_error;
 
-/// Merges fields of an error with further ones; `more` takes precedence.
+/// Merges the fields of an error with more fields; `more` takes precedence.
 pub(crate) fn extended(mut fields: Value, more: Value) -> Value {
     if let (Value::Object(fields), Value::Object(more)) = (&mut fields, more) {
         fields.extend(more);

@@ -18,34 +18,34 @@ use crate::{
 pub struct HookChain {
     /// The hooked target, such as `module:function`.
     pub target: String,
-    /// The hooks, named by the host; a name must contain everything that distinguishes a hook from others.
+    /// The hooks, named by the host. A name must contain everything that distinguishes a hook from others.
     pub hooks: Vec<String>,
 }
 
 /// The inputs of a fingerprint.
 #[derive(Debug, Clone, Copy)]
 pub struct FingerprintInputs<'a> {
-    /// The plugins. Only the loaded ones count, with name, group, target, distribution and version; their
-    /// paths do not count.
+    /// The plugins. Only loaded ones are included, with name, group, target, distribution and version, but
+    /// without their paths.
     pub plugins: &'a [PluginRecord],
-    /// The hooks of each target. The order of hooks counts, the order of targets does not.
+    /// The hooks of each target. The order of hooks matters, the order of targets does not.
     pub hooks: &'a [HookChain],
-    /// The active backends: their specs, origins, configurations and active phases count; ids and the order
-    /// of registration do not.
+    /// The active backends, with their specs, origins, configurations and active phases, but without ids and
+    /// the order of registration.
     pub snapshot: &'a Snapshot,
-    /// The route plans in use: model type, layer kinds, routes and the pinned backends count. The model's
-    /// name does not count, because it is a folder's name.
+    /// The route plans in use, with model type, layer kinds, routes and pinned backends. The model's name is
+    /// not included, because it is the name of a folder.
     pub plans: &'a [&'a RoutePlan],
 }
 
-/// A digest that is equal if and only if all its inputs are equal, on any machine, in any process, and in any
+/// A digest that is equal if and only if all its inputs are equal: on any machine, in any process, and in any
 /// order of installation, loading and registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     schema: Schema,
     /// SHA-256 of the inputs' canonical JSON, in hexadecimal.
     pub digest: String,
-    /// The digested document, for finding where two fingerprints differ.
+    /// The digested document, to find where two fingerprints differ.
     pub inputs: Value,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// The digest in hexadecimal, as documents have it.
+/// The digest in hexadecimal, as written in documents.
 pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -106,7 +106,8 @@ pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     })
 }
 
-/// The backend as JSON. `phases` are those in which it is active, which distinguishes overrides of one name.
+/// The backend as JSON. `phases` are the phases in which it is active, which distinguishes overrides of one
+/// name.
 fn backend_json(backend: &Registration, phases: &BTreeSet<Phase>) -> Value {
     json!({
         "origin": backend.origin,
@@ -132,7 +133,8 @@ fn plan_json(plan: &RoutePlan) -> Value {
     })
 }
 
-/// The backends of a route's classes of batches, if it has several; without the times that led to them.
+/// The backends for a route's classes of batches, if it has several, without the times that led to the
+/// classes.
 fn classes_json(route: &Route) -> Option<Value> {
     let classes = route.decision.classes.as_ref()?;
     let query = &route.decision.query;
@@ -146,7 +148,7 @@ fn classes_json(route: &Route) -> Option<Value> {
     }))
 }
 
-/// The values, sorted by their canonical text.
+/// The values, sorted by their canonical JSON.
 fn sorted(values: impl Iterator<Item = Value>) -> Vec<Value> {
     let mut values: Vec<(String, Value)> = values
         .map(|value| {

@@ -1,23 +1,23 @@
-//! The order in which plugins register.
+//! The order in which plugins' functions run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{OrderError, OrderItem, PluginRecord, normalized_name, order};
 
-/// A plugin's declared place among other plugins.
+/// A plugin's declared place in the order of plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PluginPlace {
     /// Plugins with a higher priority come first.
     pub priority: i32,
-    /// Plugins that this one comes before: a name, `distribution:name`, or a distribution for all of its
+    /// Plugins that come after this one: a name, `distribution:name`, or a distribution for all of its
     /// plugins. Names of plugins that are not installed have no effect.
     pub before: Vec<String>,
-    /// Plugins that this one comes after, named in the same way.
+    /// Plugins that come before this one, named in the same way.
     pub after: Vec<String>,
 }
 
-/// Orders plugins as [`order`] does and returns their indices. Plugins of equal rank are ordered by the
+/// Orders plugins as [`order`] does, and returns their indices. Plugins of equal rank are ordered by the
 /// normalised name of their distribution.
 ///
 /// ```

@@ -31,7 +31,7 @@ core_error! { NameError {
     Self::LayerKind(name) => "unknown_layer_kind", name.fields();
 } }
 
-/// Defines an enum whose values have names: the list of values, their names, and parsing with suggestions.
+/// Defines an enum whose values have names: the list of values, their names, and a parser with suggestions.
 macro_rules! names {
     ($(#[$doc:meta])* $type:ident, $what:literal, $error:ident, { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$doc])*
@@ -88,7 +88,7 @@ macro_rules! names {
 }
 pub(crate) use names;
 
-/// Lets serde read and write a type in its text form.
+/// Lets serde read and write a type as a string.
 macro_rules! string_form {
     ($type:ident) => {
         impl TryFrom<String> for $type {

@@ -49,9 +49,9 @@ impl Op {
         }
     }
 
-    /// Whether the op carries a recurrent state per head instead of a cache of keys and values.
+    /// Whether the op keeps a recurrent state per head instead of a cache of keys and values.
     ///
-    /// The preference key `linear` stands for these four ops. The convolution is not one of them.
+    /// The preference key `linear` stands for these ops. The convolution is not one of them.
     #[must_use]
     pub const fn is_linear(self) -> bool {
         matches!(self.memory(), Memory::Heads)
@@ -59,7 +59,7 @@ impl Op {
 
     /// The op's optional features, by the names that registrations and queries use.
     ///
-    /// A plugin's own features are written `oot:NAME` (out of tree). Other unknown names are errors, so
+    /// A plugin's own features are written `oot:NAME` (out of tree). Other unknown names are errors, so that
     /// misspelt names are noticed.
     #[must_use]
     pub fn features(self) -> Vec<&'static str> {
@@ -105,11 +105,11 @@ const FEATURES: [(&str, Has); 24] = [
     ("window", |op| matches!(op, Op::Attention)),
 ];
 
-/// The supported axis orders of the last two axes of a recurrent state. A plugin's own order is written
+/// The supported orders of the last two axes of a recurrent state. A plugin's own order is written
 /// `oot:NAME`.
 pub const STATE_LAYOUTS: [&str; 2] = ["KV", "VK"];
 
-/// The error for the first name that is neither known nor written `oot:NAME`.
+/// The error for the first name that is neither known nor of the form `oot:NAME`.
 pub(crate) fn unknown_claim<'a>(
     what: &'static str,
     found: impl IntoIterator<Item = &'a String>,
@@ -124,7 +124,7 @@ pub(crate) fn unknown_claim<'a>(
 }
 
 names! {
-    /// The phase of a sequence that a call computes.
+    /// The phase in which a call processes a sequence.
     Phase, "phase", Phase, {
         /// Several new tokens of a sequence at once, at its start or after a cached prefix (also called
         /// extend).
@@ -160,7 +160,7 @@ names! {
 /// A family of devices.
 ///
 /// A family that this crate does not know is written `oot:NAME` (out of tree). Other unknown names are
-/// errors, so misspelt names are noticed.
+/// errors, so that misspelt names are noticed.
 ///
 /// ```
 /// use switchrail::DeviceKind;
@@ -188,14 +188,14 @@ pub enum DeviceKind {
     Tpu,
     /// Apple GPUs.
     Mps,
-    /// Any other family, by the name that its platform plugin gives it.
+    /// Any other family, under the name that its platform plugin gives it.
     OutOfTree(String),
 }
 
 const OUT_OF_TREE: &str = "oot:";
 
 impl DeviceKind {
-    /// The kinds with a name of their own.
+    /// The kinds that this crate knows by name.
     pub const KNOWN: [Self; 8] = [
         Self::Cuda,
         Self::Rocm,
@@ -248,7 +248,7 @@ impl FromStr for DeviceKind {
 
 string_form!(DeviceKind);
 
-/// The compute capability of a device; ordered. In JSON `[major, minor]`.
+/// The compute capability of a device, ordered by version. In JSON `[major, minor]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ComputeCapability(
     /// Major version.

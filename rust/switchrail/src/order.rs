@@ -1,4 +1,4 @@
-//! Computes one deterministic order of hooks and of plugin loads.
+//! Computes one deterministic order, for hooks and for plugin loads.
 
 use std::{
     cmp::Reverse,
@@ -12,7 +12,7 @@ use crate::error::core_error;
 /// An item to order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderItem {
-    /// Its name, which other items' constraints use. Several items may share one.
+    /// The item's name, which other items' constraints use. Several items may share a name.
     pub key: String,
     /// Name of the distribution that registered it.
     pub source: String,
@@ -23,12 +23,12 @@ pub struct OrderItem {
     /// belong to plugins that are not installed.
     #[serde(default)]
     pub before: Vec<String>,
-    /// Keys or sources that the item must come after; unknown names are ignored likewise.
+    /// Keys or sources that the item must come after. Unknown names are ignored likewise.
     #[serde(default)]
     pub after: Vec<String>,
 }
 
-/// Constraints that no order satisfies.
+/// Constraints that no order can satisfy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::{error::core_error, name::string_form};
 
-/// Normalises a distribution's name as PEP 503 says: lower case, with each run of `-`, `_` and `.` as one
-/// `-`.
+/// Normalises a distribution's name as in PEP 503: lower case, with each run of `-`, `_` and `.` replaced by
+/// one `-`.
 pub(crate) fn normalized_name(name: &str) -> String {
     let mut normalized = String::with_capacity(name.len());
     for letter in name.to_lowercase().chars() {
@@ -42,16 +42,16 @@ pub struct PackageRequirement {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequirementError {
-    /// The text does not start with a valid distribution name.
+    /// The string does not start with a valid distribution name.
     #[error("{found:?} does not start with the name of a distribution; write NAME or NAME>=VERSION")]
     Name {
-        /// The given text.
+        /// The given string.
         found: String,
     },
     /// The part after the name is not a version specifier.
-    #[error("{found:?} is no package requirement: {reason}; write NAME or NAME>=VERSION,<VERSION")]
+    #[error("{found:?} is not a package requirement: {reason}; write NAME or NAME>=VERSION,<VERSION")]
     Specifier {
-        /// The given text.
+        /// The given string.
         found: String,
         /// The problem.
         reason: String,
@@ -70,7 +70,7 @@ impl PackageRequirement {
         &self.name
     }
 
-    /// Whether a version satisfies the requirement. A version that PEP 440 does not allow only satisfies a
+    /// Whether a version satisfies the requirement. A version that PEP 440 does not allow satisfies only a
     /// requirement without specifiers.
     #[must_use]
     pub fn accepts(&self, version: &str) -> bool {
@@ -142,7 +142,7 @@ impl Packages {
     }
 }
 
-/// Collects names and versions. If two names normalise to the same, the first is kept.
+/// Collects names and versions. If two names have the same normalised form, the first is kept.
 impl<N: AsRef<str>, V: Into<String>> FromIterator<(N, V)> for Packages {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(packages: I) -> Self {
         let mut map = BTreeMap::new();

@@ -43,7 +43,7 @@ impl fmt::Display for PluginGroup {
 pub struct PluginOrigin {
     /// Name of the distribution, as its metadata spells it.
     pub distribution: String,
-    /// Its version, if its metadata has one.
+    /// Its version, if the metadata has one.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
@@ -58,10 +58,10 @@ pub enum PluginState {
     Discovered,
     /// Excluded by the selection or the lock.
     Blocked {
-        /// The rule that excluded it.
+        /// The rule that excludes it.
         reason: String,
     },
-    /// Imported, with its transaction committed.
+    /// Imported, and its transaction is committed.
     Loaded,
     /// Its import, registration or commit failed; nothing is registered.
     Failed {
@@ -71,7 +71,7 @@ pub enum PluginState {
     /// The plugin exceeded its time limit. Its thread still runs, its transaction is closed, and nothing is
     /// registered.
     Hung {
-        /// What the plugin was doing, and for how long.
+        /// The activity that took too long, and for how long.
         reason: String,
     },
 }
@@ -95,13 +95,13 @@ pub struct PluginRecord {
 }
 
 impl PluginRecord {
-    /// `distribution:name`, which is unique even if two distributions use the same entry-point name.
+    /// `distribution:name`, which is unique even if two distributions have an entry point of the same name.
     #[must_use]
     pub fn qualified_name(&self) -> String {
         format!("{}:{}", self.origin.distribution, self.name)
     }
 
-    /// Whether the entry names this plugin, as its name or as `distribution:name` with any equivalent
+    /// Whether the entry names this plugin: as its name, or as `distribution:name` with any equivalent
     /// spelling of the distribution.
     #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
@@ -109,7 +109,7 @@ impl PluginRecord {
         entry == self.name || entry.split_once(':').is_some_and(is_qualified)
     }
 
-    /// Whether it comes from the distribution, with any equivalent spelling of the name.
+    /// Whether it belongs to the distribution, whose name may have any equivalent spelling.
     #[must_use]
     pub fn is_of(&self, distribution: &str) -> bool {
         normalized_name(&self.origin.distribution) == normalized_name(distribution)

@@ -68,12 +68,12 @@ impl FromStr for PreferenceKey {
 
 string_form!(PreferenceKey);
 
-/// The names in a value.
+/// The names in a preference's value.
 fn names(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim)
 }
 
-/// The name that a part of a value denies.
+/// The name that a part of a value denies; `None` if the part does not deny one.
 fn denied(name: &str) -> Option<&str> {
     name.strip_prefix(DENY).map(str::trim)
 }
@@ -83,12 +83,12 @@ fn denied(name: &str) -> Option<&str> {
 pub struct PreferenceOrder<'a> {
     /// The key that applies.
     pub key: PreferenceKey,
-    /// The names, the most wanted first.
+    /// The names, the most preferred first.
     pub names: Vec<&'a str>,
 }
 
 impl PreferenceOrder<'_> {
-    /// The place of a backend in the order; `None` if it is not in it.
+    /// The position of a backend in the order; `None` if the order does not have it.
     #[must_use]
     pub fn place(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|own| *own == name)
@@ -102,7 +102,7 @@ pub enum PreferenceError {
     /// The key has an unknown op or phase.
     #[error(transparent)]
     UnknownKey(UnknownName),
-    /// No backend of the key's ops has that name.
+    /// No backend of the key's ops has the name.
     #[error("preference {key}: {name}")]
     UnknownBackend {
         /// The key.
@@ -112,7 +112,7 @@ pub enum PreferenceError {
     },
     /// [`AUTO`] is denied, or comes before other names.
     #[error(
-        "preference {key}: got {found:?}, expected auto at the end of an order, and without !: it stands for all backends that are not named"
+        "preference {key}: got {found:?}, expected auto at the end of an order, and without !: auto stands for all other backends"
     )]
     MisplacedAuto {
         /// The key.
@@ -133,11 +133,12 @@ core_error! { PreferenceError {
 /// The most specific key with a name applies: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`, then
 /// `linear`. [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
 ///
-/// Several names, separated by commas, are an order ([`Preferences::order`]): the first one that fits serves,
-/// and if none does, the automatic choice. [`AUTO`] can end an order: `acme, auto` is one with a single name.
+/// Several names, separated by commas, are an order ([`Preferences::order`]): the first backend that fits
+/// serves; if none fits, the automatic choice serves. [`AUTO`] can end an order: `acme, auto` is one with a
+/// single name.
 ///
-/// `!` before a name denies the backend. The denials of all keys apply, also of those that are less specific
-/// than the key of the choice ([`Preferences::denial`]).
+/// `!` before a name denies the backend. The denials of all keys apply, even of keys that are less specific
+/// than the key with the choice ([`Preferences::denial`]).
 ///
 /// ```
 /// use switchrail::{Op, Phase, Preferences};
@@ -153,7 +154,7 @@ core_error! { PreferenceError {
 pub struct Preferences(BTreeMap<PreferenceKey, String>);
 
 impl Preferences {
-    /// Parses keys, paired with backend names. If a key occurs twice, the last name is kept.
+    /// Parses pairs of a key and backend names. If a key occurs twice, the last value is kept.
     ///
     /// # Errors
     /// [`PreferenceError::UnknownKey`]. Names are not checked here but by [`Preferences::check`], against a
@@ -172,8 +173,8 @@ impl Preferences {
         self.0.iter().map(|(key, name)| (*key, name.as_str()))
     }
 
-    /// The backend chosen for an op and a phase, with the key that applies; `None` means [`AUTO`], or an
-    /// order.
+    /// The backend that is chosen for an op and a phase, and the key that applies. `None` means [`AUTO`], or
+    /// an order.
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
         let (key, names) = self.wanted(op, phase)?;
@@ -183,8 +184,7 @@ impl Preferences {
         }
     }
 
-    /// The order of backends for an op and a phase; `None` if the key that applies does not have several
-    /// names.
+    /// The order of backends for an op and a phase; `None` if the key that applies does not have an order.
     #[must_use]
     pub fn order(&self, op: Op, phase: Phase) -> Option<PreferenceOrder<'_>> {
         let (key, mut names) = self.wanted(op, phase)?;
@@ -202,14 +202,14 @@ impl Preferences {
             .find_map(|(key, value)| denies(value).then_some(key))
     }
 
-    /// The names that are not denied of the most specific key with such names.
+    /// The most specific key with names that are not denied, and these names.
     fn wanted(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, Vec<&str>)> {
         self.applying(op, phase)
             .map(|(key, value)| (key, names(value).filter(|name| denied(name).is_none()).collect()))
             .find(|(_, names): &(_, Vec<&str>)| !names.is_empty())
     }
 
-    /// All values for an op and a phase, the most specific first.
+    /// All values for an op and a phase, those of the most specific keys first.
     fn applying(&self, op: Op, phase: Phase) -> impl Iterator<Item = (PreferenceKey, &str)> {
         let family = op.is_linear().then_some(None);
         let keys = [Some(op)].into_iter().chain(family).flat_map(move |op| {

@@ -1,4 +1,4 @@
-//! Reading of documents, and the version that all of them have.
+//! Reads documents, and checks the schema version that all of them have.
 
 #[cfg(unix)]
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,10 +14,10 @@ use crate::CoreError;
 
 /// Version of the JSON form of all top-level documents: discovery, layout, decision, route plan, fingerprint.
 ///
-/// It increases when older readers would misread the new form. A new field does not increase it.
+/// It increases when older readers would misread the new form. A new field alone does not increase it.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// The `schema` field of a document. It is written as [`SCHEMA_VERSION`]; reading any other version is an
+/// The `schema` field of a document. It is written as [`SCHEMA_VERSION`]. Reading any other version is an
 /// error.
 ///
 /// ```
@@ -69,13 +69,13 @@ impl From<Schema> for u32 {
 /// Largest accepted document, in bytes.
 const LARGEST: u64 = 1 << 28;
 
-/// Reads a document. Refuses pipes, which could block, and large files.
+/// Reads a document. Refuses pipes, which could block, and files that are too large.
 pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
     read_file(path, LARGEST)
 }
 
-/// Reads a regular file of at most `limit` bytes. Checks the opened file rather than the path, and limits the
-/// read itself, because both can change in between.
+/// Reads a regular file of at most `limit` bytes. Checks the opened file instead of the path, and limits the
+/// read itself, because path and size can change in between.
 fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut options = File::options();
     options.read(true);
@@ -83,18 +83,18 @@ fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     options.custom_flags(libc::O_NONBLOCK); // Without it, opening a pipe would block until a writer opens it.
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        let problem = format!("it has more than {limit} bytes, which is the most");
+        let problem = format!("it has more than {limit} bytes, the limit");
         return Err(io::Error::other(problem));
     }
     Ok(bytes)
 }
 
-/// Serialises a path lossily: paths need not be UTF-8, JSON must be, and serde would refuse.
+/// Serialises a path lossily: a path need not be UTF-8, but JSON must be, and serde would refuse it.
 pub(crate) fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
 }
@@ -114,7 +114,7 @@ mod tests {
         assert!(read_file(path.parent().unwrap(), size).is_err());
     }
 
-    /// For such files the kernel reports a size of 0.
+    /// The kernel reports a size of 0 for such files.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_file_that_hides_its_size_has_a_limit_too() {

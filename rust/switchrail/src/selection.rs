@@ -12,7 +12,7 @@ use crate::{
     quoted,
 };
 
-/// The reason of a plugin that is not allowed lists at most this many names of the allow list.
+/// The reason for blocking a plugin that is not allowed lists at most this many names of the allow list.
 const NAMED: usize = 10;
 
 /// Why a selection could not be applied.
@@ -34,20 +34,20 @@ core_error! { SelectionError {
 
 /// The rules for which plugins may be loaded.
 ///
-/// The default allows all of them.
+/// The default allows all plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Selection {
     /// The allowed general plugins: `name`, or `distribution:name` if two distributions use the same name.
-    /// `None` allows all, an empty list none. It never blocks platforms, so naming a platform has no effect.
+    /// `None` allows all, an empty list none. Platforms are never blocked by it, so naming one has no effect.
     pub allow: Option<Vec<String>>,
-    /// The platform in use, if it is chosen. It blocks general plugins of distributions that only provide
+    /// The platform in use, if one is chosen. It blocks general plugins of distributions that provide only
     /// other platforms.
     pub platform: Option<String>,
 }
 
 impl Selection {
-    /// Parses an allow list in the form of `SWITCHRAIL_PLUGINS`: names separated by commas. An empty text
+    /// Parses an allow list in the form of `SWITCHRAIL_PLUGINS`: names separated by commas. An empty string
     /// allows none.
     ///
     /// ```
@@ -91,8 +91,8 @@ impl Selection {
         Ok(())
     }
 
-    /// The platform for a name of a platform or device, such as `cuda` for `cuda:0`; `None` if it is neither
-    /// a known [`DeviceKind`] nor an installed platform.
+    /// The platform that a name of a platform or device means, such as `cuda` for `cuda:0`; `None` if it is
+    /// neither a known [`DeviceKind`] nor an installed platform.
     #[must_use]
     pub fn platform_of<'a>(named: &'a str, plugins: &[PluginRecord]) -> Option<&'a str> {
         let family = named.rsplit_once(':').map(|(family, _)| family);
@@ -115,14 +115,14 @@ impl Selection {
         )))
     }
 
-    /// For each plugin the reason why it is blocked, if it is.
+    /// For each plugin, the reason why it is blocked; `None` if it is not blocked.
     fn reasons(&self, plugins: &[PluginRecord]) -> Vec<Option<String>> {
         let allowed: Option<HashSet<Key<'_>>> = self
             .allow
             .as_ref()
             .map(|allow| allow.iter().flat_map(|entry| entry_keys(entry)).collect());
-        // Only compares each plugin with the platforms of its own distribution; comparing all would be
-        // quadratic.
+        // Compares each plugin only with the platforms of its own distribution; a comparison with all would
+        // be quadratic.
         let mut by_origin: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
         for plugin in platforms(plugins) {
             by_origin.entry(&plugin.origin.path).or_default().push(plugin);
@@ -152,7 +152,7 @@ impl Selection {
     }
 }
 
-/// The reason for a plugin that is not in the allow list.
+/// The reason for blocking a plugin that is not in the allow list.
 fn not_allowed(allow: &[String]) -> String {
     match allow.len().checked_sub(NAMED) {
         _ if allow.is_empty() => "the allow list is empty".to_owned(),
@@ -173,7 +173,7 @@ fn plugin_keys(plugin: &PluginRecord) -> [Key<'_>; 2] {
     [(None, &plugin.name), (Some(distribution), &plugin.name)]
 }
 
-/// The possible meanings of an entry, `name` or `distribution:name`.
+/// The possible meanings of an entry: a `name` or a `distribution:name`.
 fn entry_keys(entry: &str) -> impl Iterator<Item = Key<'_>> {
     let qualified = entry.split_once(':');
     let qualified = qualified.map(|(distribution, name)| (Some(normalized_name(distribution)), name));

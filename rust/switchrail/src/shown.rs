@@ -2,13 +2,13 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Foreign text is cut after this many characters.
+/// Maximum number of characters of foreign text. Longer text is cut.
 pub const LONGEST_SHOWN: usize = 2_000;
 
-/// The text without characters that control a terminal, and no longer than [`LONGEST_SHOWN`].
+/// The text without characters that control a terminal, cut to [`LONGEST_SHOWN`].
 ///
-/// Control characters, bidirectional marks and line separators become Python's escapes. Borrowed if nothing
-/// changes.
+/// Control characters, bidirectional marks and line separators become Python's escapes. The result is
+/// borrowed if nothing changes.
 ///
 /// ```
 /// assert_eq!(switchrail::shown("acme\u{1b}[2K"), r"acme\x1b[2K");
@@ -31,7 +31,7 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(harmless)
 }
 
-/// The text, cut to [`LONGEST_SHOWN`]; for messages that show it as `{:?}`, which escapes it.
+/// The text, cut to [`LONGEST_SHOWN`]. For messages that show it as `{:?}`, which escapes it.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(LONGEST_SHOWN) {
         Some((end, _)) => {
@@ -42,7 +42,7 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether a character affects the terminal: a control character, a bidirectional mark or a line separator.
+/// Whether a terminal obeys the character: a control character, a bidirectional mark or a line separator.
 fn is_obeyed(letter: char) -> bool {
     letter.is_control()
         || matches!(

@@ -1,4 +1,4 @@
-//! Common parts of all errors: a stable code, the fields as data, and the nearest valid names.
+//! Suggestions: the valid names nearest to an unknown one, and how messages list names.
 
 use std::fmt::{self, Write as _};
 
@@ -6,16 +6,16 @@ use serde::Serialize;
 
 use crate::shown::cut;
 
-/// At most this many names are suggested.
+/// Maximum number of suggested names.
 const SUGGESTIONS: usize = 3;
 
-/// A message lists at most this many names; the data has all.
+/// Maximum number of names in a message. The data has all names.
 const LISTED: usize = 100;
 
-/// The score of an alias, above every similarity.
+/// The score of an alias, which is above every similarity.
 const ALIAS: f64 = 2.0;
 
-/// Other common names of the ops, and of the linear ops in preferences.
+/// Other widely used names of the ops, and of the linear ops in preferences.
 const ALIASES: [(&str, &[&str]); 8] = [
     (
         "attention",
@@ -83,10 +83,10 @@ const ALIASES: [(&str, &[&str]); 8] = [
     ("linear", &["linear_attention", "linear_attn"]),
 ];
 
-/// Names below this similarity (0 to 1) are not suggested.
+/// Names with a lower similarity (0 to 1) are not suggested.
 const SIMILAR: f64 = 0.7;
 
-/// An unknown name, with the valid ones.
+/// An unknown name, and the valid ones.
 ///
 /// ```
 /// let unknown = "prefil".parse::<switchrail::Phase>().unwrap_err();
@@ -154,10 +154,10 @@ impl fmt::Display for UnknownName {
 
 impl std::error::Error for UnknownName {}
 
-/// At most three names similar to `found`, best first.
+/// The names most similar to `found` (at most three), best first.
 ///
-/// Ignores case and the difference between `-` and `_`. Equally similar names are in alphabetical order. A
-/// common other name of an op is nearest to that op.
+/// Ignores case, and treats `-` and `_` as equal. Equally similar names are in alphabetical order. For an
+/// alias of an op, that op is the nearest name.
 ///
 /// ```
 /// assert_eq!(switchrail::nearest("Gated-Delta", ["gated_delta", "kda"]), ["gated_delta"]);
@@ -189,7 +189,7 @@ pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec
         .collect()
 }
 
-/// Names in quotes, separated by commas; a long list is cut.
+/// Names in quotes, separated by commas. A long list is cut.
 pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
     let shown = names.iter().take(LISTED);
     let mut list = shown
@@ -202,7 +202,7 @@ pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
     list
 }
 
-/// Translates a common other name of an op, keeping the phase of a preference key.
+/// Translates an alias of an op, keeping the phase of a preference key.
 fn meant(folded: &str) -> Option<String> {
     let (name, phase) = folded.split_at(folded.find('.').unwrap_or(folded.len()));
     let (own, _) = ALIASES.iter().find(|(_, aliases)| aliases.contains(&name))?;
@@ -213,7 +213,8 @@ fn fold(name: &str) -> String {
     name.trim().to_lowercase().replace(['-', ' '], "_")
 }
 
-/// The larger of two measures: Jaro-Winkler tolerates typing errors, a common prefix tolerates a missing end.
+/// The larger of two similarities: Jaro-Winkler tolerates typing errors, a common prefix tolerates a missing
+/// end.
 fn similarity(found: &str, name: &str) -> f64 {
     let jaro = strsim::jaro_winkler(found, name);
     if !found.is_empty() && name.starts_with(found) {

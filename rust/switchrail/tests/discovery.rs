@@ -242,7 +242,7 @@ fn a_folder_without_metadata_never_hides_a_sound_one() {
             let told = found
                 .problems
                 .iter()
-                .find(|problem| problem.message.contains("passed over for"));
+                .find(|problem| problem.message.contains("ignored in favour of"));
             assert_eq!(told.unwrap().path, first.join(left));
             assert_eq!(told.unwrap().code, ProblemCode::LeftOver);
         }

@@ -209,11 +209,11 @@ fn a_plan_that_contradicts_itself_is_refused() {
     );
     refuse(
         &|json| json["backends"] = json!([]),
-        "which the document does not hold",
+        "which is not in the document",
     );
     refuse(
         &|json| drop(json["routes"].as_array_mut().unwrap().pop()),
-        "no route says what serves it in decode",
+        "no route serves it in decode",
     );
     refuse(
         &|json| {

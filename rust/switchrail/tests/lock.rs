@@ -306,7 +306,7 @@ fn switchrail_itself_is_locked_and_its_difference_is_an_error() {
         "switchrail/__init__.py"
     );
     let message =
-        "switchrail differs from the lock: files changed: switchrail/__init__.py; install what was locked";
+        "switchrail differs from the lock: files changed: switchrail/__init__.py; install the locked version";
     assert!(error.to_string().starts_with(message), "{error}");
 }
 
@@ -584,7 +584,7 @@ fn a_link_is_what_it_leads_to() {
     symlink("linked.py", site.join("acme/linked.py")).unwrap();
     let told = told(&lock, &site);
     assert!(
-        told[0].starts_with("acme cannot be held to the lock: "),
+        told[0].starts_with("acme cannot be compared with the lock: "),
         "{told:?}"
     );
 }
@@ -646,7 +646,7 @@ fn a_corrupt_lock_is_refused_with_the_reason() {
         assert!(matches!(error, LockError::Document { .. }), "{error:?}");
         assert!(error.to_string().contains(reason), "{error}");
         assert!(
-            error.to_string().contains("switchrail.lock is no lock"),
+            error.to_string().contains("switchrail.lock is not a lock"),
             "{error}"
         );
     }

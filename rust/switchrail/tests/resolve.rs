@@ -657,8 +657,8 @@ fn the_fastest_measured() {
     assert_eq!(
         told,
         [
-            "top: fits, but takes 12.3 us as measured here, the chosen one 2.0 us",
-            "slow: fits, but takes 40.0 us as measured here, the chosen one 2.0 us",
+            "top: fits, but takes 12.3 us as measured here; the chosen one takes 2.0 us",
+            "slow: fits, but takes 40.0 us as measured here; the chosen one takes 2.0 us",
             "new: fits, but was not measured here; the chosen one takes 2.0 us",
             "unfit: does not serve decode, only prefill",
         ]

@@ -3,7 +3,7 @@
 use super::text::{lines, strip};
 use crate::PluginGroup;
 
-/// One entry point of a group that Switchrail reads.
+/// One entry point in a group that Switchrail reads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EntryPoint {
     pub name: String,
@@ -11,7 +11,7 @@ pub(crate) struct EntryPoint {
     pub value: String,
 }
 
-/// The entry points of Switchrail's groups, and the problems found in those groups.
+/// The entry points in Switchrail's groups, and the problems found in these groups.
 pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
     let mut group = None;
@@ -21,7 +21,7 @@ pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
             .any(|group| rest.starts_with(&format!("[{group}]")))
     };
     if text.strip_prefix('\u{feff}').is_some_and(heads) {
-        problems.push("begins with a byte order mark, which makes its first line no group".to_owned());
+        problems.push("begins with a byte order mark, so its first line is not read as a group".to_owned());
     }
     for line in lines(text)
         .map(strip)
@@ -43,7 +43,7 @@ pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
             });
         } else {
             problems.push(format!(
-                "{line:?} under [{group}] is no entry point; valid: name = module:attribute"
+                "{line:?} under [{group}] is not an entry point; valid: name = module:attribute"
             ));
         }
     }
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(entries.len(), 1);
         assert_eq!(
             problems,
-            [r#""broken" under [switchrail.plugins] is no entry point; valid: name = module:attribute"#]
+            [r#""broken" under [switchrail.plugins] is not an entry point; valid: name = module:attribute"#]
         );
     }
 

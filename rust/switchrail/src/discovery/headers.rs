@@ -1,8 +1,8 @@
-//! Reads name and version from the head of `METADATA` or `PKG-INFO`.
+//! Reads name and version from the headers of `METADATA` or `PKG-INFO`.
 
 use std::io;
 
-/// Most bytes that are read of a file. Headers end at the first empty line, which a damaged file may lack.
+/// Most bytes to read from a file. Headers end at the first empty line, which a damaged file may lack.
 pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
 /// The parsed headers.
@@ -26,8 +26,8 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
                 }
             }
             Ok(None) => {}
-            // An empty name stands for the path itself. Reading it fails if the path is a folder, which is no
-            // problem.
+            // An empty name stands for the path itself. Reading it fails if the path is a folder, which is
+            // not a problem.
             Err(_) if name.is_empty() => {}
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
         }

@@ -19,36 +19,36 @@ use ProblemCode::{Broken, LeftOver, SameName};
 use entry_points::EntryPoint;
 use source::Source;
 
-/// The largest `entry_points.txt` that is read, in bytes.
+/// The largest `entry_points.txt` to read, in bytes.
 const MAX_ENTRY_POINTS: u64 = 1 << 20;
 
 /// An installed distribution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// Its name, normalised as PEP 503 says.
+    /// Its name, normalised as in PEP 503.
     pub name: String,
-    /// Its version. For a distribution without plugins it is read from the name of the metadata folder.
+    /// Its version. If the distribution has no plugins, it is read from the name of the metadata folder.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
     pub path: PathBuf,
 }
 
-/// What kind of problem discovery found.
+/// The kind of a problem that discovery found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemCode {
-    /// The distribution or file cannot be read, or a part of it is missing or wrong.
+    /// The distribution or file cannot be read, or a part of it is missing or invalid.
     Broken,
-    /// Another distribution of the same name in the same folder takes precedence.
+    /// The folder has another distribution of the same name, which takes precedence.
     SameName,
-    /// An interrupted installation or removal left it behind.
+    /// A rest of an interrupted installation or removal.
     LeftOver,
 }
 
 impl ProblemCode {
-    /// A file or folder that discovery could not read or ignored.
+    /// A file or folder that discovery could not read, or that it ignored.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,15 +59,15 @@ impl ProblemCode {
     }
 }
 
-/// A file or folder that discovery could not read or ignored.
+/// A file or folder that discovery could not read, or that it ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DiscoveryProblem {
     /// The file or folder.
     #[serde(serialize_with = "lossy_path")]
     pub path: PathBuf,
-    /// What kind of problem it is.
+    /// The kind of problem.
     pub code: ProblemCode,
-    /// Description of the problem, for people.
+    /// Readable description of the problem.
     pub message: String,
 }
 
@@ -79,12 +79,12 @@ pub struct DiscoveryProblem {
 pub struct Discovery {
     /// Version of this document format.
     pub schema: Schema,
-    /// All distributions that are not shadowed, by name.
+    /// All distributions that are not shadowed, sorted by name.
     pub distributions: Vec<Distribution>,
-    /// All plugins, by group, distribution and name. A plugin with a broken declaration is already marked as
-    /// failed.
+    /// All plugins, sorted by group, distribution and name. A plugin with an invalid declaration is already
+    /// marked as failed.
     pub plugins: Vec<PluginRecord>,
-    /// Problems, by path.
+    /// The problems, sorted by path.
     pub problems: Vec<DiscoveryProblem>,
 }
 
@@ -102,10 +102,10 @@ impl Discovery {
 /// Finds the distributions on a path, and the plugins in them. Nothing is imported.
 ///
 /// As in Python, a distribution shadows those of the same normalised name in later folders of the path. If
-/// one folder has several of a name, the one whose metadata folder sorts first wins, and the others are
-/// listed as problems. Like Python, it ignores folders that do not exist. Other paths that cannot be read are
-/// listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the differences
-/// from `importlib.metadata`.
+/// one folder has several of the same name, the one whose metadata folder sorts first is used, and the others
+/// are listed as problems. Like Python, it ignores folders that do not exist. Other paths that cannot be read
+/// are listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the
+/// differences from `importlib.metadata`.
 ///
 /// ```
 /// let found = switchrail::discover(&["/nowhere"]);
@@ -115,7 +115,7 @@ pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     Found::default().look(paths)
 }
 
-/// Like [`discover`], but also reads the metadata of distributions without plugins and lists the problems in
+/// Like [`discover`], but also reads the metadata of distributions without plugins, and lists the problems in
 /// them. Takes about twice as long.
 pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     let found = Found {
@@ -129,11 +129,11 @@ pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
 struct Found {
     /// Whether to read the metadata of all distributions.
     thorough: bool,
-    /// Version and path, by name.
+    /// Version and path of each distribution, by name.
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders without metadata, each with the sound one of the same name that was found later.
+    /// Metadata folders without metadata, each with the valid folder of the same name that was found later.
     replaced: HashMap<PathBuf, PathBuf>,
 }
 
@@ -163,7 +163,7 @@ impl Found {
                 Ok(name) if is_info(&name) => infos.push(name),
                 Ok(_) => {}
                 Err(error) => {
-                    self.problem(folder, Broken, &format!("cannot be listed to its end: {error}"));
+                    self.problem(folder, Broken, &format!("cannot be listed completely: {error}"));
                 }
             }
         }
@@ -189,13 +189,13 @@ impl Found {
                 return self.problem(
                     &path,
                     Broken,
-                    "has no name, neither of its own nor in its metadata",
+                    "has no name, neither in its file name nor in its metadata",
                 );
             };
             name = normalized_name(&spelled);
         }
         if name.starts_with('~') {
-            let message = "is what an interrupted installation left over, and is passed over";
+            let message = "was left over by an interrupted installation, and is ignored";
             return self.problem(&path, LeftOver, message);
         }
         if let Some((_, earlier)) = self.distributions.get(&name) {
@@ -327,7 +327,7 @@ impl Found {
     }
 }
 
-/// Whether a file name is that of metadata, ignoring case. Called for every file in a folder.
+/// Whether a file name is one of metadata, ignoring case. Called for every file in a folder.
 pub(crate) fn is_info(file_name: &OsStr) -> bool {
     let name = file_name.as_encoded_bytes();
     [&b".dist-info"[..], b".egg-info"].into_iter().any(|ending| {
@@ -336,7 +336,7 @@ pub(crate) fn is_info(file_name: &OsStr) -> bool {
     }) || name.eq_ignore_ascii_case(b"egg-info")
 }
 
-/// The problem to report for a metadata folder that another one of the same name shadows.
+/// The problem to report for a metadata folder that another one with the same name shadows.
 fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     let (code, left_over) = if is_left_over(info) {
         (LeftOver, "has no metadata, and ")
@@ -346,11 +346,11 @@ fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     let other = other.display();
     (
         code,
-        format!("{left_over}is passed over for {other}, of the same name"),
+        format!("{left_over}is ignored in favour of {other}, which has the same name"),
     )
 }
 
-/// Whether a metadata folder has no metadata, as after an interrupted removal.
+/// Whether a metadata folder has no metadata file, as after an interrupted removal.
 fn is_left_over(info: &Path) -> bool {
     if !info.is_dir() {
         return false;
@@ -365,7 +365,7 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
     let egg: String;
     let stem = match file_name.rsplit_once('.') {
         Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
-        // Without a stem, the name is in that of the enclosing egg folder, NAME-VERSION-PYTHON.egg.
+        // Without a stem, the name is part of the name of the enclosing egg folder, NAME-VERSION-PYTHON.egg.
         None if is(file_name, "egg-info") => {
             egg = folder.file_name()?.to_string_lossy().into_owned();
             egg.rsplit_once('.')
@@ -383,7 +383,7 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
     Some((name, version.map(str::to_owned)))
 }
 
-/// The path of a file in a metadata folder; with an empty name, the metadata path itself.
+/// The path of a file in a metadata folder; if the name is empty, the metadata path itself.
 fn beside(info: &Path, name: &str) -> PathBuf {
     if name.is_empty() {
         info.to_owned()

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use zip::{ZipArchive, result::ZipError};
 
-/// Initial buffer size in bytes. Most files are smaller, so one read suffices.
+/// Initial buffer size in bytes. Most files are smaller, so that one read is enough.
 const COMMON: usize = 4096;
 
 /// A folder or an archive that contains metadata folders.
@@ -21,7 +21,7 @@ pub(super) enum Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Opens an entry of the path and lists its contents; `None` if it does not exist.
+    /// Opens an entry of the path and lists its contents. `None` if it does not exist.
     pub fn open(path: &'a Path) -> io::Result<Option<(Self, Vec<io::Result<OsString>>)>> {
         match fs::read_dir(path) {
             Ok(entries) => {
@@ -43,7 +43,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The first `limit` bytes of a file in it; `None` if the file does not exist.
+    /// The first `limit` bytes of a file in the folder or archive; `None` if the file does not exist.
     pub fn read(&self, path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let Self::Archive(root, archive) = self else {
             return read_file(path, limit);

@@ -1,11 +1,11 @@
-//! White space as defined by Python's `str.strip` and `str.splitlines`.
+//! White space as Python's `str.strip` and `str.splitlines` define it.
 
-/// Strips white space as Python does, which unlike Unicode includes the separators U+001C to U+001F.
+/// Strips white space as Python does. Python's white space includes the separators U+001C to U+001F.
 pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(|letter: char| letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter))
 }
 
-/// The lines of a text. A line ending of two characters (`\r\n`) yields an extra empty line.
+/// The lines of a string. A line ending of two characters (`\r\n`) yields an extra empty line.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| {
         matches!(

@@ -1,13 +1,13 @@
-//! Typed reading of a transformers config.
+//! Reads values of a transformers config with type checks.
 
 use serde_json::{Map, Value};
 
 use super::LayoutError;
 
-/// A config with more layers is refused as damaged.
+/// A config with more layers is refused, because it is probably damaged.
 const MAX_LAYERS: u64 = 1 << 16;
 
-/// Messages cut values that are longer than this, in characters.
+/// The maximum length of values in messages, in characters. Longer values are cut.
 const SHOWN: usize = 80;
 
 /// The part of a config that describes the language model.
@@ -17,12 +17,12 @@ pub(super) struct Config<'a> {
 }
 
 impl Config<'_> {
-    /// The value of a key. Like transformers, it treats `null` as absent.
+    /// The value of a key. As in transformers, `null` means that the key is absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// The size under a key, if the config has the key.
+    /// The size at a key, if the config has the key.
     pub fn size(&self, key: &str) -> Result<Option<u32>, LayoutError> {
         self.get(key).map(|value| self.to_size(key, value)).transpose()
     }
@@ -34,7 +34,7 @@ impl Config<'_> {
             .ok_or_else(|| self.bad(key, value, "a whole number, 0 or more"))
     }
 
-    /// The positive number under a key, if the config has the key.
+    /// The positive number at a key, if the config has the key.
     pub fn divisor(&self, key: &str) -> Result<Option<usize>, LayoutError> {
         self.get(key)
             .map(|value| {
@@ -51,7 +51,7 @@ impl Config<'_> {
         value
             .as_array()
             .map(Vec::as_slice)
-            .ok_or_else(|| self.bad(key, value, "a list with an entry per layer"))
+            .ok_or_else(|| self.bad(key, value, "a list with one entry per layer"))
     }
 
     pub fn bad(&self, key: &str, found: &Value, valid: &str) -> LayoutError {

@@ -11,7 +11,7 @@ use crate::{
     quoted,
 };
 
-/// Why a layout could not be read, or a layer was not found in it.
+/// Why a layout could not be read, or does not have a layer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -33,7 +33,7 @@ pub enum LayoutError {
     },
     /// The config names no model type.
     #[error(
-        "the model config has no model_type, it is {found}; valid: an object in which model_type is one of {}",
+        "the model config is {found}, without a model_type; valid: an object in which model_type is one of {}",
         quoted(valid)
     )]
     NoModelType {
@@ -42,10 +42,10 @@ pub enum LayoutError {
         /// The known model types.
         valid: Vec<&'static str>,
     },
-    /// The config names a model type that no known family has.
+    /// The config names a model type of no known family.
     #[error("{0}")]
     UnknownModelType(UnknownName),
-    /// The config has none of the keys that name layers in its family.
+    /// The config has none of the keys with which its family names layers.
     #[error("the {model_type} config names no layers; valid: one of the keys {keys}", keys = quoted(valid))]
     MissingKey {
         /// The config's model type.
@@ -77,7 +77,7 @@ pub enum LayoutError {
         /// The unknown name, the valid ones and the nearest ones.
         name: Box<UnknownName>,
     },
-    /// A list of layers is not as long as the model has layers.
+    /// A list of layers is not as long as the number of layers.
     #[error(
         "{key} names {found} layers in the {model_type} config, but num_hidden_layers is {valid}; valid: the same number in both"
     )]
@@ -91,18 +91,18 @@ pub enum LayoutError {
         /// Number of layers in the model.
         valid: usize,
     },
-    /// A list of layer ids names one that the model does not have.
+    /// A list of layer ids has an id that the model does not have.
     #[error("{key} names layer {found} in the {model_type} config; valid: {first} to {last}")]
     IdOutOfRange {
         /// The config's model type.
         model_type: String,
         /// The key of the list.
         key: String,
-        /// The id, in the config's own counting.
+        /// The id, in the config's way of counting.
         found: u64,
-        /// The first valid id, in the config's own counting.
+        /// The first valid id, in the config's way of counting.
         first: usize,
-        /// The last valid id, in the config's own counting.
+        /// The last valid id, in the config's way of counting.
         last: usize,
     },
     /// Two keys give one layer different kinds.
@@ -123,12 +123,12 @@ pub enum LayoutError {
         /// The layer's kind according to the second key.
         second_kind: LayerKind,
     },
-    /// A layer is in none of the lists that together must name all layers.
+    /// A layer is in none of the lists that together must have all layers.
     #[error("layer {layer} is in none of {lists} in the {model_type} config; valid: each layer in exactly one", lists = quoted(keys))]
     Unassigned {
         /// The config's model type.
         model_type: String,
-        /// The layer, in the config's own counting.
+        /// The layer, in the config's way of counting.
         layer: usize,
         /// The keys of the lists.
         keys: Vec<String>,
@@ -151,7 +151,7 @@ pub enum LayoutError {
     },
 }
 
-/// The valid layer ids of a model, as messages show them.
+/// The valid layer ids of a model, for messages.
 pub(crate) fn range(layers: usize) -> String {
     match layers.checked_sub(1) {
         Some(last) => format!("0 to {last}"),

@@ -20,9 +20,9 @@ pub(super) struct Family {
     pub namings: &'static [Naming],
     pub words: Words,
     pub shapes: fn(&Config) -> Result<KindShapes, LayoutError>,
-    /// The key of the window of layers that are named as full attention, if the family has one.
+    /// The key for the window of layers that the config names as full attention, if the family has one.
     pub window_key: Option<&'static str>,
-    /// The kind of the state-space half of its hybrid layers.
+    /// The kind of the state-space half of the family's hybrid layers.
     pub hybrid_half: LayerKind,
     /// The layers of its draft head.
     pub drafts: Drafts,
@@ -45,7 +45,7 @@ const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
 };
 
-/// A window in every other layer, unless a key says otherwise.
+/// Every other layer has a window, unless a key says otherwise.
 const ALTERNATING: Naming = Naming::LastOf {
     period: 2,
     last: FullAttention,
@@ -72,7 +72,7 @@ macro_rules! words {
     };
 }
 
-/// All families. If a model type is in several, the first one that fits the config is used.
+/// All families. If several have the same model type, the first one that fits the config is used.
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
@@ -112,7 +112,7 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: shape::kimi_linear,
         ..PLAIN
     },
-    // Ring 2.5 shares its model type with Ling 3, the only one with KDA, or with Ring-linear 2.0.
+    // Ring 2.5 shares its model type with Ling 3, which alone has KDA, and with Ring-linear 2.0.
     Family {
         model_types: &["bailing_hybrid", "bailing_moe_linear"],
         architecture: Some("BailingMoeV2_5ForCausalLM"),

@@ -36,9 +36,9 @@ names! {
 }
 
 impl LayerKind {
-    /// The ops of such a layer, in the order of its forward.
+    /// The ops of a layer of this kind, in the order of the layer's forward.
     ///
-    /// The state-space half of a hybrid layer is Mamba2 here. [`Layout`](crate::Layout) replaces it for
+    /// For a hybrid layer, the state-space half is Mamba2 here; [`Layout`](crate::Layout) replaces it for
     /// families that use another one.
     pub(super) const fn ops(self) -> &'static [Op] {
         match self {

@@ -31,13 +31,13 @@ use json::quote_numbers;
 /// One layer of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Its index in the model, from 0.
+    /// The layer's index in the model, from 0.
     pub id: usize,
-    /// Its kind.
+    /// The layer's kind.
     pub kind: LayerKind,
-    /// Its ops; empty for `moe` and `mlp`.
+    /// The layer's ops; empty for `moe` and `mlp`.
     pub ops: Vec<Op>,
-    /// The part of its computation that no [`Op`] covers, such as the selective scan of `mamba1`.
+    /// The part of the layer's computation that no [`Op`] covers, such as the selective scan of `mamba1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncovered: Option<String>,
 }
@@ -76,7 +76,7 @@ pub struct Layout {
 impl Layout {
     /// Reads a transformers config.
     ///
-    /// The kinds are those of the mixers that transformers would build. If the config nests its language
+    /// The kinds are those of the mixers that transformers would create. If the config nests its language
     /// model under `text_config`, that part is read. The model's name is its `_name_or_path`, or else its
     /// model type.
     ///
@@ -133,7 +133,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A layout for an engine without a config, from the kind of each layer. No shape is known.
+    /// A layout for an engine without a config, given the kind of each layer. No shape is known.
     pub fn from_kinds(model: impl Into<String>, kinds: impl IntoIterator<Item = LayerKind>) -> Self {
         let layer = |(id, kind): (usize, LayerKind)| Layer {
             id,
@@ -172,7 +172,7 @@ impl Layout {
         types
     }
 
-    /// The model's name, as errors show it.
+    /// The model's name, for messages.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -222,7 +222,7 @@ impl Layout {
     }
 }
 
-/// The serialised form, before validation.
+/// The serialised form before it is validated.
 #[derive(Deserialize)]
 struct Document {
     schema: Schema,
@@ -336,7 +336,7 @@ fn of_kinds(family: &Family, config: &Config, kinds: Vec<LayerKind>, shapes: &Ki
     layout
 }
 
-/// The layer kinds, read in the first way that the config uses. Other explicit ways must agree with it.
+/// The layer kinds, in the first way that the config uses to name layers. Other explicit ways must agree.
 fn read_kinds(family: &Family, config: &Config) -> Result<Vec<LayerKind>, LayoutError> {
     let mut first: Option<(String, Vec<LayerKind>)> = None;
     for naming in family.namings {

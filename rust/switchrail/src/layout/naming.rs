@@ -6,7 +6,7 @@ use super::config::Config;
 use super::{LayerKind, LayoutError};
 use crate::UnknownName;
 
-/// A family's names for layer kinds.
+/// A family's words for layer kinds.
 pub(super) type Words = &'static [(&'static str, LayerKind)];
 
 /// One way of naming layers.
@@ -58,7 +58,7 @@ const OFFSET: &str = "attn_layer_offset";
 const COUNT: &str = "num_hidden_layers";
 
 impl Naming {
-    /// The keys that this way needs.
+    /// The keys that this way of naming needs.
     pub fn keys(&self) -> Vec<String> {
         match self {
             Self::List { key }
@@ -72,7 +72,8 @@ impl Naming {
         }
     }
 
-    /// Whether it names each layer. transformers applies the other ways only if no explicit one is used.
+    /// Whether this way names each layer. transformers applies the other ways only if no explicit one is
+    /// used.
     pub const fn is_explicit(&self) -> bool {
         matches!(
             self,
@@ -84,7 +85,7 @@ impl Naming {
         )
     }
 
-    /// Whether each layer is named. transformers applies the other ways only if no explicit one is used.
+    /// The kind of each layer; `None` if the config does not use this way of naming.
     pub fn read(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
             Self::List { key } | Self::Letters { key, .. } => self
@@ -210,7 +211,7 @@ pub(super) fn words_to_kinds(
     let to_kind = |(layer, entry): (usize, &Value)| {
         let word = entry
             .as_str()
-            .ok_or_else(|| config.bad(&format!("{key}[{layer}]"), entry, "a text that names a kind"))?;
+            .ok_or_else(|| config.bad(&format!("{key}[{layer}]"), entry, "a string that names a kind"))?;
         words
             .iter()
             .find(|(name, _)| *name == word)
@@ -229,7 +230,7 @@ pub(super) fn words_to_kinds(
     entries.iter().enumerate().map(to_kind).collect()
 }
 
-/// The layer ids of a list that counts from `first`, converted to count from 0.
+/// The layer ids in a list that counts from `first`, converted to count from 0.
 fn ids(
     config: &Config,
     key: &str,

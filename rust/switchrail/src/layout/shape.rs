@@ -120,7 +120,7 @@ pub(super) fn kimi_linear(config: &Config) -> Shapes {
 }
 
 pub(super) fn bailing_hybrid(config: &Config) -> Shapes {
-    // transformers saves configs with the rotary size under head_dim and KDA's head size under
+    // In configs that transformers saved, head_dim has the rotary size, and KDA's head size is in
     // linear_head_dim.
     let size = |saved: &str, original: &str| match config.size(saved)? {
         Some(size) => Ok(Some(size)),
@@ -283,14 +283,14 @@ pub(super) fn mamba(config: &Config) -> Shapes {
     )])
 }
 
-/// Attention layers only, some of them with a window.
+/// Shapes of models with attention layers only, of which some have a window.
 pub(super) fn softmax(config: &Config, head_size: Option<u32>) -> Shapes {
     softmax_of(attention(config, head_size)?, config)
 }
 
 pub(super) fn gemma2(config: &Config) -> Shapes {
     let full = Shape {
-        // A missing key means the class's default cap.
+        // A missing key means the default cap of transformers' class.
         soft_cap: !matches!(config.values.get("attn_logit_softcapping"), Some(Value::Null)),
         ..attention(config, config.size("head_dim")?)?
     };
@@ -387,7 +387,8 @@ fn kimi_delta(config: &Config, heads: Option<u32>, size: Option<u32>, width: Opt
     ])
 }
 
-/// Linear attention with one head count and size for queries, keys and values.
+/// The shape of linear attention whose queries, keys and values have the same number of heads and the same
+/// size.
 fn linear(heads: Option<u32>, size: Option<u32>) -> Shape {
     Shape {
         q_heads: heads,
@@ -414,8 +415,8 @@ fn latents(config: &Config) -> Result<Shape, LayoutError> {
 /// Grouped-query attention with equal head sizes of keys and values.
 fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutError> {
     let q_heads = config.size("num_attention_heads")?;
-    // An explicit null means one key head per query head. If the key is absent, the default depends on the
-    // class in transformers, which is unknown here.
+    // An explicit null means one key head per query head. If the key is absent, the default depends on
+    // transformers' class, which is unknown here.
     let kv_heads = match config.values.get("num_key_value_heads") {
         Some(Value::Null) => q_heads,
         _ => config.size("num_key_value_heads")?,
@@ -430,7 +431,7 @@ fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutErr
     })
 }
 
-/// Scan and convolution of configs with `mamba_d_state` and `mamba_d_conv`.
+/// Shapes of the scan and the convolution, for configs with `mamba_d_state` and `mamba_d_conv`.
 fn mamba2(
     config: &Config,
     heads: &str,
@@ -446,8 +447,8 @@ fn mamba2(
     Ok((scan, convolution(channels, config.size("mamba_d_conv")?)))
 }
 
-/// A Mamba2 scan, and the number of channels of its convolution: x has the inner size, B and C one state per
-/// group.
+/// The shape of a Mamba2 scan, and the number of channels of its convolution: x has the inner size, B and C
+/// each have one state per group.
 fn state_space(
     heads: Option<u32>,
     groups: Option<u32>,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{LockedDistribution, LockedEntryPoint};
 use crate::shown::shown;
 
-/// A message names at most this many files per kind of change; the data names all of them.
+/// A message lists at most this many files per kind of change. The data has all of them.
 const NAMED: usize = 3;
 
 /// How one distribution differs from the lock.
@@ -161,7 +161,7 @@ impl fmt::Display for LockDifference {
             } => {
                 write!(
                     f,
-                    "{} cannot be held to the lock: {}",
+                    "{} cannot be compared with the lock: {}",
                     shown(distribution),
                     shown(problem)
                 )
@@ -200,7 +200,7 @@ fn summary(changes: &[LockChange]) -> String {
 }
 
 impl LockChange {
-    /// The kind of change, and the name of what changed.
+    /// The kind of change, and a name for the changed item.
     fn told(&self) -> (&'static str, String) {
         let entry_point = |entry: &LockedEntryPoint| format!("\"{} = {}\"", entry.name, entry.target);
         let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());

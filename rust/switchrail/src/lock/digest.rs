@@ -15,7 +15,7 @@ use crate::fingerprint::hexadecimal;
 
 const BLOCK: usize = 1 << 18;
 
-/// A digest of all files of a distribution, computed from the files' digests.
+/// A digest of a distribution, computed from the digests of its files.
 pub(super) fn of_files(files: &BTreeMap<String, String>) -> String {
     let mut digest = Sha256::new();
     for (path, file) in files {
@@ -37,8 +37,8 @@ pub(super) fn of_all(
     let mut digests = in_parallel(&paths).into_iter();
     let digested = distributions.iter().map(|files| {
         let files = files.as_ref().map_err(Unreadable::clone)?;
-        // Takes all digests of this distribution even if one failed, so that those of the next one stay
-        // aligned.
+        // Takes all digests of this distribution even if one failed, so that those of the next distribution
+        // are read from the right place.
         let digests: Vec<_> = digests.by_ref().take(files.len()).collect();
         let digest = |((key, path), digest): ((&String, &PathBuf), io::Result<String>)| match digest {
             Ok(digest) => Ok((key.clone(), digest)),

@@ -20,7 +20,7 @@ pub enum LockError {
         problem: String,
     },
     /// The file is not a lock.
-    #[error("{} is no lock: {problem}; valid: what `switchrail lock` writes", .path.display())]
+    #[error("{} is not a lock: {problem}; valid: a file that `switchrail lock` wrote", .path.display())]
     Document {
         /// The lock file.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum LockError {
         problem: String,
     },
     /// The installed Switchrail differs from the lock.
-    #[error("{difference}; install what was locked, or write a new lock with `switchrail lock`")]
+    #[error("{difference}; install the locked version, or write a new lock with `switchrail lock`")]
     Host {
         /// The difference.
         difference: LockDifference,

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::discovery::is_info;
 
-/// Paths by their names in a lock. A name is the path relative to the folder that the file is imported from.
+/// Paths by their names in a lock: the path relative to the folder that the file is imported from.
 pub(super) type Files = BTreeMap<String, PathBuf>;
 
-/// Files in the metadata folder that the installer writes for its own use.
+/// Files in the metadata folder that the installer writes for itself.
 const NOTES: [&str; 6] = [
     "INSTALLER",
     "RECORD",
@@ -43,11 +43,11 @@ impl Unreadable {
 /// The files of the distribution whose metadata folder is `info`.
 ///
 /// For a wheel: the files in its `RECORD`, and all other files that could be imported from its packages or in
-/// their place. For an editable install, whose `RECORD` only has `.pth` files and modules that lead to the
-/// sources: the packages and modules found there. Without a `RECORD`, as for a project's own `egg-info`: its
-/// top-level packages and modules. An archive is one file.
+/// place of its modules. For an editable install, whose `RECORD` lists only `.pth` files and modules that
+/// lead to the sources: the packages and modules that these lead to. Without a `RECORD`, as for a project's
+/// own `egg-info`: its top-level packages and modules. An archive is one file.
 ///
-/// `modules` are the top-level modules that its entry points name. A module that is not found is an error,
+/// `modules` are the top-level modules that the entry points name. If one is not found, that is an error,
 /// because it could be imported without being locked. `owners` tells which files of a shared namespace
 /// package belong to other distributions.
 pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> Result<Files, Unreadable> {
@@ -90,7 +90,7 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> 
     {
         Some(module) => Err(Unreadable::new(
             info,
-            &format!("nothing of it leads to the module {module:?}, which its entry point names"),
+            &format!("none of its files leads to the module {module:?}, which its entry point names"),
         )),
         None => Ok(search.files),
     }
@@ -108,12 +108,12 @@ fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> 
     Ok(installed.map(|text| text.lines().map(within).collect()))
 }
 
-/// The distributions that recorded each file of a site folder. Read on first use.
+/// The distributions that recorded each file of a site folder. Read when first needed.
 #[derive(Default)]
 pub(super) struct Owners(HashMap<PathBuf, HashMap<String, Vec<String>>>);
 
 impl Owners {
-    /// Whether a distribution other than the one with this metadata folder recorded the file.
+    /// Whether another distribution than the one with this metadata folder recorded the file.
     fn has_another(&mut self, site: &Path, info: &str, file: &str) -> Result<bool, Unreadable> {
         if !self.0.contains_key(site) {
             self.0.insert(site.to_owned(), Self::of(site)?);
@@ -129,7 +129,7 @@ impl Owners {
             .filter(|path| path.file_name().is_some_and(is_info))
         {
             let info = file_name(path);
-            // Metadata that cannot be read owns no files.
+            // Metadata that cannot be read does not own files.
             for file in recorded(site, &info).ok().flatten().unwrap_or_default() {
                 owners.entry(file).or_default().push(info.clone());
             }
@@ -141,14 +141,14 @@ impl Owners {
 struct Search<'a> {
     /// Name of the metadata folder.
     info: String,
-    /// The folder that contains it.
+    /// The folder that contains the metadata folder.
     site: &'a Path,
     /// Top-level modules known to belong to the distribution.
     modules: BTreeSet<String>,
-    /// Whether all modules that a `.pth` file leads to belong to it too.
+    /// Whether all modules that a `.pth` file leads to belong to the distribution, too.
     every_module: bool,
     files: Files,
-    /// The folders being walked, from the outermost in, with links resolved.
+    /// The folders that are being walked, from the outermost to the innermost, with links resolved.
     above: Vec<PathBuf>,
 }
 
@@ -204,8 +204,8 @@ impl Search<'_> {
         self.add_packages()
     }
 
-    /// Adds the files that could be imported from the namespace packages of its recorded modules, except
-    /// those that another distribution recorded.
+    /// Adds the files that could be imported from the namespace packages of the distribution's recorded
+    /// modules, except those that another distribution recorded.
     fn add_namespaces(&mut self, paths: &[String], owners: &mut Owners) -> Result<(), Unreadable> {
         let modules = paths.iter().filter(|path| self.is_module(path));
         let folders = modules.filter_map(|path| Some(path.split_once('/')?.0));
@@ -241,7 +241,7 @@ impl Search<'_> {
         is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
     }
 
-    /// Adds the files that could be imported from its known packages in the site folder.
+    /// Adds the files that could be imported from the distribution's known packages in the site folder.
     fn add_packages(&mut self) -> Result<(), Unreadable> {
         let known = self.files.iter().filter_map(|(name, path)| {
             let (package, module) = name.rsplit_once('/')?;
@@ -307,14 +307,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the modules beside its metadata that have no known file yet.
+    /// Adds the modules beside the metadata of which no file is known yet.
     fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
         let known: HashSet<String> = self.top_modules().into_iter().map(str::to_owned).collect();
         self.modules.retain(|module| !known.contains(module));
         self.add_modules(self.site, false)
     }
 
-    /// Whether the file can differ between installations of the same distribution.
+    /// Whether the file may differ between installations of the same distribution.
     fn is_left_out(&self, path: &str) -> bool {
         let mut parts = path.rsplit('/').skip(1);
         let is_script = path.starts_with("../") && matches!(parts.next(), Some("bin" | "Scripts"));
@@ -325,7 +325,7 @@ impl Search<'_> {
         is_script || note || path.split('/').any(|part| part == "__pycache__")
     }
 
-    /// Adds the packages and modules in a folder of the path: all of them, or only its own.
+    /// Adds packages and modules in a folder of the path: all of them, or only the distribution's own.
     fn add_modules(&mut self, folder: &Path, every: bool) -> Result<(), Unreadable> {
         for path in list(folder)? {
             let name = file_name(&path);
@@ -342,7 +342,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The existing packages and modules whose absolute paths appear as string literals in a finder module.
+    /// The existing packages and modules whose absolute paths are string literals in a finder module.
     fn mapped(&self, finder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
         let text = read(finder)?.unwrap_or_default();
         let mapped = text
@@ -374,7 +374,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the files of a folder and its subfolders. Links to an enclosing folder are not followed.
+    /// Adds the files in a folder and its subfolders. Links to an enclosing folder are not followed.
     fn walk(&mut self, folder: &Path, name: &str, wanted: fn(&Path) -> bool) -> Result<(), Unreadable> {
         let resolved = fs::canonicalize(folder).map_err(|error| Unreadable::new(folder, &error))?;
         if self.above.contains(&resolved) {
@@ -397,7 +397,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds a file if it exists. Of two files with one name it keeps the first, which Python would import.
+    /// Adds a file if it exists. Of two files with the same name, the first is kept, as Python would import
+    /// it.
     fn add_file(&mut self, name: String, path: PathBuf) -> Result<(), Unreadable> {
         // Opening a named pipe would block until a writer opens it.
         match fs::metadata(&path) {
@@ -462,7 +463,7 @@ fn folders_of(pth: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     Ok(folders.collect())
 }
 
-/// The string literals in a line of Python. Handles only escaped quotes and backslashes.
+/// The string literals in a line of Python code. Handles only escaped quotes and backslashes.
 fn texts(line: &str) -> Vec<String> {
     let mut texts = Vec::new();
     let mut letters = line.chars();
@@ -530,7 +531,7 @@ fn read(path: &Path) -> Result<Option<String>, Unreadable> {
         if metadata.is_file() {
             fs::read(path)
         } else {
-            Err(io::Error::other("is no file"))
+            Err(io::Error::other("is not a regular file"))
         }
     });
     match bytes {

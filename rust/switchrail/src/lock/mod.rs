@@ -1,4 +1,4 @@
-//! Records the contents of installed distributions, and finds later changes.
+//! Records the contents of installed distributions, and detects later changes.
 
 mod difference;
 mod digest;
@@ -21,11 +21,11 @@ use files::{Owners, Unreadable};
 /// Name of the distribution that contains this crate.
 const HOST: &str = "switchrail";
 
-/// The distributions that may be loaded, with a digest of each of their files: all that have plugins, and
-/// Switchrail itself.
+/// The distributions that may be loaded, with a digest of each of their files. These are all distributions
+/// that have plugins, and Switchrail itself.
 ///
-/// The document is the same wherever the same files are installed. It omits files that differ between
-/// installations: compiled `.pyc` files, scripts, and the installer's own records.
+/// The document is the same wherever the same files are installed. Files that differ between installations
+/// are left out: compiled `.pyc` files, scripts, and the installer's own records.
 ///
 /// ```
 /// use switchrail::{Lock, discover};
@@ -47,7 +47,7 @@ pub struct Lock {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct LockedDistribution {
-    /// Its name, normalised as PEP 503 says.
+    /// Its name, normalised as in PEP 503.
     pub name: String,
     /// Its version, if its metadata has one.
     pub version: Option<String>,
@@ -59,7 +59,7 @@ pub struct LockedDistribution {
     pub files: BTreeMap<String, String>,
 }
 
-/// The form as it is read, before its digest is checked against its files.
+/// The form that is read, before the digest is compared with the files.
 #[derive(Deserialize)]
 struct Unchecked {
     name: String,
@@ -146,7 +146,7 @@ impl Lock {
     /// Parses the contents of a lock file.
     ///
     /// # Errors
-    /// If they are not JSON, or not of this form.
+    /// If the contents are not JSON, or do not have this form.
     pub fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }
@@ -185,8 +185,7 @@ impl Lock {
         differences
     }
 
-    /// Blocks each discovered plugin whose distribution differs from the lock, with the difference as the
-    /// reason.
+    /// Blocks each discovered plugin whose distribution differs from the lock. The reason is the difference.
     ///
     /// Plugins in the lock whose distribution is not installed are added to the list as failed.
     ///
@@ -228,14 +227,15 @@ impl Lock {
         Ok(())
     }
 
-    /// The first distribution of each name.
+    /// The first distribution with each name.
     fn by_name(&self) -> HashMap<&str, &LockedDistribution> {
         let named = self.distributions.iter().rev();
         named.map(|known| (known.name.as_str(), known)).collect()
     }
 }
 
-/// The text of a lock file: JSON with one file per line, so that version control shows readable differences.
+/// The contents of a lock file: JSON with one file per line, so that version control shows readable
+/// differences.
 impl fmt::Display for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = serde_json::to_string_pretty(self).map_err(|_| fmt::Error)?;
@@ -244,7 +244,7 @@ impl fmt::Display for Lock {
 }
 
 impl LockedDistribution {
-    /// Its plugins, marked as failed because the distribution is not installed.
+    /// The plugins of the distribution, marked as failed because it is not installed.
     fn absent(&self, reason: &str) -> impl Iterator<Item = PluginRecord> {
         self.entry_points.iter().map(move |entry| PluginRecord {
             name: entry.name.clone(),

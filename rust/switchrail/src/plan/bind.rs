@@ -6,21 +6,21 @@ use super::RoutePlan;
 use crate::{CoreError, Registration, Snapshot, quoted};
 
 impl RoutePlan {
-    /// The snapshot's registrations of this plan's backends, in the order of [`RoutePlan::backends`].
+    /// The registrations of this plan's backends in a snapshot, in the order of [`RoutePlan::backends`].
     ///
     /// Two backends match if their origin and [`BackendSpec`](crate::BackendSpec) are equal, so a plan from a
-    /// document or from another process can be bound too. Configurations are not compared, because a plan
+    /// document or from another process can be bound, too. Configurations are not compared, because a plan
     /// keeps its own.
     ///
     /// # Errors
-    /// [`BindError`] if the snapshot lacks a backend of the plan.
+    /// [`BindError`] if the snapshot does not have a backend of the plan.
     pub fn bind(&self, snapshot: &Snapshot) -> Result<Vec<Arc<Registration>>, BindError> {
         let find = |wanted: &Arc<Registration>| {
             let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);
             let same =
                 |found: &&Arc<Registration>| found.origin == wanted.origin && found.spec == wanted.spec;
-            // Several registrations can match. Prefers the registration that the plan was made with, if it
-            // still exists.
+            // Several registrations can match. If the one that the plan was made with still exists, it is
+            // preferred.
             let own = stack.iter().filter(same).find(|found| found.id == wanted.id);
             own.or_else(|| stack.iter().rev().find(same))
                 .cloned()
@@ -43,7 +43,7 @@ impl RoutePlan {
 )]
 #[non_exhaustive]
 pub struct BindError {
-    /// The backend as recorded in the plan.
+    /// The backend in the plan.
     pub wanted: Arc<Registration>,
     /// The current registrations of the same op and name.
     pub found: Vec<Arc<Registration>>,

@@ -97,11 +97,11 @@ impl TryFrom<Document> for RoutePlan {
     }
 }
 
-/// Why a document is not a route plan, although each of its parts can be read.
+/// Why a document is not a route plan, although all of its parts can be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanDocumentError {
-    /// A route names a layer that the layout lacks or that does not run the route's op.
+    /// A route names a layer that the layout does not have or that does not run the route's op.
     #[error("a route of {op} is for layer {layer}, which does not run it")]
     Layer {
         /// The layer.
@@ -110,13 +110,13 @@ pub enum PlanDocumentError {
         op: Op,
     },
     /// A route names a backend that is not in the document.
-    #[error("a route leads to backend {id}, which the document does not hold")]
+    #[error("a route names backend {id}, which is not in the document")]
     Backend {
         /// The backend.
         id: BackendId,
     },
     /// No route covers a layer, op and phase that the plan was requested for.
-    #[error("layer {layer} runs {op}, and no route says what serves it in {phase}")]
+    #[error("layer {layer} runs {op}, but no route serves it in {phase}")]
     Missing {
         /// The layer.
         layer: usize,

@@ -55,7 +55,7 @@ pub enum PlanError {
     },
     /// The classes of an op's routes have too many combinations for the tables of a plan.
     #[error(
-        "{op} {phase} of {model} is served by too many backends for tables of all their combinations; name one of them"
+        "{op} {phase} of {model} is served by too many combinations of backends for a plan's tables; choose one backend"
     )]
     Classes {
         /// The model.
@@ -122,7 +122,7 @@ pub enum RouteError {
     },
 }
 
-/// Ascending layer ids as short text: `layers 0-2, 4`.
+/// Ascending layer ids in short form: `layers 0-2, 4`.
 fn named(layers: &[usize]) -> String {
     let runs: Vec<String> = layers
         .chunk_by(|id, next| id + 1 == *next)

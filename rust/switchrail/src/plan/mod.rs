@@ -1,4 +1,4 @@
-//! Route plans: decide once which backend serves each layer of a model, read on each call.
+//! Route plans: the decisions which backend serves each layer of a model, taken once and read on each call.
 
 mod bind;
 mod document;
@@ -34,7 +34,7 @@ pub const SOFT_CAP: &str = "soft_cap";
 /// The feature that a backend of `attention` needs for layers with sinks.
 pub const SINKS: &str = "sinks";
 
-/// The request for a route plan: everything that it depends on besides the layout.
+/// The request for a route plan: all inputs of a plan besides the layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
@@ -42,10 +42,10 @@ pub struct PlanRequest {
     pub device: Device,
     /// Dtype of activations and of cached keys and values.
     pub dtype: Dtype,
-    /// Dtype of the recurrent states. Applies to the linear ops only ([`Op::is_linear`]).
+    /// Dtype of the recurrent states. Applies only to the linear ops ([`Op::is_linear`]).
     #[serde(default)]
     pub state_dtype: Option<Dtype>,
-    /// Tokens per page. Applies to the paged ops only ([`Op::is_paged`]).
+    /// Tokens per page. Applies only to the paged ops ([`Op::is_paged`]).
     #[serde(default)]
     pub page_size: Option<u32>,
     /// The phases to plan, at least one.
@@ -127,7 +127,7 @@ impl PlanRequest {
     }
 }
 
-/// The layers that share one decision.
+/// Layers that share one decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Ids of the layers, ascending.
@@ -136,12 +136,12 @@ pub struct Route {
     pub decision: Decision,
 }
 
-/// The backend of each layer, op and phase of one model; or several backends, each for a class of batches.
+/// The backend for each layer, op and phase of one model; or several backends, each for a class of batches.
 ///
-/// Backends of one op share a state or a cache. All of them in one plan use the same form of it.
+/// Backends of one op share a state or a cache, so all of them in a plan use the same form of it.
 ///
-/// A plan owns the registrations that it uses. Later changes of the registry do not affect it.
-/// [`RoutePlan::is_stale`] tells whether there were any.
+/// A plan has its own copy of the registrations that it uses, so later changes of the registry do not affect
+/// it. [`RoutePlan::is_stale`] tells whether there were such changes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "Document", into = "Document")]
 pub struct RoutePlan {
@@ -152,7 +152,7 @@ pub struct RoutePlan {
     routes: Vec<Route>,
     /// The registrations in the tables, by id.
     backends: Vec<Arc<Registration>>,
-    /// The snapshot that the plan was made on, for [`RoutePlan::is_stale`]; it keeps no backend alive.
+    /// The snapshot that the plan was made from, for [`RoutePlan::is_stale`]; it keeps no backend alive.
     snapshot: Weak<Snapshot>,
 }
 
@@ -161,7 +161,7 @@ impl RoutePlan {
     ///
     /// # Errors
     /// [`PlanError`] if a preference is invalid, a layer computes something that no op covers, or no backend
-    /// fits an op. The last one names every candidate with its reasons.
+    /// fits an op. The last of these names every candidate with its reasons.
     pub fn new(
         snapshot: &Arc<Snapshot>,
         layout: Arc<Layout>,
@@ -231,7 +231,7 @@ impl RoutePlan {
         })
     }
 
-    /// The backend of a layer's op in a phase; if there are several, the one for unknown batches.
+    /// The backend for a layer's op in a phase; if there are several, the one for batches of unknown size.
     ///
     /// # Errors
     /// [`RouteError`] for an unknown layer, an op that the layer does not run, or a phase that was not
@@ -241,8 +241,8 @@ impl RoutePlan {
         self.look_up(layer, op, phase, self.tables.start(op, phase))
     }
 
-    /// The tables that serve a batch in a phase. `sequences` has for each sequence the number of its rows, and the
-    /// number of tokens in the cache after the call.
+    /// The tables for a batch in a phase. `sequences` has the number of rows of each sequence, and the
+    /// number of its tokens in the cache after the call.
     ///
     /// # Errors
     /// [`RouteError`] for a phase that was not planned.
@@ -253,14 +253,14 @@ impl RoutePlan {
         Ok(self.tables.select(&self.routes, phase, sequences))
     }
 
-    /// Whether different batches of a phase can get different backends; if not, every selection is the same.
+    /// Whether different batches in a phase can get different backends. If not, every selection is the same.
     #[must_use]
     pub fn is_split(&self, phase: Phase) -> bool {
         let mut decisions = self.routes.iter().map(|route| &route.decision);
         decisions.any(|decision| decision.query.phase == phase && decision.classes.is_some())
     }
 
-    /// The backend of a layer's op for a batch.
+    /// The backend for a layer's op and a batch.
     ///
     /// # Errors
     /// Those of [`RoutePlan::lookup`].
@@ -321,19 +321,19 @@ impl RoutePlan {
         &self.request
     }
 
-    /// Version of the snapshot that the plan was made on.
+    /// Version of the snapshot that the plan was made from.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// The plan's decisions, by op, phase and first layer. Layers with equal queries share one.
+    /// The plan's decisions, sorted by op, phase and first layer. Layers with equal queries share one.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.routes
     }
 
-    /// The registrations that the plan pins, by id.
+    /// The registrations that the plan pins, sorted by id.
     #[must_use]
     pub fn backends(&self) -> &[Arc<Registration>] {
         &self.backends
@@ -348,7 +348,7 @@ impl RoutePlan {
             .map(|index| &self.backends[index])
     }
 
-    /// Every layer's op and phase with its backend, as [`RoutePlan::lookup`] gives it: layer by layer, the ops in the
+    /// The backend for every layer, op and phase, as in [`RoutePlan::lookup`]: layer by layer, the ops in the
     /// order of the layer's forward, then by phase.
     pub fn entries(&self) -> impl Iterator<Item = (usize, Op, Phase, BackendId)> {
         let cells = self.layout.layers().iter().flat_map(|layer| {
@@ -361,7 +361,7 @@ impl RoutePlan {
         })
     }
 
-    /// Every layer's op with its backend, as [`RoutePlan::lookup_selected`] gives it, in the order of
+    /// The backend for every layer and op, as in [`RoutePlan::lookup_selected`], in the order of
     /// [`RoutePlan::entries`].
     pub fn selected<'a>(
         &'a self,
@@ -372,7 +372,7 @@ impl RoutePlan {
         cells.filter_map(|(layer, op)| Some((layer, op, self.tables.get(selection.start(op), layer)?)))
     }
 
-    /// The index in [`RoutePlan::cells`] where the table starts that [`RoutePlan::lookup`] reads for an op in a phase.
+    /// The index in [`RoutePlan::cells`] of the table that [`RoutePlan::lookup`] reads for an op in a phase.
     /// A host that keeps its own values per route can store them at the same indices.
     #[inline]
     #[must_use]
@@ -380,14 +380,14 @@ impl RoutePlan {
         self.tables.start(op, phase)
     }
 
-    /// All tables, one after the other, with the backend of each cell. The cell of a layer is at the table's start plus
-    /// the layer's id.
+    /// All tables, one after the other, with the backend of each cell. A layer's cell is at the table's start
+    /// plus the layer's id.
     #[must_use]
     pub fn cells(&self) -> &[Option<BackendId>] {
         self.tables.cells()
     }
 
-    /// Whether the runtime has committed a change since the plan was made, so a new plan might differ.
+    /// Whether the runtime has committed a change since the plan was made, so that a new plan might differ.
     ///
     /// A plan that was read from a document, or made on another runtime, is always stale.
     #[must_use]
@@ -396,7 +396,7 @@ impl RoutePlan {
     }
 }
 
-/// Compares contents: a plan equals its copy that was read from a document.
+/// Compares contents: a plan equals a copy of it that was read from a document.
 impl PartialEq for RoutePlan {
     fn eq(&self, other: &Self) -> bool {
         (

@@ -1,11 +1,11 @@
-//! Agreement between the backends of one op on the form of the state or cache that they share.
+//! Makes the backends of one op agree on the form of the state or cache that they share.
 
 use std::collections::BTreeSet;
 
 use super::{PlanError, PlanRequest, Route};
 use crate::{Capabilities, Dtype, Layout, Query, Snapshot};
 
-/// The form of a shared state or cache; a field that is `None` is left open.
+/// The form of a shared state or cache. A field that is `None` is not decided yet.
 struct Form {
     layout: Option<String>,
     dtype: Option<Dtype>,
@@ -13,7 +13,7 @@ struct Form {
 }
 
 impl Form {
-    /// The query, with its open fields filled from this form.
+    /// The query, with its undecided fields filled in from this form.
     fn asked_of(&self, query: &Query) -> Query {
         let mut query = query.clone();
         query.state_layout = query.state_layout.or_else(|| self.layout.clone());
@@ -23,11 +23,11 @@ impl Form {
     }
 }
 
-/// The routes of one op, with backends that all use one form of the shared state or cache.
+/// The routes of one op, with backends that all use the same form of the shared state or cache.
 ///
 /// A decode continues from the state that a prefill wrote, and consecutive batches can be of different
-/// classes. So all backends of an op in a plan must use the same form. The request may leave the form open,
-/// and the backends chosen without a form may disagree. Then each form is tried in turn until every route has
+/// classes. So all backends for an op in a plan must use the same form. The request may leave the form open,
+/// and then the chosen backends may disagree. In that case each form is tried in turn, until every route has
 /// a backend, starting with the forms of the first route's backend.
 pub(super) fn resolve(
     snapshot: &Snapshot,
@@ -95,7 +95,7 @@ fn agree(snapshot: &Snapshot, routes: &[Route]) -> bool {
         && common(open(|query| query.page_size.is_none()).map(|each| &each.page_sizes))
 }
 
-/// Whether some value is in every set. Empty sets restrict nothing and are ignored.
+/// Whether all sets have some value in common. Empty sets mean no restriction and are ignored.
 fn common<'a, T: Ord + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> bool {
     let restricting: Vec<_> = sets.filter(|set| !set.is_empty()).collect();
     restricting.first().is_none_or(|first| {
@@ -126,7 +126,7 @@ fn forms(snapshot: &Snapshot, routes: &[Route]) -> Vec<Form> {
     forms
 }
 
-/// The distinct values of all sets, in their order; a single `None` if all sets are empty.
+/// The distinct values of all sets, in order; a single `None` if all sets are empty.
 fn options<'a, T: Ord + Clone + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> Vec<Option<T>> {
     let mut found: Vec<Option<T>> = Vec::new();
     for value in sets.flatten().cloned().map(Some) {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::Route;
 use crate::{BackendId, Layout, Load, Op, Phase};
 
-/// Which tables of a plan serve one batch in one phase; see [`RoutePlan::select`](super::RoutePlan::select).
+/// The tables of a plan that serve one batch in one phase; see
+/// [`RoutePlan::select`](super::RoutePlan::select).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BatchTables {
     phase: Phase,
@@ -27,20 +28,22 @@ impl BatchTables {
     }
 }
 
-/// The most cells of one op and phase. Three kinds of layers with six classes each need about 10,000.
+/// Maximum number of cells for one op and phase. Three kinds of layers with six classes each need about
+/// 10,000.
 const MOST_CELLS: usize = 1 << 20;
 
-/// All tables, one after the other; each has one cell per layer.
+/// All tables, one after the other, each with one cell per layer.
 ///
-/// The first table has no backends. Ops that no layer runs and phases that were not planned use it. An op in a phase
-/// has one table for each combination of its routes' classes. The first of these tables serves unknown batches.
+/// The first table has no backends; it is used for ops that no layer runs and for phases that were not
+/// planned. An op in a phase has one table for each combination of its routes' classes. The first of these
+/// tables serves batches of unknown size.
 #[derive(Debug, Clone)]
 pub(super) struct Tables {
     cells: Box<[Option<BackendId>]>,
     layers: usize,
     starts: [[usize; Phase::ALL.len()]; Op::ALL.len()],
-    /// For each route with several classes: its index, and the distance in cells between the tables of two neighbouring
-    /// classes.
+    /// For each route with several classes: its index, and the distance in cells between the tables of
+    /// neighbouring classes.
     strides: Vec<(usize, usize)>,
 }
 

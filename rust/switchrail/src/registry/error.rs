@@ -7,7 +7,7 @@ use crate::{
     error::{core_error, extended},
 };
 
-/// A name that another registration already has.
+/// The name of a backend is already taken by another registration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{op} backend {name:?} is already registered by {owner}; choose another name, or override it explicitly"
@@ -34,7 +34,7 @@ impl Conflict {
 #[non_exhaustive]
 pub enum RegisterError {
     /// The transaction was committed, aborted or closed.
-    #[error("the transaction is closed; what is registered after it has ended would be lost")]
+    #[error("the transaction is closed; changes after its end would be lost")]
     Closed,
     /// The name is taken, and no override was requested.
     #[error(transparent)]
@@ -115,10 +115,10 @@ pub enum CommitError {
     /// A [`Registrar`](crate::Registrar) already closed the transaction.
     #[error("the transaction is closed; nothing was committed")]
     Closed,
-    /// Another transaction has taken a name since this one staged it.
+    /// Another transaction has taken a name after this one staged it.
     #[error("nothing was committed: {0}")]
     Conflict(Conflict),
-    /// A registration to be configured has been removed since this was staged.
+    /// A registration that this transaction configures has been removed meanwhile.
     #[error(
         "nothing was committed: {op} backend {name:?}, which was to be configured, was removed in the meantime"
     )]

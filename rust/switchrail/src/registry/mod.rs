@@ -1,4 +1,4 @@
-//! The registry: immutable snapshots, and the transactions that create the next one.
+//! The registry: immutable snapshots, and the transactions that create new ones.
 
 mod error;
 mod snapshot;
@@ -72,9 +72,7 @@ impl Runtime {
 
     fn fresh_id(&self) -> BackendId {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        BackendId::new(
-            NonZeroU64::new(id).expect("a counter of 64 bits that starts at 1 does not come round"),
-        )
+        BackendId::new(NonZeroU64::new(id).expect("a counter of 64 bits that starts at 1 does not overflow"))
     }
 
     fn publish(&self, origin: Origin, requests: &[Request]) -> Result<Arc<Commit>, CommitError> {

@@ -51,7 +51,7 @@ impl From<Document> for Snapshot {
     }
 }
 
-/// No registrations, version 0: the initial state of every runtime.
+/// The initial state of every runtime: version 0, without registrations.
 impl Default for Snapshot {
     fn default() -> Self {
         Self {
@@ -70,13 +70,13 @@ impl Snapshot {
         self.version
     }
 
-    /// All registrations including overridden ones, by op, name and order of registration.
+    /// All registrations, including overridden ones, sorted by op, name and order of registration.
     #[must_use]
     pub fn backends(&self) -> &[Arc<Registration>] {
         &self.backends
     }
 
-    /// The backends of an op that are active in at least one phase, by name and order of registration.
+    /// The backends of an op that are active in at least one phase, sorted by name and order of registration.
     pub fn of_op(&self, op: Op) -> impl Iterator<Item = &Arc<Registration>> {
         self.stacks_of(op).flat_map(|stack| {
             let is_active = |index: &usize| {
@@ -92,7 +92,7 @@ impl Snapshot {
         self.stacks_of(op).map(|stack| stack[0].spec.name.as_str())
     }
 
-    /// The stacks of an op, by name. Each is in order of registration and never empty.
+    /// The stacks of an op, sorted by name. Each is in order of registration and never empty.
     pub(crate) fn stacks_of(&self, op: Op) -> impl Iterator<Item = &[Arc<Registration>]> {
         let start = self.backends.partition_point(|backend| backend.spec.op < op);
         let end = self.backends.partition_point(|backend| backend.spec.op <= op);
@@ -105,7 +105,8 @@ impl Snapshot {
         &self.backends[self.range(op, name)]
     }
 
-    /// The position of the stack of an op and name. If there is none, an empty range at the position for it.
+    /// The position of the stack of an op and name. If there is no such stack, an empty range where it would
+    /// be.
     fn range(&self, op: Op, name: &str) -> Range<usize> {
         let key =
             |backend: &Arc<Registration>| (backend.spec.op, backend.spec.name.as_str()).cmp(&(op, name));
@@ -150,8 +151,8 @@ impl Snapshot {
         self.place(id).map(|place| &self.by_id[place])
     }
 
-    /// The state after a commit. Applying a runtime's commits in order to [`Snapshot::default`] yields all of
-    /// its states.
+    /// The state after a commit. Applying all commits of a runtime in order to [`Snapshot::default`] yields
+    /// all of its states.
     ///
     /// # Errors
     /// [`ReplayError`] if the commit cannot follow this state.
@@ -173,7 +174,7 @@ impl Snapshot {
         Ok(next)
     }
 
-    /// The position of a registration in the list sorted by id.
+    /// The position of a registration in the list that is sorted by id.
     fn place(&self, id: BackendId) -> Option<usize> {
         self.by_id.binary_search_by_key(&id, |backend| backend.id).ok()
     }
@@ -213,7 +214,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Converts a request into changes and applies them.
+    /// Converts a request to changes, and applies them.
     pub(super) fn carry_out(
         &mut self,
         request: &Request,
@@ -279,7 +280,7 @@ impl Snapshot {
     }
 }
 
-/// The index of the registration of a stack that is active in a phase: the last one that serves it.
+/// The index in a stack of the registration that is active in a phase: the last one that serves the phase.
 pub(crate) fn active(stack: &[Arc<Registration>], phase: Phase) -> Option<usize> {
     stack
         .iter()
@@ -292,7 +293,7 @@ pub struct Commit {
     pub(super) schema: Schema,
     /// The version after the commit. A commit without changes keeps the version.
     pub version: u64,
-    /// The origin on whose behalf it was committed.
+    /// The origin for which it was committed.
     pub origin: Origin,
     /// The changes, in order. If there are none, no new version was published.
     pub changes: Vec<Change>,
@@ -321,7 +322,7 @@ pub enum Change {
     },
 }
 
-/// A staged request. Its changes are determined at commit.
+/// A staged request. The changes that it makes are determined at the commit.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     Add {

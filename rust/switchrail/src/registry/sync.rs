@@ -1,4 +1,4 @@
-//! Shared-memory primitives; replaced by loom's models when loom checks the commit protocol.
+//! Shared-memory primitives, which loom's models replace when loom checks the commit protocol.
 
 #[cfg(not(loom))]
 pub(super) use std::sync::{
@@ -34,7 +34,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// The model: each load and store is one step, and other threads may run between two steps.
+/// The model: each load and each store is one step, and other threads may run between steps.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(super) struct Cell<T>(Mutex<Arc<T>>);
@@ -54,7 +54,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// Locks a mutex and ignores poisoning: these mutexes guard no data that a panic could leave inconsistent.
+/// Locks a mutex and ignores poisoning: a panic can't leave the data that these mutexes guard inconsistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

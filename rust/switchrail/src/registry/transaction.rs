@@ -12,7 +12,7 @@ use crate::{
     UnknownName, op::unknown_claim, quoted,
 };
 
-/// Changes that are committed together or not at all. Dropping it aborts.
+/// Changes that are committed together or not at all. Dropping a transaction aborts it.
 #[derive(Debug)]
 #[must_use = "dropping a transaction aborts it"]
 pub struct Transaction {
@@ -39,12 +39,12 @@ impl Transaction {
 
     /// Validates the staged changes against the current state and publishes them as the next version.
     ///
-    /// If nothing changes, no version is published: for example if the transaction is empty.
+    /// If nothing changes, for example because the transaction is empty, no version is published.
     ///
     /// # Errors
     /// [`CommitError::Conflict`] if another transaction has taken a name in the meantime,
-    /// [`CommitError::Gone`] if a registration to be configured was removed, or [`CommitError::Closed`].
-    /// Nothing is published then.
+    /// [`CommitError::Gone`] if a registration that it configures was removed, or [`CommitError::Closed`].
+    /// In these cases nothing is published.
     pub fn commit(self) -> Result<Arc<Commit>, CommitError> {
         let staged = self.registrar.staged().take().ok_or(CommitError::Closed)?;
         self.registrar
@@ -61,7 +61,7 @@ impl Drop for Transaction {
 
 /// Stages changes in a [`Transaction`]. Clones share the transaction.
 ///
-/// Each change is validated immediately, against the current state plus the changes staged before. When the
+/// Each change is validated immediately, against the current state with the earlier staged changes. When the
 /// transaction ends, by commit, drop or [`Registrar::close`], all clones are closed and return
 /// [`RegisterError::Closed`].
 #[derive(Debug, Clone)]
@@ -72,12 +72,12 @@ pub struct Registrar {
     staged: Arc<Mutex<Option<Staged>>>,
 }
 
-/// The staged requests, and the state that they lead to.
+/// The staged requests, and the state to which they lead.
 #[derive(Debug, Default)]
 struct Staged {
     requests: Vec<Request>,
-    /// The result of applying the requests to a base state, cached because applying all requests again for
-    /// each new one would make staging quadratic.
+    /// The state after applying the requests to a base state. It is cached, because applying all requests
+    /// again for each new one would make the cost of staging quadratic.
     preview: Preview,
 }
 
@@ -88,7 +88,7 @@ struct Preview {
 }
 
 impl Staged {
-    /// Brings the preview up to date with a base. Returns the old preview, which the caller drops after
+    /// Updates the preview to another base state. Returns the old preview, which the caller drops after
     /// unlocking.
     fn catch_up(&mut self, base: Arc<Snapshot>) -> Option<Preview> {
         if Arc::ptr_eq(&self.preview.base, &base) {
@@ -96,7 +96,7 @@ impl Staged {
         }
         let mut state = Snapshot::clone(&base);
         for request in &self.requests {
-            // The commit reports requests that can no longer be applied.
+            // Requests that can no longer be applied are reported by the commit.
             let _ = state.carry_out(request, &mut Vec::new());
         }
         Some(mem::replace(&mut self.preview, Preview { base, state }))
@@ -104,7 +104,7 @@ impl Staged {
 }
 
 impl Registrar {
-    /// The origin on whose behalf changes are staged.
+    /// The origin for which changes are staged.
     #[must_use]
     pub const fn origin(&self) -> &Origin {
         &self.origin
@@ -118,8 +118,8 @@ impl Registrar {
 
     /// Stages a backend and returns its id.
     ///
-    /// With `overrides`, it is put on top of the existing registrations of its op and name, if any. Without
-    /// it, the name must be free.
+    /// With `overrides`, the backend is put on top of the existing registrations of its op and name, if there
+    /// are any. Without `overrides`, the name must be unused.
     ///
     /// # Errors
     /// [`RegisterError::Taken`] with the owner, a variant that describes the invalid spec, or
@@ -143,12 +143,12 @@ impl Registrar {
         Ok(id)
     }
 
-    /// Stages the removal of all registrations of an op and name except the built-in one. A plugin only
-    /// removes its own. If a phase is given, only registrations for that phase alone are removed. It is
-    /// not an error if there are none.
+    /// Stages the removal of all registrations of an op and name except the built-in one. A plugin removes
+    /// only its own. If a phase is given, only registrations for that phase alone are removed. It is not an
+    /// error if there are none.
     ///
     /// # Errors
-    /// [`RegisterError::NotOwn`] if a plugin would only clear registrations of other origins, or
+    /// [`RegisterError::NotOwn`] if a plugin would clear only registrations of other origins, or
     /// [`RegisterError::Closed`].
     pub fn clear(&self, op: Op, name: &str, phase: Option<Phase>) -> Result<(), RegisterError> {
         self.preview(|state| {
@@ -168,7 +168,7 @@ impl Registrar {
         })
     }
 
-    /// Stages the removal of one registration anywhere in its stack. Idempotent: it may already be removed.
+    /// Stages the removal of one registration, anywhere in its stack. Idempotent: it may already be removed.
     ///
     /// # Errors
     /// [`RegisterError::NotOwn`] if a plugin would remove a registration of another origin, or
@@ -182,7 +182,7 @@ impl Registrar {
         self.stage(Request::Withdraw { id })
     }
 
-    /// Stages the removal of all registrations of this origin.
+    /// Stages the removal of all registrations of the transaction's origin.
     ///
     /// # Errors
     /// [`RegisterError::Closed`].
@@ -238,7 +238,7 @@ impl Registrar {
         })
     }
 
-    /// Calls `look` with the state that the staged requests lead to.
+    /// Calls `look` with the state to which the staged requests lead.
     fn preview<T>(
         &self,
         look: impl FnOnce(&Snapshot) -> Result<T, RegisterError>,
@@ -268,7 +268,7 @@ impl Registrar {
         work: impl FnOnce(&mut Staged) -> Result<T, RegisterError>,
     ) -> Result<T, RegisterError> {
         let base = self.runtime.snapshot();
-        // Declared before the guard, for the reason given in `Runtime::publish`.
+        // Declared before the guard, for the same reason as in `Runtime::publish`.
         let _replaced;
         let mut guard = self.staged();
         let staged = guard.as_mut().ok_or(RegisterError::Closed)?;
@@ -294,7 +294,7 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
         );
     }
     if spec.name == AUTO {
-        return invalid("name", format!("{AUTO:?} means that the router decides"));
+        return invalid("name", format!("{AUTO:?} stands for the automatic choice"));
     }
     if spec.phases.is_empty() {
         return invalid(
@@ -341,10 +341,10 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
             .zip(support.max_capability)
             .is_some_and(|(min, max)| min > max)
     }) {
-        return invalid("devices", format!("no capability lies in {support}"));
+        return invalid("devices", format!("no capability is in {support}"));
     }
     if capabilities.page_sizes.contains(&0) {
-        return invalid("page_sizes", "a page holds at least one token".to_owned());
+        return invalid("page_sizes", "a page has at least one token".to_owned());
     }
     if capabilities
         .head_sizes

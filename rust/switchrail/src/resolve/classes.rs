@@ -1,4 +1,4 @@
-//! Classes of loads, and the fastest backend for each.
+//! Classes of loads, and the fastest backend for each class.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,15 +14,14 @@ use crate::{Op, Phase};
 /// times give equal thresholds.
 const STEP: i64 = OCTAVE / 8;
 
-/// A place below all loads.
+/// A coordinate below those of all loads.
 const LEAST: i64 = -(1 << 7) * OCTAVE;
 
-/// Times closer than this count as equal: 1 %, which is less than the variation between two runs of one
-/// backend.
+/// Times within 1 % of each other are treated as equal; two runs of one backend differ by more.
 const EQUAL: i64 = OCTAVE * 144 / 10_000;
 
-/// Ascending thresholds, each with the value that applies from there to the next one. The first value also
-/// applies below its threshold.
+/// Ascending thresholds, each with the value that applies from it to the next. The first value also
+/// applies below the first threshold.
 type Thresholds<T> = Vec<(i64, T)>;
 
 fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
@@ -32,12 +31,12 @@ fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
 
 /// The classes of loads for one decision, each with the backend that serves it.
 ///
-/// A load has two coordinates. The number of rows selects a band; in the band, the second coordinate, which
+/// A load has two coordinates. The number of rows selects a band. In the band, the second coordinate, which
 /// depends on op and phase, selects the class. A class is the set of loads that one backend serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Classes {
-    /// One backend per class. The first also serves unknown batches.
+    /// One backend per class. The first one also serves batches of unknown size.
     backends: Vec<BackendRef>,
     bands: Thresholds<Thresholds<usize>>,
 }
@@ -49,18 +48,18 @@ impl Classes {
         &self.backends
     }
 
-    /// The class of the loads at a place ([`Load::place`](super::Load::place)).
+    /// The class of the loads at a pair of coordinates ([`Load::place`](super::Load::place)).
     pub(super) fn at(&self, (rows, second): (i64, i64)) -> usize {
         *at(at(&self.bands, rows), second)
     }
 
-    /// The thresholds, for comparison.
+    /// The thresholds, to compare classes.
     pub(crate) const fn bands(&self) -> &Thresholds<Thresholds<usize>> {
         &self.bands
     }
 }
 
-/// The form as it is read, before it is checked.
+/// The form that is read, before it is checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unchecked {
@@ -68,9 +67,9 @@ struct Unchecked {
     bands: Thresholds<Thresholds<usize>>,
 }
 
-/// Why a document has no valid classes, although each of its parts can be read.
+/// Why the classes in a document are invalid, although each of their parts can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the thresholds of the classes are none, do not ascend, or are of a class without a backend")]
+#[error("the classes have no thresholds, thresholds that do not ascend, or a class without a backend")]
 pub struct ClassesError;
 
 impl TryFrom<Unchecked> for Classes {
@@ -89,21 +88,21 @@ impl TryFrom<Unchecked> for Classes {
     }
 }
 
-/// The comparison of several backends' times.
+/// The result of comparing several backends' times.
 pub(super) struct Verdict {
     /// The backends that are fastest at some load, by index. The first is the fastest over all loads
-    /// together. Backends that were timed at more loads come before others, because a missing time can mean a
+    /// together. Backends that were timed at more loads come first, because a missing time can mean a
     /// failure.
     pub winners: Vec<usize>,
-    /// Nanoseconds of each backend: the geometric mean over the loads at which all backends were timed.
+    /// Nanoseconds of each backend: the geometric mean over the loads at which all timed backends were timed.
     pub typical: Vec<Option<u64>>,
-    /// The indices of the fastest backends.
+    /// For each band and class, the index of the fastest backend.
     bands: Thresholds<Thresholds<usize>>,
 }
 
 impl Verdict {
-    /// Compares backends by their samples. Backends are indexed in order of precedence; one without a name is
-    /// ignored. `None` if no time is known.
+    /// Compares backends by their samples. Backends are indexed in order of precedence. A backend without a
+    /// name is ignored. `None` if no time is known.
     pub fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Option<Self> {
         let plane = Plane::new(op, phase, samples, names);
         let bands = plane.bands();
@@ -132,7 +131,7 @@ impl Verdict {
     }
 }
 
-/// Logarithms of times by backend; `None` for a backend that was not timed.
+/// Logarithms of times, by backend; `None` for a backend that was not timed.
 type Times = Vec<Option<i64>>;
 
 /// Samples with the same number of rows, each with its second coordinate.
@@ -164,7 +163,7 @@ impl Plane {
         }
     }
 
-    /// The fastest backends by load: a band for each measured or interpolated line, with equal neighbours
+    /// The fastest backends by load: one band for each measured or interpolated line, with equal neighbours
     /// merged.
     fn bands(&self) -> Thresholds<Thresholds<usize>> {
         let mut bands: Thresholds<Thresholds<usize>> = Vec::new();
@@ -179,7 +178,7 @@ impl Plane {
         bands
     }
 
-    /// The lines, with interpolated lines between them at intervals of [`STEP`].
+    /// The measured lines, and between them interpolated lines at intervals of [`STEP`].
     fn filled(&self) -> Vec<(i64, Line)> {
         let mut filled = Vec::new();
         for (index, (rows, line)) in self.lines.iter().enumerate() {
@@ -213,13 +212,13 @@ impl Plane {
             .flat_map(|(_, line)| line.iter().map(|(_, times)| times))
     }
 
-    /// The number of loads at which another backend was timed but not this one.
+    /// The number of loads at which a backend was not timed although another one was.
     fn gaps(&self, index: usize) -> usize {
         self.samples().filter(|times| times[index].is_none()).count()
     }
 
-    /// The logarithm of each backend's geometric mean over the loads at which all timed backends were timed.
-    /// If there are no such loads, over its own.
+    /// The logarithm of each backend's geometric mean, over the loads at which all timed backends were timed.
+    /// If there are no such loads, over the backend's own loads.
     fn means(&self, count: usize) -> Times {
         let timed: Vec<usize> = (0..count)
             .filter(|index| self.samples().any(|times| times[*index].is_some()))
@@ -238,8 +237,8 @@ impl Plane {
     }
 }
 
-/// The logarithms of all backends' times at a place of a line, interpolated linearly between the measured
-/// ones.
+/// The logarithms of all backends' times at a coordinate on a line, interpolated linearly between the
+/// measured ones.
 fn along(line: &Line, place: i64) -> Times {
     let above = line.partition_point(|(other, _)| *other < place);
     match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
@@ -251,7 +250,7 @@ fn along(line: &Line, place: i64) -> Times {
     }
 }
 
-/// Interpolates times at the fraction `part / whole`; `None` where either end is unknown.
+/// Interpolates times at the fraction `part / whole`; `None` where a time at either end is unknown.
 fn between(below: &Times, above: &Times, part: i64, whole: i64) -> Times {
     let ends = below.iter().zip(above);
     ends.map(|(below, above)| Some((*below)? + ((*above)? - (*below)?) * part / whole))
@@ -270,16 +269,16 @@ fn thresholds(line: &Line) -> Thresholds<usize> {
     found
 }
 
-/// The first backend whose time is within [`EQUAL`] of the least.
+/// The first backend whose time is within [`EQUAL`] of the shortest.
 fn fastest(times: &Times) -> usize {
     let least = times.iter().flatten().min().expect("one was timed");
     let among = |time: &Option<i64>| time.is_some_and(|time| time <= least + EQUAL);
     times.iter().position(among).expect("one takes the least")
 }
 
-/// The place between two samples where the fastest backend changes: where the interpolated logarithms cross.
-/// If `left` was not timed at the upper sample, the change is right after the lower one. If `right` was not
-/// timed at the lower sample, the change is at the upper one.
+/// The coordinate between two samples at which the fastest backend changes: where the interpolated logarithms
+/// cross. If `left` was not timed at the upper sample, the change is right after the lower one. If `right`
+/// was not timed at the lower sample, the change is at the upper one.
 fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usize, right: usize) -> i64 {
     let lead = |times: &Times, one: usize, other: usize| Some((times[other]? - times[one]?).max(0));
     let Some(behind) = lead(above, right, left) else {
@@ -295,7 +294,7 @@ fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usi
     rounded.clamp(low + 1, *high)
 }
 
-/// Converts a logarithm in [`OCTAVE`]s back to a number, for messages.
+/// Converts a logarithm in units of [`OCTAVE`] back to a number, for messages.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

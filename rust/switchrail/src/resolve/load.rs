@@ -4,22 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Op, Phase};
 
-/// One octave in the fixed-point logarithms. These are integers, so all machines compute the same values.
+/// One octave in fixed-point logarithms, which are integers so that all machines compute the same values.
 pub(super) const OCTAVE: i64 = 1 << 24;
 
-/// The size of a call, reduced to the two numbers of a batch that most affect its time.
+/// The size of a call: the two numbers of its batch that most affect its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
     /// Number of rows (new tokens) in the batch.
     pub rows: u64,
-    /// For a paged op the average number of tokens that a row attends to; for other ops the rows of the
+    /// For a paged op, the average number of tokens that a row attends to; for other ops, the rows of the
     /// longest sequence.
     pub length: u64,
 }
 
 impl Load {
-    /// The load of a batch, given as the number of rows and the cached tokens after the call of each
+    /// The load of a batch, given the number of rows and the number of cached tokens after the call for each
     /// sequence.
     ///
     /// ```
@@ -35,7 +35,7 @@ impl Load {
         for (own, cached) in sequences {
             rows = rows.saturating_add(own);
             longest = longest.max(own);
-            // Row i attends to the tokens cached before, the rows before it and itself.
+            // Row i attends to the tokens that were cached before, to the rows before it and to itself.
             let twice = cached.saturating_mul(2).saturating_add(1).saturating_sub(own);
             seen = seen.saturating_add(own.saturating_mul(twice).div_ceil(2));
         }
@@ -50,7 +50,7 @@ impl Load {
     /// The load as coordinates: the logarithms of its rows and of a second number.
     ///
     /// The second number is rows / length, except in decode and verify of a paged op. It estimates the number
-    /// of sequences; in prefill of a paged op it is the number of rows that share an attended token, which is
+    /// of sequences. In prefill of a paged op it is the number of rows that share an attended token, which is
     /// twice the number of sequences if nothing was cached. In decode and verify of a paged op the second
     /// number is rows * length, the number of tokens read.
     pub(super) fn place(self, op: Op, phase: Phase) -> (i64, i64) {
@@ -60,14 +60,14 @@ impl Load {
     }
 }
 
-/// The base-2 logarithm of a number in [`OCTAVE`]s, rounded down. Zero is treated as one.
+/// The base-2 logarithm of a number, in units of [`OCTAVE`], rounded down. Zero is treated as one.
 pub(super) fn log2(number: u64) -> i64 {
     let zeros = number.max(1).leading_zeros();
     let mut mantissa = u128::from(number.max(1) << zeros); // from 1 to 2, with 63 fractional bits
     let mut bits = i64::from(63 - zeros);
     for _ in 0..OCTAVE.trailing_zeros() {
         mantissa = (mantissa * mantissa) >> 63;
-        let carry = mantissa >> 64 == 1; // written without a branch, which would be mispredicted half of the time
+        let carry = mantissa >> 64 == 1; // without a branch, which would be mispredicted half of the time
         mantissa >>= u32::from(carry);
         bits = (bits << 1) | i64::from(carry);
     }

@@ -1,4 +1,4 @@
-//! Times that calls took on this machine.
+//! Measured times of calls on this machine.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,14 +17,14 @@ pub struct HeadCount(
 );
 
 impl HeadCount {
-    /// The number of doublings of either count that lead from one to the other.
+    /// How many doublings of either count lead from one to the other.
     fn distance(self, other: Self) -> i64 {
         let each = |a: u32, b: u32| (log2(a.into()) - log2(b.into())).abs();
         each(self.0, other.0) + each(self.1, other.1)
     }
 }
 
-/// The times of calls of one load.
+/// The times of calls with one load.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Sample {
     /// The load.
@@ -34,7 +34,7 @@ pub struct Sample {
     pub nanoseconds: BTreeMap<String, u64>,
 }
 
-/// The times of an op's backends on the device of the queries.
+/// The measured times of an op's backends on the device of the queries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
@@ -58,10 +58,10 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// The samples of the measurement that best fits a query; empty if none fits.
+    /// The samples of the measurement that fits a query best; empty if none fits.
     ///
-    /// Op, phase, dtype and head sizes must be equal. If several measurements fit, those with the query's
-    /// decay are preferred, then the one with the nearest number of heads, then the first.
+    /// Op, phase, dtype and head sizes must be equal. If several measurements fit, those with the same decay
+    /// as the query are preferred, then the one with the nearest numbers of heads, then the first.
     #[must_use]
     pub fn of(query: &Query, measurements: &[Self]) -> Vec<Sample> {
         let same = |known: &&Self| {

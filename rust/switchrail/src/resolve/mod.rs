@@ -26,7 +26,7 @@ use reason::list;
 
 /// The requirements on a backend.
 ///
-/// Op, phase, device and dtype are required. Other fields that are `None` require nothing.
+/// Op, phase, device and dtype are required. Other fields may be `None`, which means no requirement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
@@ -53,14 +53,14 @@ pub struct Query {
     /// Optional features that the backend must have.
     #[serde(default)]
     pub features: BTreeSet<String>,
-    /// Number of heads. Selects the measured times with the nearest number; rejects no backend.
+    /// Number of heads. It selects the measured times with the nearest number, and rejects no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the gates never decay. Selects the times measured without decay; rejects no backend.
+    /// Whether the gates never decay. It selects the times measured without decay, and rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
-    /// Largest number of tokens that a row attends to. Times are measured without a window, so those for
-    /// calls of this length are used.
+    /// Largest number of tokens that a row attends to. Times are measured without a window, so the times of
+    /// calls with this length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Measured times of such calls on the device.
@@ -117,14 +117,14 @@ impl fmt::Display for Query {
     }
 }
 
-/// A reference to a registration, with the facts that readers need.
+/// A reference to a registration, with the data that readers need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendRef {
     /// The registration.
     pub id: BackendId,
     /// Its name.
     pub name: String,
-    /// Who registered it.
+    /// The origin of the registration.
     pub origin: Origin,
 }
 
@@ -138,9 +138,9 @@ impl From<&Registration> for BackendRef {
     }
 }
 
-/// The answer to a query: the chosen backend, and why the others were rejected.
+/// The answer to a query: the chosen backend, and the reasons against the others.
 ///
-/// At one version, the same query, preferences and packages always give the same decision.
+/// At one version of the registry, the same query, preferences and packages always give the same decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     schema: Schema,
@@ -148,14 +148,14 @@ pub struct Decision {
     pub version: u64,
     /// The query.
     pub query: Query,
-    /// The chosen backend; if there are classes, the one for unknown loads.
+    /// The chosen backend; if there are classes, the backend for unknown loads.
     pub chosen: BackendRef,
     /// The reason for the choice.
     pub because: Because,
-    /// The classes of loads, if several backends serve. One of these is the chosen one.
+    /// The classes of loads, if several backends serve. The chosen backend serves one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Classes>,
-    /// All registrations of the op that serve no call: best first, overridden ones last.
+    /// All registrations of the op that don't serve: best first, overridden ones last.
     pub rejected: Vec<Rejection>,
 }
 
@@ -168,7 +168,7 @@ impl Decision {
             .map_or(std::slice::from_ref(&self.chosen), Classes::backends)
     }
 
-    /// The backend for calls of a load.
+    /// The backend for calls with a load.
     #[must_use]
     pub fn at(&self, load: Load) -> &BackendRef {
         &self.serving()[self.class(load)]
@@ -190,12 +190,12 @@ impl Decision {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Because {
-    /// The user chose it.
+    /// The user chose the backend.
     Preferred {
         /// The preference that applies.
         key: PreferenceKey,
     },
-    /// It is the first one that fits in the user's order.
+    /// It is the first backend in the user's order that fits.
     Ordered {
         /// The preference that applies.
         key: PreferenceKey,
@@ -217,7 +217,8 @@ pub enum Because {
         /// Its priority.
         priority: i32,
     },
-    /// It is the first among the backends that fit with the highest priority, by [`Origin`] and then by name.
+    /// Several backends that fit have the highest priority. It is the first of them by [`Origin`], then by
+    /// name.
     First {
         /// Their priority.
         priority: i32,
@@ -225,8 +226,9 @@ pub enum Because {
 }
 
 impl Because {
-    /// The reason for a backend that fits. `rival` is the priority of the next backend that fits but serves
-    /// no call. `measured` is its time and whether other backends serve too, if times decided.
+    /// The reason for choosing a backend that fits. `rival` is the priority of the next backend that fits but
+    /// serves no call. `measured` is the chosen backend's time, and whether others serve too, if times were
+    /// compared.
     fn new(
         choice: Option<(PreferenceKey, &str)>,
         ordered: Option<PreferenceKey>,
@@ -272,7 +274,7 @@ impl fmt::Display for Because {
             Self::First { priority } => {
                 write!(
                     f,
-                    "first by origin and name of those that fit with priority {priority}"
+                    "first by origin and name among those that fit with priority {priority}"
                 )
             }
         }
@@ -282,13 +284,13 @@ impl fmt::Display for Because {
 impl Snapshot {
     /// Decides which backend serves a query.
     ///
-    /// The user's choice ([`Preferences::choice`]) always decides, even if it does not fit; then it is an
-    /// error. A denied backend ([`Preferences::denial`]) does not fit. Of the user's order
-    /// ([`Preferences::order`]) the first one that fits serves. Otherwise the active
-    /// backends that fit are ranked by priority, then by [`Origin`], then by name. The first one serves, unless
-    /// it was measured ([`Query::measured`]): then the fastest measured backend serves, at each load the
-    /// fastest there ([`Classes`]). Times between measured loads are interpolated linearly in logarithms.
-    /// Among backends within 1 % of the fastest, the one that ranks first serves.
+    /// The user's choice ([`Preferences::choice`]) is always used; if it does not fit, that is an error. A
+    /// denied backend ([`Preferences::denial`]) does not fit. If the user gave an order
+    /// ([`Preferences::order`]), the first backend in it that fits serves. Otherwise the active backends that
+    /// fit are ranked by priority, then by [`Origin`], then by name. The first one serves, unless it was
+    /// measured ([`Query::measured`]). In that case the fastest measured backend serves, or at each load the
+    /// fastest at this load ([`Classes`]). Times between measured loads are interpolated linearly in
+    /// logarithms. If several backends are within 1 % of the fastest, the one that ranks first serves.
     ///
     /// # Errors
     /// [`ResolveError`], with the reasons of every candidate.
@@ -395,7 +397,7 @@ impl Snapshot {
         preferences: &Preferences,
         order: Option<&PreferenceOrder<'_>>,
     ) -> Vec<Candidate<'_>> {
-        // for each name the registration that is active in the phase, or else the last one
+        // for each name, the registration that is active in the phase, or else the last one
         let candidates = self
             .stacks_of(query.op)
             .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
@@ -420,7 +422,7 @@ impl Snapshot {
         ranked
     }
 
-    /// Adds to each fitting backend the reason why another was chosen, and appends the overridden
+    /// Adds to each fitting backend the reason why another one was chosen, and appends the overridden
     /// registrations.
     fn rejections(
         &self,
@@ -486,14 +488,14 @@ impl Snapshot {
     }
 }
 
-/// A registration, with the reasons why it does not fit (empty if it fits).
+/// A registration, and the reasons why it does not fit (none if it fits).
 type Candidate<'a> = (&'a Arc<Registration>, Vec<Reason>);
 
 fn fits((_, reasons): &Candidate<'_>) -> bool {
     reasons.is_empty()
 }
 
-/// The comparison of the backends that fit, by rank; `None` if the first of them was not measured.
+/// The comparison of the backends that fit, in order of rank; `None` if the first of them was not measured.
 fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
     let names: Vec<Option<&str>> = ranked
         .iter()

@@ -98,19 +98,19 @@ pub enum Reason {
         /// The features that it has.
         valid: BTreeSet<String>,
     },
-    /// A required distribution is not installed.
+    /// A distribution that it requires is not installed.
     PackageMissing {
         /// The requirement.
         needed: PackageRequirement,
     },
-    /// A required distribution is installed in a wrong version.
+    /// A distribution that it requires is installed in a wrong version.
     PackageVersion {
         /// The requirement.
         needed: PackageRequirement,
         /// The installed version.
         installed: String,
     },
-    /// A later registration of its name overrides it.
+    /// A later registration with the same name overrides it.
     Overridden {
         /// The active registration.
         by: BackendId,
@@ -129,7 +129,7 @@ pub enum Reason {
         /// The preference that applies.
         key: PreferenceKey,
     },
-    /// It fits, but the user's order has the chosen backend before it.
+    /// It fits, but the user's order names the chosen backend before it.
     LaterInPreference {
         /// The preference that applies.
         key: PreferenceKey,
@@ -143,7 +143,7 @@ pub enum Reason {
         /// Nanoseconds of a call of the chosen backend.
         chosen: u64,
     },
-    /// It fits, but was not measured. The chosen backend was.
+    /// It fits, but was not measured, unlike the chosen backend.
     NotMeasured {
         /// Nanoseconds of a call of the chosen backend.
         chosen: u64,
@@ -206,7 +206,7 @@ impl fmt::Display for Reason {
                 let (own, chosen) = (Microseconds(*nanoseconds), Microseconds(*chosen));
                 write!(
                     f,
-                    "fits, but takes {own} as measured here, the chosen one {chosen}"
+                    "fits, but takes {own} as measured here; the chosen one takes {chosen}"
                 )
             }
             Self::NotMeasured { chosen } => {
