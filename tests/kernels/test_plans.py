@@ -114,11 +114,13 @@ def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
     ]
     bounds = Bounds(sequences=4, rows=4, tokens=700)
     kept = backend.plan("decode", calls[0].batch, bounds)
-    for call in (*calls, calls[0]):
-        refreshed, anew = call.clone(), call.clone()
+    fresh = [call.clone() for call in calls]
+    for anew in fresh:
+        anew.bind(backend, backend.plan("decode", anew.batch, bounds))()
+    for call, anew in zip((*calls, calls[0]), (*fresh, fresh[0]), strict=True):
+        refreshed = call.clone()
         backend.refresh(kept, refreshed.batch)
         refreshed.bind(backend, kept)()
-        anew.bind(backend, backend.plan("decode", anew.batch, bounds))()
         for result, expected in zip(refreshed.results.values(), anew.results.values(), strict=True):
             assert same_bits(result, expected)
 
