@@ -23,10 +23,14 @@ def around_backends(dispatcher: Dispatcher, around: Around) -> None:
         def wrap(run: Callable[..., Any], phase: str) -> Callable[..., Any]:
             return lambda *given: around(place, phase, partial(run, *given))
 
-        step.left[call.layer] = tuple(
+        targets = step.left[call.layer]
+        wrapped = tuple(
             (wrap(run, part.phase), index, commits)
-            for (run, index, commits), part in zip(step.left[call.layer], step.prepared.parts, strict=True)
+            for (run, index, commits), part in zip(
+                (targets,) if step.is_single else targets, step.prepared.parts, strict=True
+            )
         )
+        step.left[call.layer] = wrapped[0] if step.is_single else wrapped
         dispatch(call)
 
     dispatcher.dispatch = watched  # type: ignore[method-assign]
