@@ -28,15 +28,8 @@ FAMILIES = {
 }
 
 
-def routed_experts(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    *,
-    rows: torch.Tensor | None,
-) -> torch.Tensor:
+def routed_experts(*tensors: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    x, ids, weights, gate_up, down = tensors
     gate, up = torch.einsum("th,tknh->tkn", x, gate_up[ids]).chunk(2, -1)
     each = torch.einsum("tkn,tkhn->tkh", torch.nn.functional.silu(gate) * up, down[ids])
     return (weights[:, :, None] * each).sum(1).type_as(x)

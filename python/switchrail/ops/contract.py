@@ -324,12 +324,18 @@ class Contract:
             self._check_has("batch.kv_bounds", "True", "False", "kv_bounds", features)
         if isinstance(batch, CheckpointBatch):
             self._check_feature("checkpoints", features, phase, "prefill")
-            self._check_checkpoints(batch, sizes, owners, features)
+            name, slots, every = "batch.checkpoint_slots", batch.checkpoint_slots, batch.checkpoint_every
+            if type(every) is not int or every < 1:
+                raise self.error("batch.checkpoint_every", repr(every), "an int of 1 or more")
+            self._check_tensor(name, CHECKPOINTS, slots, first, sizes, owners, features)
+            self._check_columns(name, slots, batch, every)
         if isinstance(batch, PagedTreeBatch):
             self._check_feature("trees", features, phase, "verify")
         if isinstance(batch, RowStatesBatch):
             self._check_feature("row_states", features, phase, "verify")
-            self._check_row_slots(batch, sizes, owners, features)
+            name, slots = "batch.row_slots", batch.row_slots
+            self._check_tensor(name, ROW_SLOTS, slots, first, sizes, owners, features)
+            self._check_columns(name, slots, batch)
         is_verify = phase == "verify"
         if issubclass(self.batch_type, StateBatch) and is_verify != isinstance(batch, VerifyBatch):
             raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
@@ -511,43 +517,13 @@ class Contract:
         if batch.read_only:
             self._check_has("batch.read_only", "True", "False", "read_only_states", features)
 
-    def _check_checkpoints(
-        self,
-        batch: CheckpointBatch,
-        sizes: dict[str, int],
-        owners: dict[str, str],
-        features: Collection[str],
-    ) -> None:
-        every = batch.checkpoint_every
-        if type(every) is not int or every < 1:
-            raise self.error("batch.checkpoint_every", repr(every), "an int of 1 or more")
-        slots = batch.checkpoint_slots
-        name = "batch.checkpoint_slots"
-        self._check_tensor(name, CHECKPOINTS, slots, batch.cu_seqlens, sizes, owners, features)
+    def _check_columns(self, name: str, slots: torch.Tensor, batch: SequenceBatch, every: int = 1) -> None:
+        """Checks that a table has a slot for each `every` rows of any sequence."""
         wanted = max(batch.seqlens, default=0) // every
         if slots.shape[1] < wanted:
-            raise self.error(
-                name,
-                f"{slots.shape[1]} a sequence",
-                f"at least {wanted}, one for each {every} rows of the longest sequence",
-            )
-
-    def _check_row_slots(
-        self,
-        batch: RowStatesBatch,
-        sizes: dict[str, int],
-        owners: dict[str, str],
-        features: Collection[str],
-    ) -> None:
-        slots = batch.row_slots
-        self._check_tensor("batch.row_slots", ROW_SLOTS, slots, batch.cu_seqlens, sizes, owners, features)
-        most = max(batch.seqlens, default=0)
-        if slots.shape[1] < most:
-            raise self.error(
-                "batch.row_slots",
-                f"{slots.shape[1]} a sequence",
-                f"at least {most}, one for each row of the longest sequence",
-            )
+            rows = "row" if every == 1 else f"{every} rows"
+            found = f"{slots.shape[1]} a sequence"
+            raise self.error(name, found, f"at least {wanted}, one for each {rows} of the longest sequence")
 
     def _check_parents(self, seqlens: tuple[int, ...], parents: tuple[int, ...]) -> None:
         if len(parents) != sum(seqlens):

@@ -15,24 +15,26 @@ use serde_json::json;
 use switchrail::{
     BackendId, BackendSpec, Change, CommitError, ComputeCapability, Config, CoreError, DeviceSupport, Entry,
     FingerprintInputs, NativeBackend, Op, Origin, Packages, Phase, Preferences, Query, RegisterError,
-    ReplayError, RoutePlan, Runtime, Snapshot,
+    ReplayError, RoutePlan, Runtime, Snapshot, Transaction,
 };
 
 const OP: Op = Op::GatedDelta;
+
+/// Stages a backend of this name.
+fn stage(transaction: &Transaction, name: &str) -> BackendId {
+    transaction
+        .registrar()
+        .add(spec(OP, name), Entry::Foreign, false)
+        .unwrap()
+}
 
 #[test]
 fn a_transaction_is_seen_whole_or_not_at_all() {
     let runtime = Runtime::new();
     let before = runtime.snapshot();
     let transaction = runtime.begin(plugin("acme"));
-    transaction
-        .registrar()
-        .add(spec(OP, "a"), Entry::Foreign, false)
-        .unwrap();
-    transaction
-        .registrar()
-        .add(spec(OP, "b"), Entry::Foreign, false)
-        .unwrap();
+    stage(&transaction, "a");
+    stage(&transaction, "b");
     assert_eq!(*runtime.snapshot(), *before);
     let commit = transaction.commit().unwrap();
     assert_eq!(
@@ -151,18 +153,9 @@ fn a_taken_name_is_refused_at_once_with_its_owner() {
 fn two_transactions_for_one_name_conflict_and_the_loser_leaves_nothing() {
     let runtime = Runtime::new();
     let (first, second) = (runtime.begin(plugin("acme")), runtime.begin(plugin("zeta")));
-    first
-        .registrar()
-        .add(spec(OP, "fast"), Entry::Foreign, false)
-        .unwrap();
-    second
-        .registrar()
-        .add(spec(OP, "other"), Entry::Foreign, false)
-        .unwrap();
-    second
-        .registrar()
-        .add(spec(OP, "fast"), Entry::Foreign, false)
-        .unwrap();
+    stage(&first, "fast");
+    stage(&second, "other");
+    stage(&second, "fast");
     first.commit().unwrap();
     let after = runtime.snapshot();
     let error = second.commit().unwrap_err();
@@ -488,10 +481,7 @@ fn a_plugin_changes_only_what_is_its_own() {
 fn a_commit_that_does_not_follow_is_refused() {
     let runtime = Runtime::new();
     let transaction = runtime.begin(Origin::User);
-    let id = transaction
-        .registrar()
-        .add(spec(OP, "a"), Entry::Foreign, false)
-        .unwrap();
+    let id = stage(&transaction, "a");
     let first = transaction.commit().unwrap();
     let transaction = runtime.begin(Origin::User);
     transaction.registrar().withdraw(id).unwrap();
@@ -615,19 +605,13 @@ proptest! {
 fn changes_within_a_commit_are_in_the_order_in_which_they_were_staged() {
     let runtime = Runtime::new();
     let transaction = runtime.begin(Origin::User);
-    let id = transaction
-        .registrar()
-        .add(spec(OP, "a"), Entry::Foreign, false)
-        .unwrap();
+    let id = stage(&transaction, "a");
     transaction
         .registrar()
         .configure(OP, "a", json!({"x": 1}).as_object().unwrap().clone())
         .unwrap();
     transaction.registrar().clear(OP, "a", None).unwrap();
-    let last = transaction
-        .registrar()
-        .add(spec(OP, "a"), Entry::Foreign, false)
-        .unwrap();
+    let last = stage(&transaction, "a");
     let commit = transaction.commit().unwrap();
     let kinds: Vec<_> = commit
         .changes
