@@ -141,6 +141,31 @@ def test_steps_of_the_draft_are_captured(
     assert is_idle(engine)
 
 
+def test_trees_of_a_draft(make_engine: Make, checkpoint: Path, draft: Path) -> None:
+    """Two branches: the best token and what follows it, and the second best one and what follows it."""
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(options={**DRAFTED, "draft": draft, "draft_branches": 2})
+    found = recorded(engine)
+    assert engine.generate(prompts, FREE) == expected
+    assert is_idle(engine)
+    texts = [(text, [int(token) for token in tokens]) for text, tokens in found if len(tokens) == 4]
+    texts = random.Random(0).sample(texts, 20)
+    scratch = alone(make_engine, draft, [text for text, _ in texts], 2)
+    assert [(tokens[0], tokens[2]) for _, tokens in texts] == scratch
+    after = alone(make_engine, draft, [[*text, tokens[1]] for text, tokens in texts], 1)
+    assert [(tokens[3],) for _, tokens in texts] == after
+    assert all(tokens[0] != tokens[1] for _, tokens in texts)
+
+    engine = make_engine(options={**DRAFTED, "draft": checkpoint, "draft_branches": 2})
+    assert engine.generate(prompts, FREE) == expected
+    before = engine.stats
+    assert before.accepted_per_verification > 1.7, "the first branch, of two tokens"
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=1.2, top_p=0.9, top_k=50, seed=2)
+    engine.generate(prompts, [params, FREE] * 6)
+    assert is_idle(engine)
+
+
 def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Path) -> None:
     """A draft with the model's own distribution is accepted up to rounding, even if it is drawn."""
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
@@ -203,9 +228,16 @@ def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: Sampl
     return torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
 
 
-@pytest.mark.parametrize("mutant", ["", "proposes the largest", "reports no filters"])
+@pytest.mark.parametrize(
+    ("mutant", "branches"), [("", 1), ("", 2), ("proposes the largest", 1), ("reports no filters", 1)]
+)
 def test_samples_have_the_models_distribution(
-    make_engine: Make, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str
+    make_engine: Make,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: str,
+    branches: int,
 ) -> None:
     """Chi-square of texts of three tokens, with a draft whose weights are the model's with noise."""
     noisy = Path(shutil.copytree(checkpoint, tmp_path / "noisy"))
@@ -220,7 +252,7 @@ def test_samples_have_the_models_distribution(
     )
     claims_another(mutant, monkeypatch)
     options = {**DRAFTED, "max_sequences": 32, "max_tokens_per_step": 256, "num_pages": 200}
-    engine = make_engine(options={**options, "draft": str(noisy)})
+    engine = make_engine(options={**options, "draft": str(noisy), "draft_branches": branches})
     chance = chance_of(engine, checkpoint, [5, 6, 7], params)
     assert 0.1 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
     assert (chance < 1e-6) if mutant else (chance > 1e-3)

@@ -247,6 +247,36 @@ def test_a_wrong_proposal_ends_the_requests_of_its_step(found: Any, text: str, m
     assert engine.generate([[1, 2]], FREE)[0].finish_reason == "length"
 
 
+class Wrong(Drafts):
+    are_trees = True
+
+    def __init__(self, *found: Any) -> None:
+        self.found = found
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        return Drafted(*self.found)
+
+
+@pytest.mark.parametrize(
+    ("parents", "text"),
+    [
+        ([[-1, 0]], "parents for 1 sequences, expected 2"),
+        ([[-1, 1], []], r"the parents \[-1, 1\] for 2 tokens"),
+        ([[-1, -2], []], r"the parents \[-1, -2\] for 2 tokens"),
+        ([[-1], []], r"the parents \[-1\] for 2 tokens"),
+        ([[-1, -1], []], r"\[7, 7\], where equal tokens follow the same one"),
+    ],
+)
+def test_wrong_trees(parents: Any, text: str, make_engine: Make) -> None:
+    engine = make_engine(options={**DRAFTED, "draft": Wrong([[7, 7], []], None, parents)})
+    with pytest.raises(EngineError, match=text):
+        engine.generate([[1, 2], [3]], FREE)
+    assert is_idle(engine)
+    engine._core.drafts.are_trees = False  # type: ignore[union-attr,misc]
+    with pytest.raises(EngineError, match="valid: None, unless its `are_trees` is True"):
+        engine.generate([[1, 2], [3]], FREE)
+
+
 def test_options() -> None:
     assert EngineOptions(draft="ngram").draft_tokens == 4
     assert EngineOptions(draft=NgramDrafts(), max_sequences=2, max_tokens_per_step=10).draft_tokens == 4
@@ -261,6 +291,10 @@ def test_options() -> None:
     with pytest.raises(ConfigError, match="draft_tokens must be an integer of at least 1, got 0"):
         EngineOptions(draft="ngram", draft_tokens=0)
     assert EngineOptions(draft=Path("ngram")).draft == Path("ngram")
+    assert EngineOptions(draft="a/b", draft_branches=4).draft_branches == 4
+    for wrong in ({"draft": "ngram", "draft_branches": 2}, {"draft": "a/b", "draft_branches": 5}):
+        with pytest.raises(ConfigError, match="draft_branches must be 1; with a checkpoint as draft"):
+            EngineOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="draft must be"):
         EngineOptions(draft=7)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from switchrail._core import PHASES
+from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
@@ -114,18 +117,17 @@ class DraftModel(Drafts):
         Returns:
             The tasks that lack none any more, and the logits after the newest token of each.
         """
-        texts = {task: self._text(task) for task in tasks}
-        left, rows = self._rows, []
-        for task in sorted(tasks, key=lambda task: len(texts[task]) - task.drafted):
-            count = min(left, len(texts[task]) - task.drafted)
-            if count:
-                rows.append((task, count))
-                left -= count
-        rows.sort(key=lambda row: row[0].slot)
+        texts = {task: self._text(task) for task in sorted(tasks, key=lambda task: task.slot)}
+        lacks = {task: len(text) - task.drafted for task, text in texts.items()}
+        left, counts = self._rows, dict.fromkeys(lacks, 0)
+        for task in sorted(lacks, key=lambda task: lacks[task]):
+            counts[task] = min(left, lacks[task])
+            left -= counts[task]
+        rows = [(task, count) for task, count in counts.items() if count]
         prefill: Any = [(Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
-        logits = self._run(Schedule(decode=[], prefill=prefill, forks=[]))
+        logits = self._run(Schedule(decode=[], prefill=prefill, forks=[])) if rows else self._newest[:0]
         self.runner.sequences.advance_drafted(rows)
-        return [task for task, _ in rows if task.drafted == len(texts[task])], logits
+        return [task for task in counts if counts[task] == lacks[task]], logits
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
         """The tokens that the memory will hold."""
@@ -179,6 +181,84 @@ class DraftModel(Drafts):
 
     def _sent(self, values: Sequence[int]) -> torch.Tensor:
         return sent(values, torch.int64, self._newest.device, pin_memory=self._pin_memory)
+
+
+class DraftTrees(DraftModel):
+    """Proposes trees: branches that begin with different tokens, each continued as a chain.
+
+    Draft i is the first token of branch i, or follows the draft one level before it in its branch. To extend
+    the trees, the model verifies them whole, from its memory without the newest token. So branches need no
+    states of their own, whichever kinds of layers the model has. Siblings are drawn without replacement.
+    """
+
+    are_trees = True
+
+    def __init__(self, branches: int, runner: Runner, **given: Any) -> None:
+        """Use a runner.
+
+        Args:
+            branches: The number of branches.
+            runner: Runs the model.
+            **given: See `DraftModel`.
+        """
+        super().__init__(runner, **given)
+        self._branches = branches
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
+        """Propose trees, without waiting for the device."""
+        limit = dict(zip(tasks, limits, strict=True))
+        active, _ = self._extend([task for task in tasks if limit[task]])
+        is_drawn = any(task.params.temperature > 0 for task in active)
+        tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
+        odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
+        while active:
+            is_first = not tokens[active[0]]
+            owners, logits = self._verify(active, tokens, limit)
+            for _ in range(self._branches if is_first else 1):
+                chosen, q = self._choose(owners, logits)
+                for task, token, row in zip(owners, chosen, q if is_drawn else chosen, strict=True):
+                    if len(tokens[task]) < limit[task]:
+                        tokens[task].append(token)
+                        odds[task].append(row)
+                if is_first:
+                    logits = logits.scatter(1, chosen.unsqueeze(1), -torch.inf)
+            active = [task for task in active if len(tokens[task]) < limit[task]]
+        rows = [row for each in odds.values() for row in each]
+        return Drafted(
+            [torch.stack(each) if each else () for each in tokens.values()],
+            torch.stack(rows) if is_drawn else None,
+            [self._parents(len(each)) for each in tokens.values()],
+        )
+
+    def _text(self, task: Task) -> npt.NDArray[np.int64]:
+        return super()._text(task)[:-1]
+
+    def _verify(
+        self, tasks: Sequence[Task], tokens: Mapping[Task, list[torch.Tensor]], limit: Mapping[Task, int]
+    ) -> tuple[list[Task], torch.Tensor]:
+        """Run all trees; return the tasks of the rows to continue, and the logits after these rows."""
+        none = np.zeros(0, dtype=np.int64)
+        drafted = Drafted(
+            [torch.stack(tokens[task]) if tokens[task] else () for task in tasks],
+            parents=[self._parents(len(tokens[task])) for task in tasks],
+        )
+        decode: Any = [Text(task.slot, task.length, none) for task in tasks]
+        schedule = Schedule(decode=decode, prefill=[], forks=[], drafted=drafted)
+        runner, sequences = self.runner, self.runner.sequences
+        step = runner.builder.build(schedule, sequences.page_table, sequences.last_tokens)
+        owners, rows, start = list[Task](), list[int](), 0
+        for task in tasks:
+            count = len(tokens[task])
+            first = max(0, 1 + count - self._branches) if count else 0
+            own = range(first, 1 + count)[: limit[task] - count]
+            owners += [task] * len(own)
+            rows += [start + row for row in own]
+            start += 1 + count
+        return owners, runner.forward(step)[self._sent(rows)]
+
+    def _parents(self, count: int) -> list[int]:
+        return [max(-1, i - self._branches) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +323,8 @@ class LoadedDraft:
             max_length=self.max_length,
             sequences=target.sequences,
         )
-        return DraftModel(
+        kind = partial(DraftTrees, self.options.draft_branches) if has_trees(self.options) else DraftModel
+        return kind(
             runner,
             slots=self.sequences,
             rows=self.rows,
@@ -296,7 +377,7 @@ def load_draft(
         options=own,
         max_length=max_length,
         backends=None,
-        phases=("prefill", "decode"),
+        phases=PHASES if has_trees(own) else ("prefill", "decode"),
     )
     model = loaded.checkpoint
     for what, found, wanted, valid in (

@@ -56,6 +56,8 @@ class EngineOptions:
             `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
+        draft_branches: The number of tokens that a draft model proposes for the next token. Each begins a
+            branch of a tree; the branches share `draft_tokens` evenly.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None if its backend has the step
             `plan_chunked_prefix`; with True, it must have it.
@@ -83,6 +85,7 @@ class EngineOptions:
     overlap: bool = True
     draft: str | os.PathLike[str] | Drafts | None = None
     draft_tokens: int = DRAFT_TOKENS
+    draft_branches: int = 1
     ragged_prefill: bool | None = None
     chunked_prefix: bool | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -156,6 +159,18 @@ class EngineOptions:
                     "None, 'ngram', 'mtp', a checkpoint or a Drafts",
                 ),
                 ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
+                (
+                    "draft_branches",
+                    self.draft_branches,
+                    self.draft_branches == 1
+                    or (
+                        is_count(self.draft_branches)
+                        and is_count(self.draft_tokens, self.draft_branches)
+                        and self.draft != "ngram"
+                        and not isinstance(self.draft, Drafts)
+                    ),
+                    "1; with a checkpoint as draft, an integer from 1 to draft_tokens",
+                ),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 *(
                     (name, value, value is None or isinstance(value, bool), "None, True or False")
