@@ -163,7 +163,13 @@ def served(runtime, version):
     """Make SGLang's backend of a model, with names of backends by phase."""
 
     def make(
-        prefill="switchrail", decode="switchrail", slots=8, family="gated_delta", drafts=None, verify=None
+        prefill="switchrail",
+        decode="switchrail",
+        slots=8,
+        family="gated_delta",
+        drafts=None,
+        verify=None,
+        draft_model=None,
     ):
         backends = SimpleNamespace(
             decode=enum()(decode), prefill=enum()(prefill), verify=enum()(verify or "triton")
@@ -179,10 +185,10 @@ def served(runtime, version):
                 options, linear_attn_backend=decode, linear_attn_verify_backend=verify
             )
         runner = SimpleNamespace(
-            model=Model(family),
+            model=Model(family) if draft_model is None else draft_model,
             device="cpu",
             dtype=torch.float32,
-            is_draft_worker=False,
+            is_draft_worker=draft_model is not None,
             linear_attn_backends=backends,
             req_to_token_pool=Pools(slots, family, drafts[0] if drafts else 0),
             model_config=SimpleNamespace(context_len=256),
@@ -244,7 +250,7 @@ def passed(served, mode, rows, slots, prefixes=None, keep=None, ends=None, links
     served.backend.init_forward_metadata(batch)
     run = served.backend.forward_decode if mode == "decode" else served.backend.forward_extend
     found = []
-    for module in served.model.layers:
+    for module in getattr(served.model, "layers", ()):
         mixed = torch.randn(sum(rows), CHANNELS)
         a, b = torch.randn(sum(rows), *served.model.decays), torch.randn(sum(rows), HV)
         found.append((mixed, a, b, run(module, batch, mixed, a.flatten(1), b)))
@@ -515,6 +521,23 @@ def test_drafts_are_verified_with_states_by_row(served, version, name, family, t
     assert len(chosen) == 1
     if version == "v23":  # 0.5.11 has no option for drafts, so the core decides
         assert chosen == {name.split(":")[1]}
+
+
+def test_in_the_draft_worker_the_drafts_layers_count(served):
+    """A draft without linear layers needs no backend for them, although the target has some."""
+    made = served("switchrail:plain", "switchrail:plain", drafts=(6, 4), draft_model=nn.ModuleList())
+    served_layers = made.backend.switchrail
+    assert not served_layers.bound.plan.table
+    assert served_layers.verified is None
+    for mode in ("extend", "verify"):
+        passed(made, mode, [6], [1], [0])
+    assert served_layers.steps.bypassed == 0
+
+
+def test_a_model_without_layers_that_the_bridge_knows_is_refused(served, monkeypatch):
+    monkeypatch.setattr(Model, "modules", lambda self: iter(()))
+    with pytest.raises(BridgeError, match="Model has no gated_delta layers that Switchrail knows"):
+        served()
 
 
 def test_a_layer_that_takes_another_path_is_counted(served, caplog):
