@@ -10,7 +10,7 @@ def double(result, *_, **__):
     return result
 
 
-def test_hooks_of_both_systems_are_listed_and_logged(runtime, caplog):
+def test_hooks_of_both_systems_are_listed_and_logged(runtime, version, caplog):
     registry = import_module("sglang.srt.plugins.hook_registry")
     target = "sglang.srt.layers.attention.attention_registry.register_attention_backend"
     source = registry.HookSource("counter", "counting-plugin")
@@ -26,6 +26,7 @@ def test_hooks_of_both_systems_are_listed_and_logged(runtime, caplog):
     own = [hook for hook in hooks(runtime) if hook.source == "switchrail"]
     assert any(hook.target.endswith("GDNAttnBackend.__init__") for hook in own)
     with caplog.at_level(logging.INFO, logger="switchrail"):
-        registry.HookRegistry.apply_hooks()
+        runner = import_module("sglang.srt.model_executor.model_runner").ModelRunner()
+        getattr(runner, "init_attention_backend" + ("s" if version == "v23" else ""))()
     assert f"{target}: after, by counting-plugin, with sglang's hooks" in caplog.text
     assert "GDNAttnBackend" not in caplog.text

@@ -39,7 +39,7 @@ def activate() -> None:
         undo.callback(lambda: hooks.remove(*(_all(hooks) - before)))
         names.offer(runtime, places, undo)
         asked.attach(runtime, places)
-        listing.attach(runtime)
+        listing.attach(runtime, places)
         linear.attach(runtime, places)
         mixers.attach(runtime, places)
         attention.attach(runtime, places)

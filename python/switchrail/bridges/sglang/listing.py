@@ -11,6 +11,7 @@ from switchrail.bridges.sglang.names import OURS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from switchrail.bridges.sglang.versions import Places
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
@@ -52,15 +53,15 @@ def _sglangs() -> Iterator[ListedHook]:
             yield ListedHook(target, kind.value, name, "sglang")
 
 
-def attach(runtime: Runtime) -> None:
-    """Logs the hooks of plugins once SGLang has loaded its plugins and applied their hooks."""
+def attach(runtime: Runtime, places: Places) -> None:
+    """Logs the hooks of plugins when a model runner gets its attention; SGLang's log is not set up before."""
 
-    def applied(result: None, *_: Any) -> None:
-        found = [hook for hook in hooks(runtime) if hook.source != OURS]
-        for target, kind, source, system in found:
-            _log.info("%s: %s, by %s, with %s's hooks", target, kind, source, system)
+    def log(model_runner: Any, *_: Any, **__: Any) -> None:
+        for target, kind, source, system in hooks(runtime):
+            if source != OURS:
+                _log.info("%s: %s, by %s, with %s's hooks", target, kind, source, system)
 
-    runtime.hooks.add(f"{_REGISTRY}.HookRegistry.apply_hooks", applied, "after", source=OURS)
+    runtime.hooks.add(places.attention_made, log, "before", source=OURS)
 
 
 __all__ = ["ListedHook", "attach", "hooks"]

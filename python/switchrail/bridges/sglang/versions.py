@@ -25,6 +25,7 @@ class Places:
         records_prompts: The method of a linear attention backend that tells whether prompts can be recorded
             in graphs; None if there is none.
         graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
+        attention_made: The method that makes a model runner's attention backends.
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
         speculation: Returns an object with the options of speculative decoding for a model runner.
@@ -42,6 +43,7 @@ class Places:
     linear_ops: tuple[str, ...]
     records_prompts: str | None
     graph_hooks: Mapping[str, Callable[..., None]]
+    attention_made: str
     shared_windows: str | None
     speculation: Callable[[Any], Any]
     late_drafts: str | None
@@ -92,6 +94,8 @@ def _options(model_runner: Any) -> Any:
     return get_spec()
 
 
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+
 _PLACES: Mapping[str, Places] = {
     "0.5.11": Places(
         choices="sglang.srt.server_args",
@@ -104,6 +108,7 @@ _PLACES: Mapping[str, Places] = {
             "init_forward_metadata_capture_cuda_graph": _capture,
             "init_forward_metadata_replay_cuda_graph": _replay,
         },
+        attention_made=f"{_RUNNER}.init_attention_backend",
         shared_windows=None,
         speculation=lambda model_runner: model_runner.server_args,
         late_drafts=None,
@@ -118,6 +123,7 @@ _PLACES: Mapping[str, Places] = {
         linear_ops=("gated_delta", "kda", "lightning", "mamba2", "short_conv"),
         records_prompts="supports_prefill_graph_extend",
         graph_hooks={"init_forward_metadata_out_graph": _out_graph},
+        attention_made=f"{_RUNNER}.init_attention_backends",
         shared_windows="sglang.srt.mem_cache.memory_pool.conv_window_dedup_enabled",
         speculation=_options,
         late_drafts="update_verify_buffers_to_fill_after_draft",
