@@ -26,9 +26,13 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         self.device_type = platform.device.split(":")[0]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Makes Switchrail's backends the default of linear layers."""
+        """Makes Switchrail's backends the default of both kinds of layers."""
         if server_args.linear_attn_backend == "triton":
             server_args.linear_attn_backend = OURS
+        if (
+            server_args.attention_backend is None
+        ):  # for CPUs SGLang has a default that precedes the platform's
+            server_args.attention_backend = OURS
 
     def get_default_attention_backend(self) -> str:
         """The name that lets the core decide."""
