@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
+from switchrail.engine import Engine, EngineOptions, Output, SamplingParams, core
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.task import Task
@@ -209,6 +209,39 @@ def test_what_follows_an_end_is_not_counted(make_engine: Make) -> None:
     assert engine.generate([[5, 6]], params) == [ended]
     assert engine.stats.drafted_tokens == 4
     assert engine.stats.accepted_tokens == engine.stats.decode_tokens == len(ended.tokens) - 1 == 3
+
+
+def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make) -> None:
+    """A stop token that is also the last possible one ends the request as a stop."""
+    (plain,) = make_engine(options=OPTIONS).generate([[5, 6]], FREE)
+    last = next(n for n in range(2, 6) if plain.tokens[n] not in plain.tokens[:n])
+    params = SamplingParams(max_new_tokens=last + 1, ignore_eos=True, stop_token_ids=(plain.tokens[last],))
+    (ended,) = make_engine(options=OPTIONS).generate([[5, 6]], params)
+    assert (len(ended.tokens), ended.finish_reason) == (last + 1, "stop")
+    engine = make_engine(options=DRAFTED)
+    use(engine, Oracle([plain], FORCED["all"], ragged=False))
+    assert engine.generate([[5, 6]], params) == [ended]
+    assert engine.stats.accepted_tokens > 0
+
+
+def test_sequences_reordered_between_verify_and_commit(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit belongs to the rows that were verified, whatever happens to the list of sequences."""
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(options=DRAFTED)
+    use(engine, Oracle(expected, FORCED["random"]))
+    choose, live = core.choose_rows, engine._core.sequences.live
+
+    def reordering(*given: Any) -> Any:
+        for task in list(live)[:-1]:
+            live[task] = live.pop(task)
+        return choose(*given)
+
+    monkeypatch.setattr(core, "choose_rows", reordering)
+    assert engine.generate(prompts, FREE) == expected
+    assert is_idle(engine)
 
 
 def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
