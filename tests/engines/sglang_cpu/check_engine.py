@@ -161,7 +161,7 @@ def test_the_log_has_the_names_asked_for(ours):
 
 def test_a_vendors_platform_of_switchrail_is_sglangs(engine, options, batches, model):
     first, *_ = batches
-    run = engine(options, [first], ACME_DEVICE="cpu")
+    run = engine({**options, "attention_backend": "switchrail"}, [first], ACME_DEVICE="cpu")
     assert run.status == 0, run.log[-4000:]
     assert [one["tokens"] for one in run.answers[0]] == [tokens for _, tokens in model[1]][:4]
     assert {tuple(each) for line in run.watched for each in line["backends"] if each[0] == "gated_delta"} == {

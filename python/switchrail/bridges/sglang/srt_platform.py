@@ -26,7 +26,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         self.device_type = platform.device.split(":")[0]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Makes Switchrail's backends the default of both kinds of layers."""
+        """Makes Switchrail's backends the default of linear layers."""
         if server_args.linear_attn_backend == "triton":
             server_args.linear_attn_backend = OURS
         if (
@@ -35,7 +35,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
             server_args.attention_backend = OURS
 
     def get_default_attention_backend(self) -> str:
-        """The name that lets the core decide."""
+        """The name that lets the core decide. On CPUs SGLang's own default precedes it."""
         return OURS
 
     def support_mamba_cache_extra_buffer(self) -> bool:
