@@ -17,7 +17,7 @@ from torch import nn
 from switchrail._core import Layout
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.draft_model import DraftModel, Text
-from switchrail.engine.files import CONFIG, read_weights
+from switchrail.engine.files import CONFIG, MTP_WEIGHTS, read_weights
 from switchrail.engine.loading import LoadedModel, ready_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.binding import check_shapes, find_mixers
@@ -300,7 +300,10 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
         CheckpointError: The weight files are broken.
     """
     drafts, model_type = layout.drafts, layout.model_type
-    if not drafts and any(name.startswith("mtp.") for name in read_weights(path)):
+    has_weights = (path / MTP_WEIGHTS).is_file() or any(
+        name.startswith("mtp.") for name in read_weights(path)
+    )
+    if not drafts and has_weights and model_type in HEAD_TYPES:
         drafts = Layout.from_config({**config, _COUNT: 1}).drafts
     if drafts and model_type in HEAD_TYPES:
         return drafts
