@@ -31,6 +31,7 @@ from benchmarks.arguments import make_parser
 from benchmarks.serving.slices import TINY, TOKENIZER, WIDTHS, make_checkpoint
 
 HELD_OUT = TOKENIZER.parent / "held_out.txt"
+SMALL = TOKENIZER.parent / "kjv-draft"
 BATCHES = (1, 32)
 ROWS, CACHED, REPEATS = 4, 512, 20
 NEW_TOKENS, LONGEST = 128, 256
@@ -123,7 +124,13 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
         prompts = [text[i * step : i * step + 200] for i in range(size)]
         params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
         plain: list[Any] = []
-        for name, draft in (("none", None), ("ngram", "ngram"), ("the model itself", TOKENIZER)):
+        for name, draft in (
+            ("none", None),
+            ("ngram", "ngram"),
+            ("mtp", "mtp"),
+            ("a small model", SMALL),
+            ("the model itself", TOKENIZER),
+        ):
             options = {"draft": draft, "max_sequences": max(size, 2), "max_length": LONGEST + NEW_TOKENS}
             with Engine(TOKENIZER, device=device, dtype=dtype, options=options) as engine:
                 outputs = engine.generate(prompts, params)

@@ -154,7 +154,7 @@ def test_explain(switchrail, plugins, checkpoint):
     assert [decision.split(",")[0] for decision in verified] == ["gated_delta verify", "short_conv verify"]
 
     document = json.loads(switchrail(*explain, "--json").output)
-    assert list(document) == ["model", "platform", "layers", "routes", "capture", "steps", "engines"]
+    assert list(document) == ["model", "platform", "layers", "routes", "capture", "steps", "drafts", "engines"]
     assert document["steps"]["plan_chunked_prefix"] == {}
     assert document["capture"] == {"steps": [], "reason": "platform cpu has no graphs", "hooks": []}
     assert document["platform"]["kind"] == "cpu"
@@ -194,7 +194,8 @@ def test_explain_shows_what_is_captured(switchrail, plugins, checkpoint, tmp_pat
 def test_plan(switchrail, plugins, checkpoint, tmp_path):
     done = switchrail("plan", checkpoint, "--as", "cuda:9.0")
     assert done.exit_code == 0, done.output
-    rows = [line.split(maxsplit=6) for line in done.output.replace(", ", ",").splitlines()[5:]]
+    model, _, head = done.output.replace(", ", ",").partition("plan of kjv-qwen3-next draft 0")
+    rows = [line.split(maxsplit=6) for line in model.rstrip().splitlines()[5:]]
     assert {tuple(row[:4]) for row in rows} == {
         (layers, kind, op, phase)
         for layers, kind, op in (
@@ -205,6 +206,9 @@ def test_plan(switchrail, plugins, checkpoint, tmp_path):
         for phase in ("prefill", "decode")
     }
     assert next(row[4:6] for row in rows if row[2:4] == ["gated_delta", "decode"]) == ["aurora", "plugin"]
+    assert {tuple(line.split()[:4]) for line in head.rstrip().splitlines()[3:]} == {
+        ("0", "full_attention", "attention", phase) for phase in ("prefill", "decode")
+    }
     assert "no backend was imported" in done.output
 
 

@@ -46,3 +46,25 @@ def test_a_wrong_draft_head_is_refused(switchrail, tmp_path):
     failed = switchrail("explain", tmp_path)
     assert failed.exit_code != 0
     assert "one entry per step, of 3 steps" in " ".join(failed.stderr.split())
+
+
+def test_run_drafts_with_the_models_head(switchrail, checkpoint):
+    def tokens(*more):
+        done = switchrail(
+            "run",
+            checkpoint,
+            "--prompt",
+            "And the LORD said",
+            "--max-new-tokens",
+            12,
+            "--json",
+            "--device",
+            "cpu",
+            *more,
+        )
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    document = tokens("--draft", "mtp")
+    assert document["outputs"] == tokens()["outputs"]
+    assert document["accepted_tokens"] > 0

@@ -81,6 +81,23 @@ def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine
         assert (accepted == 0, accepted == drafted) == (kind == "none", kind == "all")
 
 
+@pytest.mark.parametrize("draft", ["mtp", str(CHECKPOINTS / "kjv-draft")], ids=["mtp", "model"])
+def test_trained_drafts_are_accepted(draft: str, trained: tuple[Engine, list[Output]]) -> None:
+    """The trained head, whose layer is full attention, and the trained model, whose layer 0 is linear.
+
+    Greedy tokens are those without drafts. Outputs are short, so proposals are too; the document's example
+    has the means of longer ones.
+    """
+    engine, expected = trained
+    options = replace(engine.options, draft=draft)
+    folder = CHECKPOINTS / "kjv-qwen3-next"
+    with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as drafting:
+        found = drafting.generate([output.prompt for output in expected], engine.params)  # type: ignore[attr-defined]
+        assert found == expected
+        assert is_idle(drafting)
+        assert drafting.stats.accepted_per_verification > 0.6
+
+
 @pytest.mark.parametrize("kind", FORCED)
 def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
     """Outputs with drafts end by length, token and text as without, in and after an accepted run.

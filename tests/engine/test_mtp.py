@@ -25,10 +25,12 @@ from transformers import AutoModelForCausalLM
 from .drafting import FORCED, Oracle, use
 from .heads import FULL, LINEAR, Scratch, make_head, split_experts
 from .idle import is_idle
-from .test_drafts import DRAFTED, FREE, OPTIONS
+from .test_draft_model import chance_of, claims_another
+from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
 from .test_overlap import make_params, make_prompts
 
 Make = Callable[..., Engine]
+KJV = CHECKPOINTS / "kjv-qwen3-next"
 MTP = {**DRAFTED, "draft": "mtp"}
 HEADS = {"full": [FULL], "linear": [LINEAR], "several": [LINEAR, FULL, LINEAR]}
 
@@ -252,3 +254,17 @@ def test_the_head_is_disconnected(make_engine: Make, checkpoint: Path, tmp_path:
     engine.close()
     del engine
     assert not decoder._forward_hooks
+
+
+@pytest.mark.parametrize("mutant", ["", "proposes the largest"])
+def test_samples_have_the_models_distribution(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chi-square of texts of three tokens, with the trained head."""
+    claims_another(mutant, monkeypatch)
+    params = SamplingParams(
+        max_new_tokens=3, ignore_eos=True, temperature=1.3, top_k=3, top_p=0.95, min_p=0.05
+    )
+    options = {"max_sequences": 64, "max_tokens_per_step": 512, "max_length": 32, "draft": "mtp"}
+    with Engine(KJV, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
+        chance = chance_of(engine, KJV, [300, 301, 302, 303], params)
+        assert 0.05 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
+    assert (chance < 1e-6) if mutant else (chance > 1e-3)
