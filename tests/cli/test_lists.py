@@ -154,7 +154,16 @@ def test_explain(switchrail, plugins, checkpoint):
     assert [decision.split(",")[0] for decision in verified] == ["gated_delta verify", "short_conv verify"]
 
     document = json.loads(switchrail(*explain, "--json").output)
-    assert list(document) == ["model", "platform", "layers", "routes", "capture", "steps", "drafts", "engines"]
+    assert list(document) == [
+        "model",
+        "platform",
+        "layers",
+        "routes",
+        "capture",
+        "steps",
+        "drafts",
+        "engines",
+    ]
     assert document["steps"]["plan_chunked_prefix"] == {}
     assert document["capture"] == {"steps": [], "reason": "platform cpu has no graphs", "hooks": []}
     assert document["platform"]["kind"] == "cpu"
@@ -206,7 +215,7 @@ def test_plan(switchrail, plugins, checkpoint, tmp_path):
         for phase in ("prefill", "decode")
     }
     assert next(row[4:6] for row in rows if row[2:4] == ["gated_delta", "decode"]) == ["aurora", "plugin"]
-    assert {tuple(line.split()[:4]) for line in head.rstrip().splitlines()[3:]} == {
+    assert {tuple(line.split()[:4]) for line in head.rstrip().splitlines()[2:]} == {
         ("0", "full_attention", "attention", phase) for phase in ("prefill", "decode")
     }
     assert "no backend was imported" in done.output
