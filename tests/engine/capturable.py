@@ -28,7 +28,7 @@ class Capturable:
 
 class CapturableAttention(Capturable, AttentionBackend):
     def run(self, call: Any, batch: Any, plan: Any) -> None:
-        if plan.rows != plan.sequences:
+        if plan is not None and plan.rows != plan.sequences:
             return self.run_rows(call, batch, plan)
         layer = call.layer
         keys, values = (
@@ -99,7 +99,7 @@ class Verifying:
 
 class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
     def run(self, call: Any, batch: Any, plan: Any) -> Any:
-        if plan.rows != plan.sequences:
+        if plan is not None and plan.rows != plan.sequences:
             return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
         layer = call.layer
         live = batch.read_slots >= 0
@@ -129,7 +129,7 @@ class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
 
 class CapturableConv(Verifying, Capturable, ShortConvBackend):
     def run(self, call: Any, batch: Any, plan: Any) -> Any:
-        if plan.rows != plan.sequences:
+        if plan is not None and plan.rows != plan.sequences:
             return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
         layer = call.layer
         live = batch.read_slots >= 0
