@@ -29,10 +29,6 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         """Makes Switchrail's backends the default of linear layers."""
         if server_args.linear_attn_backend == "triton":
             server_args.linear_attn_backend = OURS
-        if (
-            server_args.attention_backend is None
-        ):  # for CPUs SGLang has a default that precedes the platform's
-            server_args.attention_backend = OURS
 
     def get_default_attention_backend(self) -> str:
         """The name that lets the core decide. On CPUs SGLang's own default precedes it."""
