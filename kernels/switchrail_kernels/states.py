@@ -1,4 +1,4 @@
-"""The places of a head's state within its slot, inside the kernels."""
+"""Device function for the offsets of a state's elements within its slot."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201

@@ -12,9 +12,9 @@ ErrorT = TypeVar("ErrorT", bound=SwitchrailError)
 
 
 def nearest(found: object, valid: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """The valid names near to a wrong one, best first, and a text that lists them.
+    """The valid names near to a wrong one, nearest first, and an ending for the message that lists them.
 
-    The text continues a message: `; nearest: a, b`. It is empty if no name is near.
+    The ending is like `; nearest: a, b`, or empty if no name is near.
     """
     names = tuple(_core.nearest(str(found), list(valid)))
     return names, f"; nearest: {', '.join(names)}" if names else ""

@@ -352,7 +352,7 @@ def test_a_hook_on_what_the_replacing_class_lacks(hooks, mod, caplog):
     assert not hasattr(mod.Target, "n")
     (step,) = hooks.explain("hook_replaced.Target.n").steps
     assert (step.hook, step.state) == (method, "ignored")
-    assert "replaces the class and has no such function" in step.reason
+    assert "replaces the class, and the new class has no such function" in step.reason
     hooks.remove(replaced)
     assert mod.Target().n() == ["n", "hooked"]
     assert [step.state for step in hooks.explain("hook_replaced.Target.n").steps] == ["runs"]

@@ -97,8 +97,7 @@ def test_what_claims_graphs_can_refresh_its_plans(runtime, op, name):
 
 @pytest.mark.parametrize(("op", "name"), GRAPHS)
 def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
-    """A refreshed plan equals a new one: from larger batches to smaller ones and back, with padding, after
-    use."""
+    """After a run, a plan is refreshed for smaller, larger and padded batches, and equals a new plan."""
     backend = build(runtime, op, name)
     if device.type == "cpu" and name != "triton":
         pytest.skip("only Triton's kernels are interpreted")

@@ -176,7 +176,9 @@ class Fill(Noting):
 def test_fill_values_of_parts_agree() -> None:
     assert First(Fill(1), Noting(), First(Fill(1))).optional_steps()["graph_fill_value"]() == 1
     wrapper = First(Fill(1), First(Noting(), Fill(0)))
-    with pytest.raises(DispatchError, match="graph_fill_value: 0 returned 1, 1 returned 0; valid: one value"):
+    with pytest.raises(
+        DispatchError, match="graph_fill_value: 0 returned 1, 1 returned 0; all backends must"
+    ):
         wrapper.optional_steps()["graph_fill_value"]()
 
 
@@ -215,7 +217,7 @@ def _fitting(self: Any, batch: Any) -> None: ...
         (
             _positional,
             ("plan_chunked_prefix",),
-            "takes 'batch', which has no name in calls; valid: any of plan, batch",
+            "takes 'batch', which can't be passed by name; valid: any of plan, batch",
         ),
         (_fitting, (), "has the method 'plan_chunked_prefix', but its registration has no feature"),
         (None, ("plan_chunked_prefix",), "feature 'plan_chunked_prefix', but it has no method"),

@@ -110,7 +110,7 @@ def test_an_override_of_prefill_leaves_decode_alone(
 def test_names_of_one_class_stay_apart(runtime: Runtime, mla: Any) -> None:
     """Two names of one class are two backends.
 
-    In an enum, the second name would be an alias, and some names would be invalid.
+    If the names were members of an enum, the second would be an alias of the first.
     """
     names = ("value", "name", "mro", "members", "Prefill", "prefill", "PREFILL")
     for name in names:
@@ -138,7 +138,7 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime)["prefill"] == "Prefill"
     with pytest.raises(NameTakenError, match="acme-one"):
         runtime.register("torch", mla.Other, **PREFILL)
-    # overrides are restored in the order of loading, and each learns what overrides it
+    # overrides are restored in the order of loading; each registration has what overrides it
     runtime.load(["acme-one", "acme-three"])
     assert served(runtime) == {"prefill": "Other", "decode": "TorchMla"}
     decision = runtime.resolve("mla", "prefill", device="cpu", dtype="float32")

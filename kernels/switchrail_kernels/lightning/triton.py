@@ -16,7 +16,7 @@ class TritonLightning(TritonLinear[LightningCall], LightningBackend):
 
     @staticmethod
     def operands(call: LightningCall) -> Operands:
-        """The call, without time steps."""
+        """The operands. `layer.g` takes the places of the time steps, which this op does not have."""
         layer, q, k, v, out = call
         return Operands(q, k, v, layer.g, layer.g, layer.g, layer.g, layer.state, out, layer.scale)
 

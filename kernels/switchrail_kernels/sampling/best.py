@@ -14,7 +14,7 @@ _MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 @triton.jit(do_not_specialize=["V"])
 def best(p_logits, p_tokens, s_row, V, BV: tl.constexpr):
-    """Find one row's first largest logit; -1 if it is not finite, or if any logit is NaN."""
+    """Write the first index of a row's largest logit; -1 if that logit is not finite or any logit is NaN."""
     i_r = tl.program_id(0)
     p_row = p_logits + i_r.to(tl.int64) * s_row
     b_top = tl.full((BV,), _MINUS_INFINITY, tl.float32)

@@ -25,16 +25,16 @@ def accept(
 
     Args:
         step: The verified step.
-        chosen: [R] int64, the token chosen after each of its rows; -1 for none.
-        slots: [N] int64, the slots of its sequences; -1 for padding.
-        commit: `Dispatcher.commit`.
+        chosen: [R] int64, the token chosen after each of the step's rows; -1 for none.
+        slots: [N] int64, the slots of the step's sequences; -1 for padding.
+        commit: The method `Dispatcher.commit`.
         pools: The memory of the model.
         last_tokens: [slots] int64, receives the newest token of each sequence.
         again: See `Dispatcher.commit`.
 
     Returns:
-        [N, 1 + X] int64, for each sequence the number of its accepted drafts, then its new tokens: these
-        drafts and one more. The others are undefined.
+        [N, 1 + X] int64: for each sequence the number of accepted drafts, then these drafts and one more
+        token. The remaining elements of a row are undefined.
     """
     drafts = step.drafts
     assert drafts is not None

@@ -35,12 +35,11 @@ class EngineCore:
     raised. The tasks of the unfinished step end, and the next call completes the cleanup.
 
     Attributes:
-        runner: Runs the model; None ends the core.
+        runner: Runs the model. With None, the core is closed and steps fail.
         sequences: The memory of the tasks.
-        stats: Counts.
-        drafts: Proposes tokens; None for none.
-        unwanted: Tasks to cancel between two steps. After adding some, call `settle`, or leave it to the next
-            step.
+        stats: Counts of steps, tokens and requests.
+        drafts: Proposes tokens to verify; None without drafts.
+        unwanted: Tasks to cancel. Add tasks here; the next call of `settle` or `step` cancels them.
     """
 
     def __init__(
@@ -85,12 +84,12 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        """Whether any task waits or runs."""
+        """Whether there are waiting or running tasks."""
         return bool(self._scheduler.waiting or self.sequences.live or self._flights)
 
     @property
     def inside(self) -> bool:
-        """Whether a step runs."""
+        """Whether a step is running."""
         return self._inside
 
     @property
@@ -99,7 +98,7 @@ class EngineCore:
         return [*self.sequences.live, *self._scheduler.waiting]
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Add tasks to the queue, all or none."""
+        """Add tasks to the queue: all of them, or none if an exception is raised."""
         self._scheduler.waiting.update(dict.fromkeys(tasks))
 
     def step(self) -> None:
@@ -109,11 +108,11 @@ class EngineCore:
 
         Raises:
             EngineError: It is called from within a step.
-            BaseException: An exception from a backend. The tasks of the step have then ended with reason
-                `error` and `step_failed`, with the tokens of earlier steps; all others continue.
+            BaseException: A backend failed. The tasks of the step have ended: their reason is `error`,
+                `step_failed` is set, and they keep the tokens of earlier steps. All other tasks continue.
         """
         if self._inside:
-            raise EngineError("step was called from within a step; valid there: submit and cancel")
+            raise EngineError("step was called from within a step; call only submit and cancel there")
         self._inside = True
         try:
             self._settle()
@@ -135,13 +134,13 @@ class EngineCore:
             self._inside = False
 
     def _settle(self) -> None:
-        """Cancel tasks and clean up. Each part can be repeated, so an exception in between does no harm."""
+        """Cancel tasks and clean up. If an exception interrupts this, it can run again from the start."""
         self.sequences.repair()
         if self._giving is not None:
             self._fail(self._giving)
             self._giving = None
         if self._launching:
-            for _ in self._flights:  # the steps before the failed one
+            for _ in self._flights:  # the steps that were launched before the failed one
                 with suppress(Exception):  # only the first error is reported; these tasks fail too
                     self._read(0)
         for task in self._launching:
@@ -171,7 +170,7 @@ class EngineCore:
                 ready = True
                 self._go_on()
         except BaseException as error:
-            if not ready and isinstance(error, Exception):  # no step can run, as with a lost device
+            if not ready and isinstance(error, Exception):  # no step can run; the device may be lost
                 self._launching = self.tasks
             self._error = error
             self.stats.failed_steps += 1
@@ -182,7 +181,7 @@ class EngineCore:
         self._read(self._ahead)
         try:
             schedule = self._scheduler.schedule(self._holds_prompts())
-        except Exception:  # raised by an admission, for example by the device
+        except Exception:  # raised while a task was admitted, for example by the device
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
@@ -207,7 +206,7 @@ class EngineCore:
             )
 
     def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
-        """The schedule with drafts, cut so that each task can take all of its drafts and one more token.
+        """Add drafts to a schedule, only as many as each task has room for, with one more token.
 
         So no key is written beyond the pages and the length for which the task was admitted.
         """
@@ -239,13 +238,13 @@ class EngineCore:
             self._flights = self._flights[1:]
 
     def _holds_prompts(self) -> bool:
-        """Whether prompts must wait for decodes, after a step with prompts."""
+        """Whether prompts must wait, because a step with prompts has just delayed the decodes."""
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)
 
     def _keep(self, one: Verification, run: Sequence[int]) -> None:
-        """Deliver the new tokens of a verified task; can be repeated."""
+        """Deliver the new tokens of a verified task. A repeated call delivers none twice."""
         task = one.task
         if task.slot:
             self.sequences.advance([(task, one.length + len(run) - task.length)])
@@ -312,7 +311,7 @@ class EngineCore:
         return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
-        """Copy the memory of each pair's first task to its second; return the second ones."""
+        """Copy the memory of each pair's first task to the second task; return the second tasks."""
         pages = [pair for leader, task in forks for pair in self.sequences.fork(leader, task)]
         runner.pools.copy(pages, [(leader.slot, task.slot) for leader, task in forks])
         return [task for _, task in forks]

@@ -16,7 +16,7 @@ from switchrail.ops.batch import Bounds
 
 
 class Decodes:
-    """Captured decodes. Backends plan each key once, with bounds, and refresh the plan for each step.
+    """Captured decodes. Backends plan once for each captured size (key), and refresh the plan for each step.
 
     Calls of backends that can't be captured run eagerly between the captured pieces.
     """
@@ -30,7 +30,7 @@ class Decodes:
         eager: Collection[str],
         keys: Iterable[Key],
     ) -> None:
-        """Store the arguments, and let backends allocate the state of graphs; nothing is captured yet.
+        """Store the arguments, and let backends allocate their graph state. This captures nothing.
 
         Args:
             capturer: Captures steps.
@@ -38,7 +38,7 @@ class Decodes:
             bound: The routes of captured decodes.
             inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
-            keys: The keys that may be captured, among others.
+            keys: All keys of the engine; those of the kind `decode` may be captured here.
 
         Raises:
             DispatchError: Backends return different fill values.
@@ -70,10 +70,10 @@ class Decodes:
     def run(
         self, captured: Captured, tasks: Sequence[Task], *, fresh: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the last token of each task in a captured decode.
+        """Run the last token of each task in a captured step.
 
         Args:
-            captured: The decode.
+            captured: The captured step.
             tasks: The tasks.
             fresh: See `DecodeInputs.fill`.
 

@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 
 NONE: Final = -2
-"""In a table of parents, the entry of a row that is no draft."""
+"""The entry of a row without a draft in a table of parents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The proposal for N sequences.
+    """The tokens proposed for N sequences.
 
     Attributes:
-        tokens: Each sequence's drafted tokens, possibly none: numbers, or a tensor [d] int64 on the model's
-            device, whose values are not checked. They follow the newest token one after another, or as
-            `parents` says.
-        probabilities: [D, vocabulary] float64, for each drafted token the distribution that it was drawn
-            from, given the siblings before it; of one sequence after the other. None if the tokens were not
-            drawn: each then counts as proposed with probability 1. Greedy requests ignore it.
-        parents: For trees, the index of the token that each drafted token follows, always a smaller one; -1
-            for the newest token. Siblings are different tokens. None for chains.
+        tokens: The drafted tokens of each sequence, possibly none: numbers, or a tensor [d] int64 on the
+            model's device, whose values are not checked. They form a chain after the newest token, or a tree
+            with `parents`.
+        probabilities: [D, vocabulary] float64. Row i is the distribution from which drafted token i was
+            drawn, given the siblings before it. All sequences' tokens are counted together, in order. None if
+            the tokens were not drawn: each was proposed with probability 1. Greedy requests ignore this.
+        parents: For each drafted token of a tree, the index of the drafted token that it follows, which comes
+            before it in `tokens`; -1 if it follows the newest token. Siblings are different tokens. None for
+            chains.
     """
 
     tokens: Sequence[Sequence[int] | torch.Tensor]
@@ -44,7 +45,7 @@ class Drafted:
         return [parent + 1 for parent in self.parents[number]]
 
     def depths(self, number: int) -> list[int]:
-        """For each row of a sequence, the number of rows that it follows."""
+        """The depth of each row of a sequence in the tree; 0 for the newest token."""
         found = [0]
         for parent in self.parent_rows(number):
             found.append(found[parent] + 1)
@@ -73,10 +74,10 @@ class Drafts(ABC):
 
 
 def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab_size: int) -> Drafted:
-    """A proposal that was checked.
+    """Ask for a proposal and check it.
 
     Raises:
-        EngineError: The proposal has another number of sequences, too many tokens, or invalid ones.
+        EngineError: The proposal is for another number of sequences, or has too many or invalid tokens.
     """
     found = drafts.propose(tasks, limits)
     name = type(drafts).__name__
@@ -112,11 +113,13 @@ def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
     for tokens, parents in zip(found.tokens, found.parents, strict=True):
         if len(parents) != len(tokens) or not all(-1 <= parent < i for i, parent in enumerate(parents)):
             raise EngineError(
-                f"{name} proposed the parents {list(parents)!r:.80} for {len(tokens)} tokens, expected for "
-                "each the index of an earlier token, or -1"
+                f"{name} proposed the parents {list(parents)!r:.80} for {len(tokens)} tokens, expected "
+                "the index of an earlier token, or -1, for each token"
             )
         if isinstance(tokens, Sequence) and len({*zip(parents, tokens, strict=True)}) < len(tokens):
-            raise EngineError(f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same one")
+            raise EngineError(
+                f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same token"
+            )
 
 
 __all__ = ["NONE", "Drafted", "Drafts", "proposed"]

@@ -11,14 +11,14 @@ from torch.overrides import TorchFunctionMode
 _HOST: Final = torch.device("cpu")
 
 _LEAST: Final = 2**20
-"""Bytes of the weights to merge; the small tensors that a model definition merges stay on the host."""
+"""Tensors with fewer bytes in all are merged on the host, such as those that a model's code merges."""
 
 
 class MergedOn(TorchFunctionMode):
     """Copies weights to a device before `torch.stack` and `torch.cat` merge them.
 
-    transformers reads weights to the host, where merging the weights of many experts takes longer than
-    everything else of loading. Merged on the host after all, if the device has not enough memory for it.
+    transformers reads weights to the host, where merging the weights of many experts takes longer than the
+    rest of loading. If the device has too little memory for it, weights are still merged on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class MergedOn(TorchFunctionMode):
             return func([one.cpu() for one in args[0]], *args[1:], **kwargs)
 
     def _merges(self, tensors: Any) -> bool:
-        """Whether these are weights, some of which may have been merged on the device before."""
+        """Whether these tensors are weights to merge; some may already be on the device."""
         devices = {one.device for one in tensors}
         if self._device in devices:
             return len(devices) > 1

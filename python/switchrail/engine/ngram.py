@@ -11,14 +11,14 @@ from switchrail.engine.task import Task
 
 LONGEST = 4
 SHORTEST = 2
-"""Lengths, in tokens, of the endings that are looked up."""
+"""How many of a sequence's last tokens are looked up, in tokens."""
 
 
 class NgramDrafts(Drafts):
     """Looks up the last tokens of a sequence in its earlier tokens, and proposes the tokens that followed.
 
-    Uses the latest occurrence of the longest ending that occurred before. If the text after that occurrence
-    is too short, the proposal repeats it.
+    More last tokens are looked up before fewer, and the latest occurrence counts. If too few tokens follow
+    that occurrence, the proposal repeats them.
     """
 
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
@@ -29,7 +29,7 @@ class NgramDrafts(Drafts):
 
 
 def _follow(task: Task, count: int) -> list[int]:
-    """Up to `count` tokens; none if no ending of the task occurred before."""
+    """Up to `count` proposed tokens; none if the last tokens did not occur before."""
     text = np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)]).astype(np.int32)
     period = _period(text)
     if period is None:
@@ -39,7 +39,7 @@ def _follow(task: Task, count: int) -> list[int]:
 
 
 def _period(text: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int | None:
-    """The distance from the end back to the latest occurrence of the longest ending found."""
+    """How many tokens earlier the last tokens occurred before; None if they did not."""
     earlier = text[:-1].tobytes()
     for length in range(min(LONGEST, len(text) - 1), SHORTEST - 1, -1):
         ending = text[-length:].tobytes()

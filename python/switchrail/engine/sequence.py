@@ -12,7 +12,7 @@ class Sequence:
     Attributes:
         slot: The slot of its states; 0 if it has none.
         pages: Its pages, in the order of its tokens.
-        length: The number of tokens in memory. Excludes the newest token, which the next decode row runs.
+        length: The number of tokens in memory, without the newest token, which the next decode processes.
         drafted: The number of tokens in the memory of a draft model, which may include the newest token.
     """
 

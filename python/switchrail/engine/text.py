@@ -62,7 +62,7 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """Return the text that was held back, after the last token. Further calls return the same."""
+        """Return the text held back after the last token. Further calls return the same."""
         if self._tail is not None:
             return self._tail
         if self.stopped:

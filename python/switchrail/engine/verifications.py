@@ -18,14 +18,14 @@ from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
 
 Accept = Callable[..., torch.Tensor]
-"""See `switchrail.engine.accept`, without the arguments of the model's memory."""
+"""The function `switchrail.engine.accept.accept` with the arguments for the model's memory already set."""
 
 
 class Verifications:
-    """Verifications, captured as a whole: one graph up to the logits, and one from the chosen tokens on.
+    """Verifications, each captured as two graphs: one computes the logits, and one accepts drafts.
 
-    Tokens are chosen between the two, and nothing waits for the device. Backends plan each key once with
-    bounds and refresh the plan for every step.
+    Tokens are chosen between the two, without waiting for the device. Backends plan once for each captured
+    size (key), and refresh the plan for every step.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Verifications:
         sequences: int,
         width: int,
     ) -> None:
-        """Store the arguments; nothing is captured yet.
+        """Store the arguments. This captures nothing.
 
         Args:
             capturer: Captures steps.
@@ -60,7 +60,7 @@ class Verifications:
         self._news = torch.zeros(sequences, 1 + width, dtype=torch.int64, device=inputs.device)
 
     def capture(self, key: Key) -> Captured:
-        """Capture a key."""
+        """Capture the verifications of a key."""
         assert key.tokens is not None
         count, dispatcher = key.rows // self._width, self._dispatcher
         self._inputs.fill((), Drafted(()))

@@ -21,7 +21,7 @@ _TOKENS, _PARENTS, _DEPTHS, _BEFORE = range(4)
 
 
 class VerifyInputs:
-    """X rows per sequence. Rows after a sequence's last draft, and sequences after the last, are padding.
+    """Inputs with X rows per sequence, padded after a sequence's last draft and after the last sequence.
 
     Keys and values of padding rows go to page 0. The device derives most inputs from a few numbers per row
     and from the page table (`derive`), so that a step needs only one transfer.
@@ -77,7 +77,7 @@ class VerifyInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
-        """Send tasks and their drafts to the device, without waiting."""
+        """Copy the tasks' numbers and drafts to the device, without waiting for the copy."""
         width, count = self._width, len(tasks)
         columns = np.arange(width)
         own = np.fromiter(map(len, drafted.tokens), dtype=np.int64, count=count)[:, None]
@@ -128,7 +128,7 @@ class VerifyInputs:
         )
 
     def part(self, step: Step, tasks: Sequence[Task]) -> Part:
-        """The part of a step, with the lengths of the running tasks."""
+        """The only part of a step, with the lengths of these tasks."""
         (made,) = step.parts
         assert made.pages is not None
         lengths = [task.length + self._width for task in tasks]

@@ -67,7 +67,7 @@ class Explanation:
     site: Site | None
 
     def bypassed(self) -> tuple[str, ...]:
-        """Describes calls that bypass the hooks. Examines every object of the process."""
+        """Descriptions of calls that bypass the hooks. This examines every object of the process."""
         return () if self.site is None else bypass.everywhere(self.site)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def everything() -> tuple[Explanation, ...]:
 
 
 def _put_by(table: Table, path: str) -> Site | None:
-    """The latest site of a hook with this path, which another thread may have found just now."""
+    """The newest target of a hook with this path; another thread may have just found it."""
     return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
@@ -147,7 +147,7 @@ def _explained(table: Table, site: Site) -> Explanation:
     # Objects of one class have the same name but different paths.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
-    else:  # the name shown for a method of a replacing class is that of the method that it replaces
+    else:  # a method of a replacing class is shown under the name of the method that it replaces
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
 
@@ -159,7 +159,8 @@ def _steps(table: Table, site: Site, found: Chain) -> Iterator[Step]:
     running = {kind: [hook for hook in found.running if hook.kind == kind] for kind in _RUN}
     for hook in (hook for kind in _RUN for hook in running[kind][:: -1 if kind == "after" else 1]):
         if by is not None:
-            ignored.append(Step(hook, "ignored", f"{by.name} replaces the class and has no such function"))
+            why = f"{by.name} replaces the class, and the new class has no such function"
+            ignored.append(Step(hook, "ignored", why))
         elif swapped:
             ignored.append(Step(hook, "ignored", "other code has changed the target's code"))
         elif hook.kind == "replace" and hook is not running["replace"][0]:

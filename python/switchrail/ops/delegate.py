@@ -15,7 +15,7 @@ from switchrail.ops.steps import Call, forwarded
 
 
 class Wrapper(Backend[Any, Any]):
-    """A backend that runs on others, its parts, and shows their optional steps."""
+    """A backend that wraps other backends, its parts, and has every optional step that a part has."""
 
     @property
     @abstractmethod
@@ -24,10 +24,10 @@ class Wrapper(Backend[Any, Any]):
 
     @abstractmethod
     def inside(self, plan: Any, batch: Any) -> tuple[str, Any, Any]:
-        """The part that made a plan, that part's plan, and the batch in the form that the part takes."""
+        """The name of the part that made a plan, the part's own plan, and the batch as the part takes it."""
 
     def optional_steps(self) -> Mapping[str, Call]:
-        """The steps of its parts."""
+        """The optional steps of all parts."""
         steps = {name: part.optional_steps() for name, part in self.parts.items()}
         return forwarded(steps, self.inside)
 
@@ -46,7 +46,7 @@ class Delegated:
 
 
 class Delegate(Wrapper):
-    """A backend over several others of one op, each of which serves some batches.
+    """A backend that sends each batch to one of several backends of the same op.
 
     A subclass sets `op`, and passes its parts to the constructor.
 
@@ -78,17 +78,17 @@ class Delegate(Wrapper):
         return plan.part, plan.plan, batch
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Delegated:
-        """Let the chosen part plan."""
+        """Plan with the chosen part."""
         name = self._choose(phase, batch)
         return Delegated(name, self._parts[name].plan(phase, batch, bounds))
 
     def refresh(self, plan: Any, batch: SequenceBatch) -> None:
-        """Let the part that made the plan update it."""
+        """Refresh with the part that made the plan."""
         part, own, batch = self.inside(plan, batch)
         self._parts[part].refresh(own, batch)
 
     def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
-        """Run a call on the part that made the plan."""
+        """Run a call with the part that made the plan."""
         part, own, batch = self.inside(plan, batch)
         return self._parts[part].run(call, batch, own)
 

@@ -1,4 +1,4 @@
-"""The optional steps of backends, and how a wrapper shows those of its parts.
+"""The optional steps of backends, and how a wrapper passes them on to its parts.
 
 A backend declares an optional step as a feature of its registration, and has a method of that name. The
 method takes any of the step's arguments, by name. Nothing here imports torch.
@@ -28,11 +28,11 @@ class Step:
     Attributes:
         name: The name of its feature and of its method.
         arguments: The arguments that a method may take.
-        about: What it is for.
+        about: What the step does.
         ops: The ops whose backends may have it.
         phase: The phase whose plans it completes; None for a step before any plan.
-        flags: Those of the arguments that permit something. A method that doesn't take a flag is called only
-            if the flag is True.
+        flags: The arguments that are flags: True permits what they name. A method that doesn't take a flag is
+            called only if the flag is True.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def is_planned(self) -> bool:
-        """Whether it completes a plan."""
+        """Whether the step completes a plan."""
         return self.phase is not None
 
 
@@ -89,7 +89,7 @@ def taken(step: Step, method: Call) -> tuple[str, ...]:
     """The arguments of a step that a method takes.
 
     Raises:
-        TypeError: It takes an argument that the step doesn't have, or one that has no name.
+        TypeError: The method has an argument that the step lacks, or that can't be passed by name.
     """
     names: list[str] = []
     for parameter in signature(method).parameters.values():
@@ -97,7 +97,7 @@ def taken(step: Step, method: Call) -> tuple[str, ...]:
             return step.arguments
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
             raise TypeError(
-                f"{step.name} takes {parameter.name!r}, which has no name in calls; valid: {_valid(step)}"
+                f"{step.name} takes {parameter.name!r}, which can't be passed by name; valid: {_valid(step)}"
             )
         if parameter.name not in step.arguments:
             near = nearest(parameter.name, step.arguments)[1]
@@ -111,7 +111,7 @@ def _valid(step: Step) -> str:
 
 
 def adapted_step(step: Step, method: Call) -> Call:
-    """A method that takes some of a step's arguments, as a call with all of them."""
+    """Wrap a method that takes some of a step's arguments, so that it can be called with all of them."""
     names = taken(step, method)
     unknown_flags = [flag for flag in step.flags if flag not in names]
 
@@ -130,7 +130,7 @@ def own_steps(backend: object) -> dict[str, Call]:
 
 
 def declared(features: Collection[str]) -> tuple[str, ...]:
-    """The steps among the features of a registration."""
+    """The features of a registration that are steps."""
     return tuple(name for name in STEPS if name in features)
 
 
@@ -144,7 +144,7 @@ def completing(backend: Any, features: Collection[str], phase: str) -> dict[str,
 
 
 def checked_flags(flags: Mapping[str, bool] | None) -> Mapping[str, bool]:
-    """Flags of steps by name; None for none.
+    """Check flags of steps, by name; None stands for no flags.
 
     Raises:
         ArgumentError: No step has a flag of that name.
@@ -159,7 +159,7 @@ def checked_flags(flags: Mapping[str, bool] | None) -> Mapping[str, bool]:
 
 
 def complete(steps: Mapping[str, Call], plan: object, batch: object, flags: Mapping[str, bool]) -> None:
-    """Run steps that complete a plan; flags that are missing are True."""
+    """Run the steps that complete a plan. A flag that is not given is True."""
     for name, step in steps.items():
         step(plan=plan, batch=batch, **{flag: flags.get(flag, True) for flag in STEPS[name].flags})
 
@@ -169,12 +169,12 @@ def forwarded(
 ) -> dict[str, Call]:
     """The steps of a wrapper: every step that one of its parts has.
 
-    A step that completes a plan goes to the part that made the plan, if that part has the step. The others go
-    to all parts that have them, whose results must agree.
+    A step that completes a plan runs on the part that made the plan, if that part has the step. Other steps
+    run on all parts that have them, and their results must agree.
 
     Args:
-        parts: By part, its steps.
-        inside: Maps a plan of the wrapper and its batch to the part, its plan and its batch.
+        parts: The steps of each part, by the part's name.
+        inside: The method `Wrapper.inside`.
     """
 
     def of_plan(name: str, /, plan: Any, batch: Any, **flags: Any) -> Any:
@@ -195,25 +195,25 @@ def forwarded(
 
 
 def agreed(name: str, results: Mapping[str, Any]) -> Any:
-    """The result of a step that several backends have run; None if none has one.
+    """The common result of a step that several backends have run; None if no backend has a result.
 
     Raises:
-        DispatchError: Their results differ.
+        DispatchError: The results differ.
     """
     found = {backend: result for backend, result in results.items() if result is not None}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{backend} returned {result!r}" for backend, result in found.items())
-        raise DispatchError(f"{name}: {listed}; valid: one value for all backends of a step", found=found)
+        raise DispatchError(f"{name}: {listed}; all backends must return the same value", found=found)
     return next(iter(found.values()), None)
 
 
 def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool) -> list[str]:
-    """Why a class's steps don't match its registration.
+    """Reasons why a class's steps don't match its registration.
 
     Args:
         cls: The class.
         claimed: The features of its registration.
-        is_wrapper: Whether instances take steps from other backends, which the class doesn't tell.
+        is_wrapper: Whether instances get steps from their parts, which the class does not know.
     """
     problems = []
     for name, step in STEPS.items():

@@ -11,7 +11,7 @@ class FreeList:
     A platform's own class can override `__init__`, `__len__`, `take` and `give`.
 
     Attributes:
-        capacity: The number of numbers, without the reserved one.
+        capacity: How many numbers there are, without the reserved one.
     """
 
     def __init__(self, count: int) -> None:
@@ -24,7 +24,7 @@ class FreeList:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` numbers. The caller must have checked that so many are free."""
+        """Takes `count` numbers. The caller must first check that at least `count` are free."""
         assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
         split = len(self._free) - count
         numbers = self._free[split:]

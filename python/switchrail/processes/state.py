@@ -25,7 +25,7 @@ class BackendState:
 
     Attributes:
         registration: The registration.
-        is_imported: Whether it was registered with a class object; False if with a class path.
+        is_imported: True if it was registered with a class, False if with the path of a class.
         config_type: The path of its configuration's type; None if it has none, or a plugin provides it.
     """
 

@@ -58,8 +58,8 @@ fn kinds_and_shapes_are_those_of_the_modules() {
     }
 }
 
-/// A published config may omit sizes that have defaults in its class. Such a size is unknown here, but never
-/// wrong.
+/// The expected shape of a published config, which may omit sizes that have defaults in its Python class. Such
+/// a size may be missing in the found shape, but not wrong.
 fn published(expected: Shape, found: Shape, form: &str) -> Shape {
     let known = |expected: Option<u32>, found: Option<u32>| {
         if form == "saved" {

@@ -225,7 +225,7 @@ fn windows_need_the_feature() {
     assert_eq!(
         layers,
         [vec![0, 2], vec![1], vec![0, 2], vec![1]],
-        "one decision where the same is asked"
+        "layers with equal requests share one decision"
     );
 }
 
@@ -248,7 +248,7 @@ fn bad_requests_are_refused() {
     assert_eq!(
         error.code(),
         "unknown_preferred_backend",
-        "though no layer of the model runs mla"
+        "an error even though no layer of the model runs mla"
     );
     let narrow = BackendSpec {
         phases: [Phase::Decode].into(),
@@ -301,7 +301,7 @@ fn a_plan_pins_its_backends_and_knows_when_it_is_stale() {
     assert!(!new.is_stale(&runtime));
     assert!(
         new.is_stale(&runtime_with_torch()),
-        "another runtime at whatever version"
+        "a plan is stale for every other runtime"
     );
 }
 
@@ -359,7 +359,7 @@ fn a_plan_from_a_document_is_bound_to_what_the_runtime_has() {
         "in its own runtime they are the same"
     );
 
-    // Another process: other ids, and a native entry where the plan has none.
+    // Like another process: the ids differ, and a backend is native that was not native in the plan's runtime.
     let other = Runtime::new();
     register(&other, Origin::User, spec(Op::Kda, "first"), false);
     let transaction = other.begin(plugin("acme"));

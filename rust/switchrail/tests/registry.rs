@@ -202,7 +202,7 @@ fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
     assert_eq!(
         runtime.snapshot().find(OP, "torch").unwrap().id,
         second,
-        "withdrawn from under the active one"
+        "the registration that was overridden is withdrawn; the active one stays"
     );
 
     clear(&runtime, OP, "torch");
@@ -308,7 +308,7 @@ fn configuring_what_goes_in_the_meantime_fails_at_commit() {
     assert_eq!(transaction.commit().unwrap_err().code(), "commit_gone");
 }
 
-/// Only accepts `{"scale": NUMBER}`. Reports its drop, and tries to take the runtime's lock in it.
+/// Only accepts the config `{"scale": NUMBER}`. Its `drop` records that it ran, and tries to commit.
 #[derive(Debug)]
 struct Scaled {
     runtime: std::sync::Weak<Runtime>,
@@ -392,11 +392,11 @@ fn a_native_backend_checks_its_configuration_and_is_dropped_outside_the_locks() 
     drop(transaction.commit().unwrap());
     assert!(
         dropped.load(Ordering::SeqCst),
-        "the commit dropped the last owner"
+        "the commit dropped the last reference to the backend"
     );
     assert!(
         runtime.snapshot().find(Op::Kda, "from-a-drop").is_some(),
-        "and its drop could commit"
+        "the backend's `drop` could commit"
     );
 }
 
@@ -500,7 +500,7 @@ fn a_commit_that_does_not_follow_is_refused() {
     );
 }
 
-/// The model's data of one registration.
+/// One registration, as the model of `histories_do_what_the_model_does_and_replay` stores it.
 #[derive(Debug, Clone, PartialEq)]
 struct Model {
     id: BackendId,
@@ -509,7 +509,7 @@ struct Model {
     value: Option<u8>,
 }
 
-/// One step of a random history.
+/// One action in a random history.
 #[derive(Debug, Clone)]
 enum Step {
     Add {
@@ -542,7 +542,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
 }
 
 proptest! {
-    /// Compares with a model: a list in which the last registration of a name is active.
+    /// Compares the runtime with a simple model: a list in which the last registration of each name is active.
     #[test]
     fn histories_do_what_the_model_does_and_replay(history in steps()) {
         let runtime = Runtime::new();

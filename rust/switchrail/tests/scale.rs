@@ -1,4 +1,4 @@
-//! Costs that must grow linearly with the number of backends, plugins or times, not quadratically.
+//! Costs that must grow linearly with the number of backends, plugins or measured times, not quadratically.
 
 mod common;
 

@@ -58,7 +58,7 @@ fn write(runtime: &Arc<Runtime>, thread: usize) -> Written {
         requests: 0,
     };
     for _ in 0..TRANSACTIONS {
-        // With fewer cores than threads, this turn would otherwise end before a reader runs.
+        // With fewer cores than threads, this thread might otherwise finish before a reader runs.
         thread::yield_now();
         let transaction = runtime.begin(origin.clone());
         let registrar = transaction.registrar();
@@ -161,7 +161,7 @@ fn read(runtime: &Arc<Runtime>, layout: &Arc<Layout>, thread: usize, newest: &At
     };
     let mut table = Vec::new();
     for round in 0..RESOLVES {
-        // For the reason given in `write`.
+        // As in `write`, so that the writers run too.
         thread::yield_now();
         let seen = newest.load(Ordering::Acquire);
         let snapshot = runtime.snapshot();
@@ -256,7 +256,7 @@ fn replay(
     }
     assert!(
         told.is_empty() && plans.is_empty(),
-        "decisions and plans of versions that never were"
+        "each decision and plan belongs to a committed version"
     );
     state
 }
@@ -301,7 +301,7 @@ fn a_million_operations_lose_nothing_and_tear_nothing() {
     assert_eq!(
         own.map(|backend| backend.id).collect::<BTreeSet<_>>(),
         live,
-        "nothing lost, nothing left over"
+        "no registration is lost, and no withdrawn one is left"
     );
     let aborted: Vec<_> = written.iter().flat_map(|written| &written.aborted).collect();
     assert!(!aborted.is_empty() && aborted.iter().all(|id| end.get(**id).is_none()));

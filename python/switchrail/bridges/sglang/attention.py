@@ -1,4 +1,4 @@
-"""SGLang's attention layers: the names of the attention backend."""
+"""Registers Switchrail's attention backends under their names in SGLang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def attach(runtime: Runtime, places: Places) -> None:
     for name in names_for(runtime, PAGED_OPS):
 
         def make(model_runner: Any, name: str = name) -> Any:
-            """Make SGLang's attention backend of this name for a model runner."""
+            """Make the attention backend of this name for one of SGLang's model runners."""
             if model_runner.use_mla_backend:
                 from switchrail.bridges.sglang.latent import LatentAttention as Backend
             else:

@@ -25,9 +25,9 @@ _HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 class LatentAttention(FullAttention):
     """Latent attention of one of SGLang's model runners.
 
-    SGLang has two modules for a layer. One attends to the cache of latents with absorbed queries. The other
-    one attends to expanded keys and values of a prompt, which are packed like its queries; a cached prefix is
-    then expanded in chunks, whose results SGLang merges.
+    SGLang has two modules for a layer. The first attends to the cache of latents with absorbed queries. The
+    second attends to the expanded keys and values of a prompt, which are packed like its queries. It expands
+    a cached prefix in chunks, and SGLang merges the results.
     """
 
     kind, op = "mla", "mla"
@@ -60,7 +60,7 @@ class LatentAttention(FullAttention):
             )
 
     def init_mha_chunk_metadata(self, forward_batch: Any, disable_flashinfer_ragged: bool = False) -> None:
-        """Describes the chunks of cached prefixes. SGLang's wrapper of hybrid models passes two arguments."""
+        """Describes the chunks of cached prefixes. SGLang's hybrid models pass both arguments."""
         assert self._own is not None
         self._chunks = [
             RaggedBatch(
@@ -102,7 +102,7 @@ class LatentAttention(FullAttention):
             scale=float(layer.scaling),
             causal=not to_prefix,
         )
-        if len(q) > rows:  # padding
+        if len(q) > rows:  # the rows after these are padding
             found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, len(q) - rows))
             lse = torch.nn.functional.pad(lse, (0, 0, 0, len(q) - rows), value=-torch.inf)
         if forward_batch.mha_return_lse:

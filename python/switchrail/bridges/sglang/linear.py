@@ -1,4 +1,4 @@
-"""SGLang's gated delta rule and Kimi delta attention layers, with their convolutions."""
+"""SGLang's layers of the gated delta rule and of Kimi delta attention, with their convolutions."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _FOLDER = "sglang.srt.layers.attention.linear"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Kind):
-    """A kind of delta-rule layers, which SGLang serves with a backend of their own.
+    """A kind of delta-rule layer, for which SGLang has a backend class.
 
     Attributes:
         op: The op, and the kind of the layers.
-        module: SGLang's module.
-        dispatcher: The class in it that chooses SGLang's kernels.
-        backend: The class in it that runs the layers.
-        layer: Makes a layer's arguments from SGLang's layer, its pool and the pool of drafts.
+        module: SGLang's module that has the two classes below.
+        dispatcher: The class that chooses SGLang's kernels.
+        backend: The class that runs the layers.
+        layer: Makes a layer's constant arguments from SGLang's layer and its pools of states and drafts.
         call: The class of the calls.
-        decays: The axes of a token's decays.
+        decays: The axes of one token's decays.
         window: The view [slots, C, W - 1] of SGLang's pool of convolution windows.
-        activation: The activation of the convolution; None: the layer's own.
+        activation: The activation of the convolution. None uses the layer's own.
     """
 
     op: str
@@ -123,8 +123,8 @@ class Family(Kind):
     ) -> Any:
         """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`.
 
-        In decode SGLang may pass the projections whole, `q | k | v | z` and `b | a`, and then expects z
-        beside the result.
+            In decode, SGLang may pass the undivided projections `q | k | v | z` and `b | a`. It then
+        expects z with the result.
         """
         served: ServedLayers | None = backend.switchrail
         mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
@@ -148,7 +148,7 @@ class Family(Kind):
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends of these layers; calls stay SGLang's unless a name of ours was chosen."""
+    """Hooks SGLang's backends of these layers. Without one of Switchrail's names, SGLang runs as before."""
     for family in FAMILIES:
         if family.op in places.linear_ops:
             _attach(runtime, places, family)
@@ -158,12 +158,12 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
     hooks = runtime.hooks
 
     def plain(dispatcher: Any, *backends: Any, **named: Any) -> tuple[Any, Any]:
-        """Lets SGLang's dispatcher use its default kernels where Switchrail serves."""
+        """Makes SGLang's dispatcher choose its default kernels for layers that Switchrail serves."""
         triton = type(backends[0]).TRITON
         return (dispatcher, *(triton if b is not None and is_ours(b.value) else b for b in backends)), named
 
     def records_prompts(result: bool, backend: Any) -> bool:
-        """SGLang records no prompts where ours serve them."""
+        """Whether SGLang captures prompts; never if Switchrail's backends serve them."""
         return result and (backend.switchrail is None or "prefill" not in backend.switchrail.asked)
 
     owner = f"{family.module}.{family.backend}"

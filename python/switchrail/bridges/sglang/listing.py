@@ -25,7 +25,7 @@ class ListedHook(NamedTuple):
         target: The dotted path of the target.
         kind: `before`, `after`, `around` or `replace`.
         source: The distribution or the plugin that added it.
-        system: `switchrail` or `sglang`, whose hooks these are.
+        system: `switchrail` or `sglang`: the one with which the hook was registered.
     """
 
     target: str
@@ -35,7 +35,7 @@ class ListedHook(NamedTuple):
 
 
 def hooks(runtime: Runtime) -> list[ListedHook]:
-    """All hooks on SGLang's modules in this process, by target."""
+    """All hooks on SGLang's modules in this process, sorted by target."""
     return sorted([*_ours(runtime), *_sglangs()])
 
 

@@ -1,4 +1,4 @@
-"""SGLang's lightning attention and Mamba2 layers, and the layers of LFM2 that are convolutions only."""
+"""SGLang's lightning attention and Mamba2 layers, and LFM2's layers that are only convolutions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ATTENTION = "sglang.srt.layers.attention"
 
 
 class Lightning(Kind):
-    """Lightning attention of Bailing and MiniMax models. SGLang's states are K x V."""
+    """Lightning attention of Bailing and MiniMax models. In SGLang, its states have the axes [K, V]."""
 
     op = "lightning"
     ops = ("lightning",)
     state_layout = "VK"
 
     def __init__(self, backend: Any) -> None:
-        """Remembers SGLang's backend, which has the decays, and how it scales the queries."""
+        """Keeps SGLang's backend, which has the decays, and the scale that it applies to queries."""
         if backend.kv_cache_dtype_str != "auto":
             raise BridgeError(
                 f"the option kv_cache_dtype is {backend.kv_cache_dtype_str!r}; valid: 'auto'",
@@ -112,17 +112,17 @@ class Mamba2(Kind):
     state_layout = "VK"
 
     def __init__(self, backend: Any) -> None:
-        """Remembers the model's layers with states."""
+        """Keeps the ids of the model's layers with states."""
         self._ids = backend.req_to_token_pool.mamba_map
 
     def modules(self, model: torch.nn.Module) -> dict[int, Any]:
-        """See `Kind`. SGLang's modules don't have their ids, but are in the order of these."""
+        """See `Kind`. SGLang's modules don't know their layers' ids, but are in the same order as the ids."""
         from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 
         found = [each for each in model.modules() if isinstance(each, MambaMixer2)]
         ids = sorted(self._ids)
         if found and len(found) != len(ids):
-            raise BridgeError(f"the model has {len(found)} Mamba2 layers, and states for {len(ids)}")
+            raise BridgeError(f"the model has {len(found)} Mamba2 layers, but states for {len(ids)} layers")
         return dict(zip(ids, found, strict=False))
 
     def heads(self, module: Any) -> HeadSizes:
@@ -153,7 +153,7 @@ class Mamba2(Kind):
 
     @staticmethod
     def _sizes(module: Any) -> tuple[int, int, int]:
-        """The columns of the gate, of the convolution and of the time steps."""
+        """The number of columns for the gate, for the convolution and for the time steps."""
         sizes = (module.intermediate_size, module.conv_dim, module.num_heads)
         inner, convolved, heads = (size // module.tp_size for size in sizes)
         return inner, convolved, heads
@@ -184,7 +184,7 @@ class Mamba2(Kind):
         mup_vector: torch.Tensor | None = None,
         use_triton_causal_conv: bool = False,
     ) -> Any:
-        """Runs a layer with its projections and norm, which are SGLang's; a hook around `forward`."""
+        """Runs a layer, with SGLang's projections and norm; a hook around the module's `forward`."""
         served: ServedLayers | None = backend.switchrail
         mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
         if served is None or not served.serves(mode):
@@ -208,13 +208,13 @@ class Mamba2(Kind):
 
 
 def _heads(module: Any) -> HeadSizes:
-    """The heads of a Mamba2 layer; its groups correspond to heads of keys."""
+    """The heads of a Mamba2 layer. Its groups count as key heads."""
     groups, heads = module.n_groups // module.tp_size, module.num_heads // module.tp_size
     return HeadSizes(module.ssm_state_size, module.head_dim, groups, groups, heads)
 
 
 class Convolution(Kind):
-    """The layers of LFM2 that are convolutions with gates before and after."""
+    """LFM2's layers that are a convolution with a gate before it and one after it."""
 
     op = "short_conv"
     ops = ("short_conv",)
@@ -241,7 +241,7 @@ class Convolution(Kind):
     def run(
         original: Callable[..., Any], module: Any, hidden_states: torch.Tensor, forward_batch: Any
     ) -> Any:
-        """Runs a layer with its projections, which are SGLang's; a hook around the module's `forward`."""
+        """Runs a layer, with SGLang's projections; a hook around the module's `forward`."""
         from sglang.srt.model_executor.forward_context import get_attn_backend
 
         served: ServedLayers | None = get_attn_backend().linear_attn_backend.switchrail
@@ -257,11 +257,11 @@ class Convolution(Kind):
 
 
 _CONVOLUTIONS = {"Lfm2ShortConv": "sglang.srt.models.lfm2", "Lfm2MoeShortConv": "sglang.srt.models.lfm2_moe"}
-"""The classes of these layers, and their modules."""
+"""The classes of these layers, and the modules that have them."""
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends of these layers; calls stay SGLang's unless a name of ours was chosen."""
+    """Hooks SGLang's backends of these layers. Without one of Switchrail's names, SGLang runs as before."""
 
     def hook(owner: str, methods: tuple[str, ...], kind: type[Any]) -> None:
         for method in methods:

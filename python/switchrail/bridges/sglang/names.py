@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 OURS = "switchrail"
-"""The name that lets the core decide; followed by a colon and a backend's name, it chooses that backend."""
+"""The name that lets the core decide. With a colon and a backend's name after it, it chooses that backend."""
 
 
 def is_ours(name: str | None) -> bool:
@@ -27,18 +27,18 @@ def is_ours(name: str | None) -> bool:
 
 
 def backend_of(name: str) -> str | None:
-    """The backend that a name of Switchrail's chooses; None lets the core decide."""
+    """The backend that one of Switchrail's names chooses; None if it lets the core decide."""
     return name.partition(":")[2] or None
 
 
 def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
-    """The names that choose a backend of one of these ops."""
+    """All names for layers of these ops: one for the core's decision, and one for each backend."""
     backends = {backend.name for op in ops for backend in runtime.backends(op)}
     return [OURS, *(f"{OURS}:{name}" for name in sorted(backends))]
 
 
 def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
-    """Adds Switchrail's names to SGLang's choices, which `undo` reverts; makes unregistered names errors."""
+    """Adds Switchrail's names to SGLang's choices until `undo` closes. Unknown names become errors."""
     choices = import_module(places.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     lists = [(linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)]
@@ -52,7 +52,7 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
     enum = f"{places.linear_module}.LinearAttnKernelBackend"
 
     def member(kind: type[Enum], value: object) -> Enum:
-        """The member for a name that SGLang's enum lacks, so that each name stays distinct."""
+        """A new enum member for a name that SGLang's enum lacks, so that each name has its own member."""
         valid = dict.fromkeys([*(each.value for each in kind), *linear])
         if value not in valid:
             raise unknown(
@@ -71,7 +71,7 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
     if places.has_custom:
 
         def is_custom(result: bool, member: Any) -> bool:
-            """Whether another plugin owns the name; SGLang has one member for all such names, `CUSTOM`."""
+            """Whether another plugin owns the name. SGLang has one member for all such names, `CUSTOM`."""
             return result or (member.name not in type(member).__members__ and not is_ours(member.value))
 
         runtime.hooks.add(f"{enum}.is_custom", is_custom, "after", source=OURS)

@@ -1,16 +1,15 @@
-"""A Switchrail platform as SGLang's.
+"""Lets a platform for Switchrail be SGLang's platform too.
 
-A distribution with a platform for Switchrail declares the same platform for SGLang with an entry point:
+A distribution with a platform for Switchrail declares it for SGLang with an entry point:
 
-    [project.entry-points."sglang.srt.platforms"]
-    acme = "switchrail.bridges.sglang.platform:activate"
+    [project.entry-points."sglang.srt.platforms"] acme = "switchrail.bridges.sglang.platform:activate"
 """
 
 from __future__ import annotations
 
 
 def activate() -> str | None:
-    """The path of SGLang's platform class if this process has a plugin's platform; else SGLang chooses."""
+    """The path of `SwitchrailPlatform` if this process has a plugin's platform; None lets SGLang choose."""
     from switchrail.current import current_runtime
 
     is_plugins = current_runtime().platform.kind.startswith("oot:")

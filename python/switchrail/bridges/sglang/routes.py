@@ -1,4 +1,4 @@
-"""From a model runner of SGLang to the bound plan of its layers."""
+"""Makes bound plans for the layers of SGLang's model runners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("switchrail")
 
 
 class HeadSizes(NamedTuple):
-    """The heads of a layer: their sizes and numbers, named as in a layout."""
+    """The sizes and numbers of a layer's heads, with the names that a layout has for them."""
 
     head_size_k: int
     head_size_v: int
@@ -43,9 +43,9 @@ def bind_layers(
     needed: Mapping[str, Collection[str]],
     **restrictions: Any,
 ) -> Dispatcher:
-    """Decides and constructs the backends of some layers of a runner's model.
+    """Chooses and constructs the backends of some layers of a runner's model.
 
-    The kinds of layers come from the model that SGLang has built; in a draft worker that is the draft.
+    The kinds of layers come from the model that SGLang has built; in a draft worker, from the draft model.
 
     Args:
         runtime: The runtime with the registrations.
@@ -93,7 +93,7 @@ def bind_layers(
 
 
 def platform_of(runtime: Runtime, device: str) -> Platform:
-    """The platform of SGLang's device: the runtime's own if that is a plugin's on such devices."""
+    """The platform of SGLang's device: the runtime's own if it is a plugin's and for such devices."""
     own = runtime.platform
     is_plugins = own.kind.startswith("oot:") and own.device.split(":")[0] == device.split(":")[0]
     return own if is_plugins else runtime.find_platform(device)
@@ -102,7 +102,7 @@ def platform_of(runtime: Runtime, device: str) -> Platform:
 def _preferences(
     runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[Phase, str]
 ) -> Iterator[tuple[str, str]]:
-    """A chosen backend serves its op, and the other ops of the layers if it is registered for them too."""
+    """Preferences for a chosen backend: its op, and each other op for which it is registered."""
     for phase, name in asked.items():
         chosen = backend_of(name)
         for each in ops:
@@ -123,7 +123,7 @@ def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
 
 
 def _captures(model_runner: Any) -> bool:
-    """Whether SGLang records graphs of decode steps."""
+    """Whether SGLang captures graphs of decode steps."""
     return str(model_runner.device) == "cuda" and not model_runner.server_args.disable_cuda_graph
 
 

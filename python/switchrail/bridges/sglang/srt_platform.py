@@ -1,4 +1,4 @@
-"""SGLang's interface of a platform, on Switchrail's. Imports only SGLang's modules that need no platform."""
+"""Switchrail's platform with SGLang's interface. Imports no module of SGLang that needs a platform."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchrail.errors import PlatformError
 
 
 class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
-    """The platform of this process's runtime, with Switchrail's backends unless the user chooses others."""
+    """The platform of this process's runtime. Its default backends are Switchrail's."""
 
     _enum = PlatformEnum.OOT
 
@@ -35,7 +35,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return OURS
 
     def support_mamba_cache_extra_buffer(self) -> bool:
-        """Whether states within a prompt can be kept."""
+        """Whether states from within a prompt can be kept."""
         return True
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
@@ -43,11 +43,11 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return _known(self._hardware.total_memory(), "memory")
 
     def get_current_memory_usage(self, device: object = None) -> float:
-        """The bytes in use."""
+        """The device's memory in use, in bytes."""
         return float(_known(self._hardware.current_memory_usage(), "memory in use"))
 
     def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
-        """The free bytes and all bytes."""
+        """The device's free memory and all of its memory, in bytes."""
         total = self.get_device_total_memory(device_id)
         return total - int(self.get_current_memory_usage()), total
 
@@ -56,12 +56,12 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return self._hardware.pin_memory_available()
 
     def get_device(self, device_id: int = 0) -> torch.device:
-        """Torch's device of a number."""
+        """The torch device with this number."""
         name = self.device_type
         return torch.device(name if name == "cpu" else f"{name}:{device_id}")
 
     def set_device(self, device: torch.device) -> None:
-        """Makes a device the current one."""
+        """Makes a device torch's current device."""
         self._hardware.set_device(str(device))
 
     def get_device_name(self, device_id: int = 0) -> str:
@@ -69,7 +69,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return self._hardware.name()
 
     def get_device_capability(self, device_id: int = 0) -> Any:
-        """The compute capability; None if the family has none."""
+        """The compute capability; None if this family of devices has none."""
         found = self._hardware.capability()
         return None if found is None else DeviceCapability(*found)
 
@@ -82,7 +82,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         self._hardware.synchronize()
 
     def get_torch_distributed_backend_str(self) -> str:
-        """The backend of `torch.distributed`."""
+        """The name of the backend for `torch.distributed`."""
         return self._hardware.distributed_backend()
 
 

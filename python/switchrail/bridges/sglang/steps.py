@@ -1,4 +1,4 @@
-"""Forward passes of SGLang as steps of a dispatcher, and their sequences as Switchrail's batches."""
+"""Runs SGLang's forward passes as steps of a dispatcher, with Switchrail's batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _log = logging.getLogger("switchrail")
 class Steps:
     """The forward passes of one model runner, each a step of a dispatcher.
 
-    SGLang announces a pass by its metadata, but not its end. A repeated pass, as before a capture, is a new
-    step with the same plans.
+    SGLang announces the start of a pass with metadata, but not its end. A repeated pass, for example before a
+    capture, is a new step with the same plans.
 
     Attributes:
         dispatchers: By phase, the dispatcher that runs the layers' calls.
-        bypassed: Passes in which a layer's call, or all of them, took another path through SGLang's code.
+        bypassed: The number of passes in which a layer was not called on this path, or none was.
     """
 
     def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
@@ -37,7 +37,7 @@ class Steps:
         self._called: set[object] = set()
         self._captured: dict[tuple[str, int], Prepared] = {}
         self._parts: dict[tuple[str, int], Part] = {}
-        self._is_due = False  # whether the calls of an eager pass are still to come
+        self._is_due = False  # whether no layer of the current eager pass was called yet
 
     @property
     def phase(self) -> Phase:
@@ -51,22 +51,22 @@ class Steps:
         self._is_due = True
 
     def served_elsewhere(self) -> None:
-        """Marks the pass as one whose layers need none of the planned calls."""
+        """Marks the pass as complete without calls: its layers don't need the planned ones."""
         self._is_due = False
 
     def capture(self, part: Part, bounds: Bounds) -> None:
-        """Plans a pass that a graph records and repeats."""
+        """Plans a pass that is captured as a graph and replayed."""
         self.end()
         self._prepared = self.dispatchers[part.phase].prepare([part], bounds)
         self._captured[part.phase, bounds.sequences] = self._prepared
         self._parts[part.phase, bounds.sequences] = part
 
     def captured(self, phase: Phase, sequences: int) -> Part:
-        """The part of a recorded pass as of its last update, with the tensors that it was recorded with."""
+        """The part of a captured pass as it was last planned or refreshed."""
         return self._parts[phase, sequences]
 
     def replay(self, part: Part) -> None:
-        """Updates the plans of a recorded pass."""
+        """Refreshes the plans of a captured pass."""
         self.end()
         key = part.phase, len(part.lengths)
         self._prepared, self._parts[key] = self._captured[key], part
@@ -84,7 +84,7 @@ class Steps:
         dispatcher.dispatch_rows(call)
 
     def zero_padding(self, out: torch.Tensor) -> None:
-        """Zeroes a result's rows after those of the pass."""
+        """Sets the rows of a result that are padding to 0."""
         rows = self._prepared.parts[-1].rows.stop
         if len(out) > rows:
             out[rows:].zero_()
@@ -111,11 +111,11 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
-    """The states of a pass that SGLang keeps for its prefix cache.
+    """States within a pass that SGLang keeps for its prefix cache.
 
     Attributes:
-        every: The number of tokens between possible states.
-        after: For each sequence the number of its rows before the state; 0 keeps none.
+        every: States can be kept after each multiple of this number of tokens.
+        after: For each sequence, the state after this many of its rows is kept; 0 for none.
         slots: [N] on the device, the slots for these states.
     """
 
@@ -132,7 +132,7 @@ class Extended:
         seqlens: The number of rows of each sequence.
         cu_seqlens: [N + 1] int32, the first row of each sequence.
         slots: [N], the slots of the states.
-        started: [N] bool, whether there is a state.
+        started: [N] bool, whether a sequence has a state already.
         tracked: The states to keep; None if there are none.
     """
 
@@ -143,7 +143,7 @@ class Extended:
     tracked: Tracked | None = None
 
     def parts(self, *, checkpoints: bool) -> list[Part]:
-        """The parts of the pass: one, or several if states must be kept by backends without checkpoints."""
+        """The parts of the pass; several if states must be kept and backends have no checkpoints."""
         if self.tracked is None:
             return [_part(self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
         if not checkpoints:
@@ -168,7 +168,7 @@ class Extended:
         return [Part(phase="prefill", rows=slice(0, sum(self.seqlens)), states=batch)]
 
     def _split(self, tracked: Tracked) -> list[Part]:
-        """Splits a tracked sequence: it runs from its slot to the kept one, then back to its own slot."""
+        """Splits sequences in two: up to the state to keep, which goes to the slot for it, and the rest."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
         groups: list[list[tuple[int, int, bool, bool]]] = [
             []
@@ -202,7 +202,7 @@ class Extended:
         return parts
 
     def last_states(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The slots of final states that must be kept too, and the slots to copy them to."""
+        """The slots of final states that are also kept, and the slots to which they are copied."""
         if self.tracked is None:
             return None
         after = self.tracked.after

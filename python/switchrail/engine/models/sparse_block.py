@@ -31,7 +31,10 @@ class Weights(NamedTuple):
 
 
 def _prepare(function: Forward, module: Any) -> Weights | None:
-    """Append the shared expert to the others, and its gate to the router. None if its size differs."""
+    """Append the shared expert to the others, and its gate to the router.
+
+    None if the shared expert's size differs from that of the others.
+    """
     experts, shared = module.experts, module.shared_expert
     count, hidden, inner = experts.down_proj.shape
     if shared.down_proj.weight.shape != (hidden, inner):

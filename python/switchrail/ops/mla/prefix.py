@@ -1,8 +1,8 @@
 """MLA's prefill with expanded keys and values: ragged for the new tokens, in chunks for the cached prefix.
 
-A sequence's new tokens attend to each other's keys, then to the keys of its prefix, some chunks of them at a
-time. The results are merged by their log-sum-exps. Short sequences are expanded whole, prefix included, and
-attended to in one shot.
+A sequence's new tokens attend to each other, then to its cached prefix, one chunk at a time. The results are
+merged by their log-sum-exps. If all of a batch's keys fit in one chunk, prefixes and new tokens are expanded
+and attended to together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from switchrail.ops.slots import indices
 from switchrail.ops.softmax import merge
 
 CHUNK = 8192
-"""Tokens of cached prefixes that are expanded at once, of all sequences together."""
+"""Maximum number of cached tokens that are expanded at once, summed over the sequences."""
 
 
 class Piece:
-    """Rows of some sequences, and the keys that they attend to at once.
+    """Rows of some sequences, and the keys that they attend to in one call.
 
     Attributes:
         rows: The packed rows of the sequences.
@@ -36,7 +36,7 @@ class Piece:
     """
 
     def __init__(self, batch: PagedBatch, spans: Sequence[tuple[int, int, int]], *, causal: bool) -> None:
-        """Make the tables of a piece.
+        """Compute the piece's tables.
 
         Args:
             batch: The batch of the rows.
@@ -65,7 +65,7 @@ class Piece:
         self._places: dict[int, torch.Tensor] = {}
 
     def places(self, page: int) -> torch.Tensor:
-        """The places of the keys in a cache with pages of `page` tokens, [S] int64; made once."""
+        """The positions of the keys in a cache with pages of `page` tokens, [S] int64; computed once."""
         if page not in self._places:
             check_pages(CONTRACT, self._batch, page)
             table, total = self._batch.page_table, sum(self.ragged.seqlens_k)
@@ -80,16 +80,16 @@ class Piece:
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Piece, float], tuple[torch.Tensor, torch.Tensor]]
-"""Ragged attention of a piece, `attend(q, k, v, piece, scale)`: q [T, H, D + E], k [S, H, D + E] and v [S, H,
-V] to the output [T, H, V] and its log-sum-exp [T, H] float32, natural log."""
+"""Ragged attention of a piece: `attend(q, k, v, piece, scale)` takes q [T, H, D + E], k [S, H, D + E] and v
+[S, H, V], and returns the output [T, H, V] and its natural log-sum-exp [T, H] float32."""
 
 
 class ChunkedPrefix:
     """The pieces of a prefill: the new tokens, then the cached prefixes.
 
     Attributes:
-        own: The rows with the keys of the new tokens, or in one shot with all keys.
-        chunks: The rows with the keys of their prefixes, at most `capacity` at once.
+        own: All rows with the new tokens' keys; also with the prefixes' keys if all fit in one chunk.
+        chunks: Rows with keys of their prefixes, at most `capacity` keys in each piece.
     """
 
     def __init__(self, batch: PagedBatch, capacity: int, live: Sequence[int]) -> None:
@@ -97,8 +97,8 @@ class ChunkedPrefix:
 
         Args:
             batch: The batch.
-            capacity: Maximum tokens of prefixes that are expanded at once.
-            live: The sequences that have rows and keys, one at least.
+            capacity: Maximum number of prefixes' tokens that are expanded at once.
+            live: The sequences that have rows and keys; at least one.
         """
         rows, keys = batch.seqlens, batch.kv_seqlens
         prefix = {n: keys[n] - rows[n] for n in live}
@@ -122,7 +122,7 @@ class ChunkedPrefix:
 
     @classmethod
     def of(cls, batch: PagedBatch, *, ragged: bool, chunked: bool) -> ChunkedPrefix | None:
-        """Plan a batch; None if it must run otherwise: on the latents.
+        """Plan a batch; None if it must attend to the latents instead.
 
         Args:
             batch: The batch.
@@ -137,16 +137,16 @@ class ChunkedPrefix:
         return cls(batch, CHUNK, live)
 
     def serves(self, layer: MlaLayer) -> bool:
-        """Whether the layer has both weights, by which latents are expanded."""
+        """Whether the layer has the two weights that expand latents."""
         return layer.w_k is not None and layer.w_v is not None
 
     def run(self, call: MlaCall, attend: Attend, dtype: torch.dtype) -> None:
-        """Run a call. Rows of padding are not written.
+        """Run a call. The rows of padding are left as they are.
 
         Args:
             call: The call.
-            attend: Ragged attention.
-            dtype: The dtype of queries, expanded keys and values.
+            attend: The backend's ragged attention.
+            dtype: The dtype of the queries and of the expanded keys and values.
         """
         layer, q_nope, q_rope, out, lse = call
         queries = torch.cat([q_nope, q_rope], dim=-1).to(dtype)
