@@ -1,4 +1,4 @@
-"""For each of these changed lines in the plain-torch backends, the case that was written for it fails."""
+"""Each mutant changes a line of a plain-torch backend; the cases written to catch this change must fail."""
 
 import pytest
 import switchrail
@@ -14,7 +14,7 @@ PATHS = {
     op: f"{definition.torch.__module__}:{definition.torch.__name__}" for op, definition in DEFINITIONS.items()
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
-"""Rounds numbers as the inputs of TF32 products are rounded."""
+"""An expression that truncates a float32 tensor to TF32's precision."""
 PHASES = ("prefill", "decode", "verify")
 CHECKED = "        self.contract.check_call(call, batch, self.contract.feature_names)\n"
 
@@ -77,7 +77,7 @@ MUTANTS = {
         "return kv if window is None else min(kv, max(window - 1, 1))",
         ["attention/decode/float32/window-16"],
     ),
-    "causal by one": (
+    "a causal mask one too wide": (
         "pages",
         "mask = positions[first:seen] <= own",
         "mask = positions[first:seen] < own + 2",
@@ -167,13 +167,13 @@ MUTANTS = {
         "keys_queries[:, :, 1] *= 1.0",
         ["gated_delta/prefill/float32/ragged", "kda/decode/float32/ragged"],
     ),
-    "normalised twice": (
+    "q and k normalised though not requested": (
         "delta",
         "        if layer.qk_l2norm:\n",
         "        if layer.qk_l2norm or True:\n",
         ["gated_delta/prefill/float32/as-given", "kda/decode/float32/as-given"],
     ),
-    "the past of a neighbour": (
+    "first rows that see the sequence before theirs": (
         "short_conv.torch",
         "    y.index_copy_(0, ends.first_rows, (windows * taps).sum(1))\n",
         "    windows.sum()\n",
@@ -191,7 +191,7 @@ MUTANTS = {
         "return dt.clamp(min=layer.dt_min)",
         ["mamba2/prefill/float32/limited-steps"],
     ),
-    "a log-sum-exp of another base": (
+    "a log-sum-exp in base 2": (
         "softmax",
         "return out, total.log() + top",
         "return out, total.log2() + top",
@@ -237,7 +237,7 @@ MUTANTS = {
         "weight = activate_beta(beta.mul_(1 + 3e-7), layer.beta_scale, compute)",
         ["gated_delta/prefill/float32/ragged"],
     ),
-    "a number written beyond the output": (
+    "a number written before the output": (
         "chunks",
         "        out.copy_(result)\n",
         "        out.copy_(result); out.as_strided((1,), (1,), out.storage_offset() - 1).fill_(0)\n",
@@ -249,13 +249,13 @@ MUTANTS = {
         "",
         ["gated_delta/prefill/float32/refusals"],
     ),
-    "a state on the way kept one chunk late": (
+    "a checkpoint taken one chunk late": (
         "chunks",
         "kept[(index + 1) * every // chunk - 1]",
         "kept[(index + 1) * every // chunk]",
         ["gated_delta/prefill/float32/checkpoints"],
     ),
-    "a commit of nothing taken for one of a row": (
+    "a commit of no rows treated as a commit of a row": (
         "recurrent",
         "torch.where(last < 0, initial, place)",
         "torch.where(last < -1, initial, place)",
@@ -267,7 +267,7 @@ MUTANTS = {
         "place = count + plan.starts + (last + 1).minimum(plan.lengths - 1)",
         ["kda/verify/float32/ragged", "short_conv/verify/float32/ragged"],
     ),
-    "a tree of states taken for a chain": (
+    "a tree of states treated as a chain": (
         "recurrent",
         "            parent = batch.parent_rows[row]\n",
         "            parent = row - start - 1\n",
@@ -334,7 +334,7 @@ MUTANTS = {
         "        fresh = ~batch.has_initial_state[index] & ~after",
         ["gated_delta/prefill/float32/many"],
     ),
-    "sequences without a state that start from another one": (
+    "sequences without a state that start from ones instead of zeros": (
         "slots",
         "states = torch.where(_broadcast(self._fresh, states), 0, states)",
         "states = torch.where(_broadcast(self._fresh, states), 1, states)",
@@ -471,7 +471,7 @@ MUTANTS = {
         "        )\n",
         [f"gated_delta/{phase}/float32/refusals" for phase in PHASES],
     ),
-    "a plan that is used up": (
+    "a plan that a call changes": (
         "recurrent",
         "    plan.write_rows(step(states, None), out)\n",
         "    plan.write_rows(step(states, None), out); plan.slots._read += 1\n",
@@ -490,7 +490,7 @@ REPORTS = {
     "a 32-bit offset of slots": ["offsets into a pool beyond 2^31 elements go wrong"],
     "a window one too wide": ["the window is one too wide"],
     "a window one too narrow": ["the window is one too narrow"],
-    "causal by one": ["rows see one position too many: the causal mask is off by one"],
+    "a causal mask one too wide": ["rows see one position too many: the causal mask is off by one"],
     "rows that don't see themselves": ["rows don't see their own position: the causal mask is off by one"],
     "a stale slot": ["a slot that no sequence starts from is read"],
     "a dirty slot read": ["a slot that no sequence starts from is read"],
@@ -504,7 +504,7 @@ REPORTS = {
     "a gate in the wrong space": ["exp is applied to the decay once too often"],
     "beta dropped": ["beta is ignored"],
     "scale forgotten": ["got / expected is one number", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
-    "normalised twice": ["q and k are normalised though qk_l2norm is False"],
+    "q and k normalised though not requested": ["q and k are normalised though qk_l2norm is False"],
     "time steps not limited": ["dt_max is ignored"],
     "a cap that is not scaled back": ["logits under soft_cap are not multiplied by it again"],
     "a sink left out of the sum": ["sinks is ignored"],
@@ -514,7 +514,7 @@ REPORTS = {
     ],
     "a sequence that looks at the batch": ["a sequence alone has another result than among others"],
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
-    "a number written beyond the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
+    "a number written before the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
     "nothing checked": ["an input that breaks the contract is not refused"],
     "betas of a layer's first call": [AGAIN],
     "betas remembered by their address": [AGAIN, "a call whose tensors were given other numbers"],
@@ -526,7 +526,7 @@ REPORTS = {
         "an input that breaks the contract is not refused",
     ],
     "a commit one row late": ["the result is the state after the row after the accepted one"],
-    "a tree of states taken for a chain": ["the tree is taken for a chain"],
+    "a tree of states treated as a chain": ["the tree is taken for a chain"],
     "live states written by a verification": ["a read-only slot is written: slot"],
     "the decay applied twice": ["the decay is applied twice"],
     "the decay ignored": ["the decay is ignored"],
@@ -545,7 +545,7 @@ REPORTS = {
         "a slot that no sequence starts from is read",
         "only sequences that follow an empty one are wrong",
     ],
-    "sequences without a state that start from another one": [
+    "sequences without a state that start from ones instead of zeros": [
         "only sequences without an initial state are wrong"
     ],
     "the last row never written": [
@@ -571,7 +571,7 @@ REPORTS = {
 
 @pytest.fixture(scope="module")
 def claims():
-    """The claims of the torch backends, by op."""
+    """The registrations of the torch backends, by op."""
     with switchrail.testing.isolated() as runtime:
         return {op: runtime.backend(op, "torch") for op in PATHS}
 

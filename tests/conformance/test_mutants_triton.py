@@ -81,7 +81,7 @@ MUTANTS = {
         "        row = tl.load(p_items + 2).to(tl.int32)\n",
         ["prefill/float32/far-rows"],
     ),
-    "causal by one": (
+    "a causal mask one too wide": (
         "attention",
         "o_row[:, None] >= o_key[None, :]",
         "o_row[:, None] > o_key[None, :]",
@@ -261,7 +261,7 @@ MUTANTS = {
         "slot = tl.maximum(tl.load(p_kept + i_p), 0)",
         ["prefill/float32/checkpoints"],
     ),
-    "siblings taken for ancestors": (
+    "siblings treated as ancestors": (
         "gated_delta",
         "m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0",
         "m_path = o_t[:, None] >= o_t[None, :]",
@@ -321,7 +321,7 @@ MUTANTS = {
         "    b_rest = b_g - b_g\n",
         ["prefill/float32/gate-near_one"],
     ),
-    "a tree taken for a chain": (
+    "a tree treated as a chain": (
         "lightning",
         "    return ((b_word >> (o_j & 31)) & 1) != 0",
         "    return (b_word == b_word) & (o_j < rows)",
@@ -387,7 +387,7 @@ MUTANTS = {
         "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int32)\n        if S_T == 0:",
         ["decode/float32/far-slots"],
     ),
-    "causal by one over latents": (
+    "a causal mask one too wide over latents": (
         "mla",
         "o_row[:, None] >= o_key[None, :]",
         "o_row[:, None] > o_key[None, :]",
@@ -405,7 +405,7 @@ MUTANTS = {
         "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, base, most, BN)) - 1\n",
         ["decode/float32/long-past"],
     ),
-    "a tree over latents taken for a chain": (
+    "a tree over latents treated as a chain": (
         "mla",
         "b_row = tl.minimum(b_parent, b_row - 1)",
         "b_row = tl.minimum(b_row + 0 * b_parent, b_row - 1)",
@@ -417,7 +417,7 @@ MUTANTS = {
         "b_total, mask=m_once)",
         ["prefill/float32/log-sum-exp"],
     ),
-    "causal by one over keys made of latents": (
+    "a causal mask one too wide over keys made of latents": (
         "mla",
         "o_last[:, None] >= o_n[None, :]",
         "o_last[:, None] > o_n[None, :]",

@@ -1,6 +1,7 @@
-"""Repeated calls: recorded data never changes a launch and never bypasses the contract.
+"""Repeated calls reuse launches that earlier calls recorded.
 
-Kernels and the driver's launches are recorded instead of launched, so no GPU is needed.
+The reuse must not change what is launched, or skip checks of the contract. Stand-ins for the launches of
+Triton and of the driver note each launch and run no kernel, so no GPU is needed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Binary(replay.Binary):
 
 
 class Gpu:
-    """Records launches: `slow` are Triton's launches, `fast` are repeated ones.
+    """Notes launches: `slow` are Triton's, `fast` are those that are repeated from a record.
 
     By default, all calls of a backend use one layer: that of the backend's first call.
     """
@@ -109,7 +110,7 @@ class Gpu:
         return self.layers.setdefault(backend, call.made.layer)
 
     def run(self, backend, call, plan, layer=None):
-        """The launches of one call, which may repeat recorded launches of its layer."""
+        """Run one call, and return only those launches that are not repeated from a record."""
         self.slow.clear(), self.fast.clear()
         self.values: list[list[int]] = []
         layer = self.layer(backend, call) if layer is None else layer
@@ -117,7 +118,7 @@ class Gpu:
         return list(self.slow)
 
     def expect(self, backend, call, plan, layer=None):
-        """Check the launches of a call that no record matches; the call is then recorded."""
+        """Return the launches of the call without any records, and then run it once with the records."""
         layer = self.layer(backend, call) if layer is None else layer
         known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
@@ -158,7 +159,7 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 
 @EACH
 @PHASES
-def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
+def test_a_repeated_call_launches_the_same_as_one_without_records(gpu, op, phase):
     """A repeated call launches the same as a call without records.
 
     Batches have few different shapes, so that calls match records of other calls.
@@ -182,7 +183,7 @@ def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
 
 @EACH
 @PHASES
-def test_a_wrong_call_is_refused_where_a_right_one_is_remembered(gpu, op, phase):
+def test_a_wrong_call_is_refused_although_a_right_one_is_recorded(gpu, op, phase):
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     gpu.expect(backend, call, backend.plan(phase, call.batch))
@@ -211,7 +212,7 @@ def test_a_wrong_call_is_refused_where_a_right_one_is_remembered(gpu, op, phase)
 
 
 @pytest.mark.parametrize("op", RECURRENT)
-def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
+def test_a_prefill_without_a_plan_is_not_run_as_a_decode(gpu, op):
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
     plan = backend.plan("decode", decoded.batch)
@@ -233,10 +234,11 @@ def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
 
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("recorded", [False, True])
-def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, recorded):
+def test_single_tokens_are_only_run_as_a_decode_in_a_decode(gpu, op, recorded):
     """A prefill of single tokens is not mistaken for a decode.
 
-    The plans differ. Otherwise drafts, which leave the state unchanged, or checkpoints could be lost.
+    A decode's plan is refused for such a call: run as a decode, a verify call would overwrite the state, and
+    a prefill would not write its checkpoints.
     """
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
@@ -254,7 +256,7 @@ def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, reco
 
 @pytest.mark.parametrize("op", PAGED)
 @PHASES
-def test_a_page_table_without_room_is_refused_where_its_shape_is_remembered(gpu, op, phase):
+def test_a_page_table_without_room_is_refused_although_its_shape_is_recorded(gpu, op, phase):
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     gpu.expect(backend, call, backend.plan(phase, call.batch))
@@ -306,7 +308,7 @@ def copies(layer, count):
     """Copies of a layer, whose tensors have other addresses."""
     memo = {}
     for _ in range(count):
-        memo.clear()  # an object that occurs twice stays one object in the copy
+        memo.clear()  # fields of one copy share a memo, so a tensor in two fields stays one tensor
         own = {
             field.name: copy.deepcopy(getattr(layer, field.name), memo)
             for field in dataclasses.fields(layer)
@@ -357,8 +359,8 @@ def spread(tensor):
     return torch.stack([tensor, tensor], dim=1)[:, 0]
 
 
-def unlike(layer):
-    """Layers that each differ from a layer in one property."""
+def changes(layer):
+    """Changes to a layer, each of one property, as {field: value}."""
     values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
     others = {
         bool: lambda value: [not value],
@@ -386,7 +388,7 @@ def unlike(layer):
 
 @EACH
 @PHASES
-def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
+def test_layers_that_differ_in_any_property_never_share_a_record(gpu, op, phase):
     """Layers that differ in an option or in a tensor's property never share records, in any order of
     calls."""
     backend = make_backend(op)
@@ -395,7 +397,7 @@ def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
     first = call.made.layer
     launches = gpu.expect(backend, call, plan, first)
     tried = set()
-    for change in unlike(first):
+    for change in changes(first):
         other = dataclasses.replace(first, **change)
         try:
             assert gpu.run(backend, call, plan, other)
@@ -449,7 +451,7 @@ def test_a_layer_keeps_no_backend_alive(gpu, op, phase):
 
 @EACH
 @PHASES
-def test_a_layer_that_is_dropped_frees_its_tensors_and_the_last_of_a_kind_its_records(gpu, op, phase):
+def test_a_dropped_layer_frees_its_tensors_and_the_last_of_a_kind_frees_the_records(gpu, op, phase):
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)

@@ -1,4 +1,4 @@
-"""Hooks of both systems on SGLang's modules, with stand-ins for SGLang's classes."""
+"""Lists SGLang's and Switchrail's hooks on SGLang's modules, which are stand-ins here."""
 
 import logging
 from importlib import import_module

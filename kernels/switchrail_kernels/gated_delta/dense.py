@@ -1,4 +1,7 @@
-"""Converts between the contract's tensors and libraries' ones: dense inputs, and a batch's own states."""
+"""Converts the contract's tensors to those that kernel libraries take, and back.
+
+The libraries take contiguous inputs, and a tensor with only the states of the batch.
+"""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, SIM102
@@ -28,7 +31,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of the norm."""
+    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of that norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
@@ -136,7 +139,7 @@ def _scatter(
     if slot >= 0:
         b = tl.load(p_states + i_s * SIZE + o, mask=o < SIZE)
         tl.store(p_pool + slot * SIZE + o, b.to(p_pool.dtype.element_ty), mask=o < SIZE)
-    else:  # padding has zero rows and no state
+    else:  # padding: its rows of the output are zeros, and it has no state
         first = tl.load(p_cu_seqlens + i_n).to(tl.int64) * WIDTH
         end = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64) * WIDTH
         step = tl.num_programs(1) * BLOCK
@@ -160,7 +163,7 @@ class Dense(NamedTuple):
         v: [T, HV, V].
         g: [T, HV], the log of the decay, at least `LEAST_LOG_DECAY`.
         beta: [T, HV], the write weight.
-        factors: [T, H], factors for the rows of `out`; None for none.
+        factors: [T, H], factors for the rows of `out`; None if the rows are not multiplied.
     """
 
     q: torch.Tensor
@@ -175,8 +178,9 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     """Copy a prefill's inputs, in one launch, for kernels without normalisation.
 
     Rounding normalised keys and queries would lose the product of a nearly orthogonal pair. But with n the
-    norm of k, S + beta (v - S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T, and a query's norm is a
-    factor of its output. So keys and queries are only scaled by powers of 2, which keeps all of their digits.
+    norm of k, S + beta (v - S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T. Dividing a query by its
+    norm divides its output by the same number. So keys and queries are only scaled by powers of 2, which
+    keeps all of their digits.
 
     A kernel's last block of a sequence may read into the next sequence with weights of zero, so all values
     must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
@@ -220,7 +224,7 @@ def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room: int = 0) -> torch.Tensor:
-    """Copy the states before the batch; zeros where a sequence has none.
+    """Copy the states that the sequences start from; zeros for sequences without one.
 
     Args:
         state: The pool, [slots, HV, V, K].
@@ -244,7 +248,7 @@ def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room
 
 
 def scatter(states: torch.Tensor, call: DeltaCall, batch: StateBatch, sequences: torch.Tensor) -> None:
-    """Write the states after the batch to their slots, and zeros to the padding rows of `out`.
+    """Write the sequences' final states to their slots, and zeros to the padding rows of `out`.
 
     Args:
         states: [M or more, HV, V, K] float32.

@@ -1,11 +1,12 @@
-"""The decode step in the CuTe DSL: one launch for any number of sequences, slots and strides.
+"""The decode step in the CuTe DSL: one launch for any number of sequences, with any slots and strides.
 
-A warp holds some rows of one head's state in registers. Each number is read and written once, 16 bytes per
-lane, and all reads are issued before the first is used. With S the old state, and k and q normalised, u =
-beta (v - exp(g) S k), out = scale (exp(g) S q + u (k . q)), and S becomes exp(g) S + u k^T.
+A warp holds some rows of one head's state in registers. Each element of the state is read once and written
+once, 16 bytes per lane at a time. A lane issues all reads of its part of the state before it uses the first
+value. With S the old state, and k and q normalised, u = beta (v - exp(g) S k),
+out = scale (exp(g) S q + u (k . q)), and S becomes exp(g) S + u k^T.
 """
 
-# The DSL evaluates annotations itself, and its integers and pointers are untyped.
+# The DSL evaluates annotations itself, and has no static types for its integers and pointers.
 # ruff: noqa: ANN001, ANN201, ANN202, ANN204
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg"
 
@@ -22,7 +23,7 @@ BYTES = 16
 """Bytes that a lane moves at once."""
 
 HELD = 8
-"""Maximum vectors of a state per lane."""
+"""The most 16-byte vectors of the state that a lane holds in registers."""
 
 
 @cute.jit
@@ -39,8 +40,8 @@ def _number(address, dtype: cutlass.Constexpr):
 class Step:
     """The kernel for one combination of dtypes and sizes.
 
-    Compile-time constants are attributes, because the DSL turns local variables into device variables in
-    functions with branches on the device.
+    Compile-time constants are attributes. If they were local variables, the DSL would turn them into device
+    variables in any function that branches on a device value.
 
     Args:
         io: The dtype of q, k, v and out.
@@ -51,7 +52,8 @@ class Step:
         key_size: K.
         value_size: V.
         l2norm: Whether q and k are normalised.
-        kind: The kind of g: 0 for the log of the decay, 1 for raw `softplus`, 2 for raw `sigmoid`.
+        kind: The kind of g: 0 for the log of the decay; 1 or 2 for raw g, from which the kernel computes the
+            log of the decay with a softplus (1) or a sigmoid (2).
         raw_beta: Whether beta is raw, so that the kernel applies a sigmoid.
     """
 
@@ -81,7 +83,7 @@ class Step:
         self.rows = 32 // self.lanes
         """Rows that a warp reads at once."""
         self.passes = max(1, min(HELD // self.vectors, value_size // (WARPS * self.rows)))
-        """Reads of each warp."""
+        """Groups of `rows` rows that a warp updates."""
         self.held = self.vector * self.vectors
         """Elements of a row per lane."""
 
@@ -143,7 +145,7 @@ class Step:
         lower: cutlass.Float32,
         beta_scale: cutlass.Float32,
     ):
-        """A tile of rows of one head of one sequence, one per block."""
+        """Update one tile per block: some rows of one head's state in one sequence."""
         p_q, p_k, p_v, p_g, p_beta, p_a_log, p_bias, p_state, p_out, p_read, p_write = addresses
         s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh = strides
         lane = cute.arch.lane_idx()
@@ -205,7 +207,10 @@ class Step:
 
     @cute.jit
     def part(self, address, i_p, i_c):
-        """A vector of a row's state. `address` points to the row's first vector."""
+        """The `i_c`-th vector that this lane holds of its `i_p`-th row of the state.
+
+        `address` is that of the lane's first vector in its first row.
+        """
         offset = (i_p * self.rows * self.key_size + i_c * self.lanes * self.vector) * (self.state.width // 8)
         return _vector(address + offset, self.state, self.vector, BYTES)
 

@@ -1,11 +1,11 @@
-"""Draws a token from each row of logits, among the tokens that the filters keep, in two passes over the row.
+"""Draws a token from each row of logits, among the tokens that the filters keep, in few passes over the row.
 
-Every filter keeps a prefix of the tokens in the same order: by decreasing probability, then by index. So
+Tokens are ordered by decreasing probability, then by index, and every filter keeps a prefix of this order. So
 whether a token is kept depends on its probability, and on the number and the mass of the tokens before it. A
 token is first drawn from all tokens. If a filter drops it, that filter also drops all tokens after it, and
 another token is drawn from the tokens before it. Each round removes a random part of the mass, so few rounds
-are needed: 1.1 on average for a top_p of 0.9. The drawn token has the probabilities of the filtered
-distribution, and depends only on its row.
+are needed: 1.1 on average for a top_p of 0.9. The drawn token has the filtered distribution. It depends only
+on the row's logits and numbers.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -55,7 +55,7 @@ def _uniform(seed, i_round):
 
 @triton.jit
 def _least_key(b_key, top_key, k, UNUSED: tl.constexpr):
-    """The largest key that at least k of the given ones reach; the least possible key if there are fewer."""
+    """The k-th largest of the keys; the least possible key if there are fewer than k."""
     low = tl.full((), -(1 << 31) >> UNUSED, tl.int64)
     high = top_key.to(tl.int64) + 1
     while high - low > 1:
@@ -69,10 +69,10 @@ def _least_key(b_key, top_key, k, UNUSED: tl.constexpr):
 
 @triton.jit
 def _kth_key(p_row, V, blocks, low, top_key, k, BV: tl.constexpr, UNUSED: tl.constexpr):
-    """The key of the k-th token, or a lower key that exactly k tokens reach.
+    """The key of the k-th token, or a lower key such that exactly k tokens have keys not below it.
 
-    At least k tokens reach `low`, usually not many more. So each pass tries the next key, and narrows the
-    range of keys to a third.
+    At least k tokens have keys not below `low`, and usually not many more. So each pass tests `low + 1`,
+    which often ends the search, and two keys that split the range into thirds.
     """
     high = top_key.to(tl.int64) + 1
     reached = tl.full((), 1 << 31, tl.int64)
@@ -108,7 +108,10 @@ def _kth_key(p_row, V, blocks, low, top_key, k, BV: tl.constexpr, UNUSED: tl.con
 
 @triton.jit(do_not_specialize=["V"])
 def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.constexpr, UNUSED: tl.constexpr):
-    """Draw one row's token with its temperature, top_k, top_p, min_p and seed; -1 if the row isn't finite."""
+    """Draw one row's token with its temperature, top_k, top_p, min_p and seed.
+
+    The token is -1 if the row has a NaN or +inf, or only -inf.
+    """
     i_r = tl.program_id(0)
     p_row = p_logits + i_r.to(tl.int64) * s_row
     p_number = p_numbers + i_r * 5
@@ -123,7 +126,7 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
 
     b_top = tl.full((NB,), _MINUS_INFINITY, tl.float32)
     b_mass = tl.zeros((NB,), tl.float32)
-    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # in each column of the blocks
+    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # at each position of a block, over all blocks
     for i_b in range(0, blocks):
         o_v, b_x = _load(p_row, i_b, V, BV)
         b_best = tl.maximum(b_best, b_x)
@@ -133,15 +136,17 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
         b_mass = tl.where(o_b == i_b, tl.sum(tl.exp2((b_x - base) * scale), 0), b_mass)
     top = tl.max(b_top, 0)
     token = tl.full((), -1, tl.int32)
-    wrong = tl.sum((b_mass != b_mass).to(tl.int32), 0)  # NaN gives NaN
+    wrong = tl.sum((b_mass != b_mass).to(tl.int32), 0)  # a NaN or +inf makes its block's mass NaN
     if (wrong == 0) & (top > _MINUS_INFINITY) & (top < float("inf")):
         if temperature == 0.0:
             o_v, b_x = _load(p_row, tl.min(tl.where(b_top == top, o_b, NB), 0), V, BV)
             token = tl.min(tl.where(b_x == top, o_v, V), 0)
         else:
             b_mass = tl.where(b_top == _MINUS_INFINITY, 0.0, b_mass * tl.exp2((b_top - top) * scale))
-            whole = tl.sum(b_mass.to(tl.float64), 0)  # the mass of the k largest
-            last_key = tl.full((), -(1 << 31), tl.int32)  # tokens before the drawn one
+            # The mass that top_p refers to; set below for the tokens that top_k keeps.
+            whole = tl.sum(b_mass.to(tl.float64), 0)
+            # Only tokens before (last_key, last) can be drawn; at first that is all of them.
+            last_key = tl.full((), -(1 << 31), tl.int32)
             last = tl.full((), 0, tl.int32)
             few = (k < V) & (top_p < 1.0)
             if few:

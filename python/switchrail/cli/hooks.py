@@ -1,4 +1,4 @@
-"""Prints each target's chain of hooks, in the order of a call."""
+"""Prints each target's hooks in the order in which a call runs them."""
 
 from __future__ import annotations
 

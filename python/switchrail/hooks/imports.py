@@ -1,7 +1,8 @@
 """Attaches hooks to modules when these are imported, or imported again.
 
-A finder in front of the other finders lets them find each watched module, and wraps its loader. So a module
-gets its hooks right after its execution, before any import of it returns.
+A finder is put first in `sys.meta_path`. For a watched module it asks the other finders for the spec, and
+wraps the spec's loader. So a module gets its hooks right after its execution, before any import of it
+returns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from switchrail.hooks.target import modules_of
 
 
 def watch(path: str | None) -> None:
-    """Registers a dotted path, so that its hooks are attached whenever one of its modules is imported."""
+    """Watches all modules that a dotted path may go through.
+
+    Hooks on the path are attached whenever one of these modules is imported.
+    """
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:

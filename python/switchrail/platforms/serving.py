@@ -23,10 +23,11 @@ Forward = Callable[..., Any]
 
 
 class Serving:
-    """The parts of engines on a platform. Families derive from this class and override methods as needed.
+    """The classes, defaults and functions that a platform provides for engines.
 
-    The defaults suit any device on which torch can allocate. The engine calls `initialize` once per platform,
-    and the other methods whenever an engine is created.
+    A platform's serving class derives from this class and overrides methods as needed. The defaults suit any
+    device on which torch can allocate. The engine calls `initialize` once per platform, and the other methods
+    whenever an engine is created.
 
     Attributes:
         hardware: The device that the engine runs on.
@@ -46,8 +47,8 @@ class Serving:
     def default_backend(self, op: str, phase: str) -> str | None:
         """The backend for an op in a phase, if the user has not chosen one.
 
-        It is treated like a user's choice: if the backend can't serve, that is an error, which names the
-        platform. None leaves the choice to capabilities and priorities.
+        The backend counts as the user's choice: if it can't serve the op, an error that names the platform is
+        raised. None leaves the choice to capabilities and priorities.
         """
         return None
 
@@ -61,7 +62,7 @@ class Serving:
         return {"mha": MultiHeadPool, "mla": LatentPool}[kind]
 
     def state_pool_class(self) -> type[StatePool]:
-        """The class of the slots that hold the states of linear layers."""
+        """The class of the pool that holds the states of linear layers in slots."""
         from switchrail.pools import StatePool
 
         return StatePool
@@ -83,14 +84,15 @@ class Serving:
     def compiles(self, kind: str, *, fused: bool) -> bool:
         """Whether decoder layers of a kind (named as in layouts) gain from being compiled.
 
-        `fused` is True if functions of the platform serve such layers.
+        `fused` is True if a function of the platform computes the layer.
         """
         return True
 
     def dispatch_key(self) -> str:
-        """Selects the method `forward_<dispatch key>` of operations. By default it is the family's name.
+        """The key that selects the method `forward_<key>` of an operation.
 
-        Characters that a method name can't have become `_`: the kind `oot:acme-x1` gives `acme_x1`.
+        The default is the kind of the hardware without the prefix `oot:`. Each character that is not allowed
+        in a method name is replaced by `_`: the kind `oot:acme-x1` gives `acme_x1`.
         """
         return re.sub(r"\W", "_", self.hardware.kind.removeprefix(OUT_OF_TREE))
 
@@ -98,7 +100,8 @@ class Serving:
         """Registers a function for an operation, for engines created from now on.
 
         Args:
-            op: A name in `switchrail.platforms.OPERATIONS`. The class documents the function's arguments.
+            op: A name in `switchrail.platforms.OPERATIONS`. The operation's class there documents the
+                function's arguments.
             forward: The function.
             override: Whether it may replace another function.
 

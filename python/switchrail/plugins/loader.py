@@ -43,7 +43,8 @@ _log: Final = logging.getLogger("switchrail")
 class Loader:
     """Finds and loads the plugins of one runtime, and keeps their records.
 
-    One thread loads at a time; others wait for its result. In a forked child no thread is loading.
+    One thread loads at a time; others wait for its result. A child process that is forked during
+    a load undoes the unfinished part, so it can load again.
 
     Args:
         core: The runtime's registrations.
@@ -63,7 +64,7 @@ class Loader:
         self._order: list[tuple[str, str]] = []
         self._attempts: Sequence[Attempt] = ()
         self._handlers: frozenset[object] = frozenset()
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
         self._is_selected = False
         self.paths: tuple[str, ...] | None = None
         self.default_timeout: float | None = None
@@ -294,8 +295,8 @@ class Loader:
 
     def _warn(self, plugin: Plugin) -> None:
         message = f"plugin {one_line(plugin.qualified_name)} failed to load: {one_line(plugin.reason)}"
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._warnings:
+            self._warnings.add(message)
             _log.warning("%s", message, extra={"failed_plugin": plugin.qualified_name})
 
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
@@ -320,8 +321,9 @@ class Loader:
                 found.target,
                 found.path,
             )
-            is_through = plugin.state in ("failed", "hung") and is_same  # other versions are tried again
-            known[_key(found)] = plugin if is_through else found
+            # A plugin that failed or hung is tried again only if its version, target or path has changed.
+            keeps_failure = plugin.state in ("failed", "hung") and is_same
+            known[_key(found)] = plugin if keeps_failure else found
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     def _alone(self, work: Callable[[], T]) -> T:

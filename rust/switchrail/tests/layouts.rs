@@ -175,7 +175,7 @@ fn ring_and_ling_share_a_model_type() {
     );
 }
 
-/// Replaces each value of each fixture, one by one, by an invalid one.
+/// Replaces one value of a fixture at a time by each of the wrong values.
 #[test]
 fn no_config_makes_it_panic() {
     let wrong = [

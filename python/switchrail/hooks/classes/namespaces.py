@@ -10,8 +10,8 @@ from switchrail.hooks.attributes import ABSENT, attributes_of, inside
 from switchrail.hooks.holders import Namespace
 from switchrail.hooks.lock import change_lock
 
-# Attributes that every class object has.
-_KEPT: Final = frozenset(
+# Attributes that belong to the class object itself, and are left out of its namespace.
+_LEFT_OUT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
     | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
     | {"__orig_bases__", "__parameters__", "__type_params__"}  # describe the bases, which don't change
@@ -23,11 +23,11 @@ class Replaced:
     """The data of a replaced class."""
 
     by: type
-    """The class that replaces it."""
+    """The class that replaces the other."""
     own: Namespace
-    """Its original namespace."""
+    """The replaced class's original namespace."""
     put: Namespace
-    """The namespace that was installed."""
+    """The namespace that was set on the replaced class."""
 
 
 replaced: Final[dict[type, Replaced]] = {}
@@ -35,12 +35,12 @@ replaced: Final[dict[type, Replaced]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, except those that every class object has and those that hooks have set."""
+    """A class's attributes, except those of the class object itself and those that hooks have set."""
     put = attributes_of(cls)
     return {
         name: value
         for name, value in vars(cls).copy().items()
-        if name not in _KEPT
+        if name not in _LEFT_OUT
         and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
         and value is not put.get(name, ABSENT)
     }
@@ -56,11 +56,11 @@ def own_namespace(cls: type) -> dict[str, Any]:
     """The class's own attributes; for a replaced class the original ones plus later additions.
 
     Attributes that hooks have set and additions that shadow an inherited attribute are left out. So a dotted
-    path leads to the same site whatever hooks are in force.
+    path means the same function with or without hooks.
     """
     with change_lock:
-        # Copies, all made at one moment: a finalizer may change hooks in this thread even while the lock is
-        # held.
+        # All three are read before anything else: a finalizer that runs in this thread can change hooks
+        # although the thread holds the lock.
         put, namespace, now = attributes_of(cls), vars(cls).copy(), replaced.get(cls)
     present = {name: value for name, value in namespace.items() if value is not put.get(name, ABSENT)}
     if now is None:

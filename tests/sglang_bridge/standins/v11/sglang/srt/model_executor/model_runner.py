@@ -1,4 +1,4 @@
-"""Stand-in: a model runner, as far as it makes attention backends."""
+"""Stand-in for SGLang's model runner, with only the method that makes attention backends."""
 
 
 class ModelRunner:
