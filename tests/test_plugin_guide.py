@@ -117,7 +117,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)
-"""What the command also prints if something takes 5 s on a busy machine."""
+"""The lines that the command also prints if something takes 5 s on a busy machine."""
 
 
 def test_it_has_all_three() -> None:

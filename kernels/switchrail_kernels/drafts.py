@@ -86,7 +86,7 @@ class Drafts:
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _find_paths(p_parents, p_cu_seqlens, p_paths, words, BW: tl.constexpr):
-    """The paths of one sequence, row by row, since a row's parent comes before it."""
+    """Find the paths of one sequence row by row, since a row's parent comes before the row."""
     row = tl.load(p_cu_seqlens + tl.program_id(0)).to(tl.int64)
     rows = (tl.load(p_cu_seqlens + tl.program_id(0) + 1) - row).to(tl.int32)
     o_w = tl.arange(0, BW)
@@ -195,7 +195,7 @@ def _replay(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head and `BV` rows of the head's state.
+    """Commit the accepted rows of one sequence to `BV` rows of one head's state.
 
     The path is read last, so that all other loads wait only for slots and lengths.
     """
@@ -273,7 +273,7 @@ def _each(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head and `BV` rows of the state after each drafted row.
+    """Compute, for one sequence and one head, `BV` rows of the state after each drafted row.
 
     The state is read before the first result is written, since its slot may be among the results' slots.
     """

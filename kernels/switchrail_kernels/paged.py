@@ -117,7 +117,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     def prepare(
         self, call: CallT, batch: PagedBatch, plan: Any
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """The launch arguments other than those of the call and its batch; and the function that launches."""
+        """Return the launch arguments that are not in the call or its batch, and the launching function."""
 
     def run(self, call: CallT, batch: PagedBatch, plan: Any) -> None:
         """Compute attention for T packed query rows of N sequences of any length; one row each in decode."""

@@ -34,7 +34,7 @@ def refresh_decode(
 
     Raises:
         ArgumentError: The plan is for another phase.
-        ContractError: The batch is not a decode, or has another number of sequences.
+        ContractError: The batch is not a decode, or differs from the plan in the number of sequences.
     """
     if not isinstance(plan, Decode):
         raise foreign("plan", plan)

@@ -43,7 +43,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def planned(self, call: CallT, batch: StateBatch, plan: Any) -> tuple[Tensors, Options]:
-        """A prefill's launch arguments other than those of the call and its slots."""
+        """Return a prefill's launch arguments that are not in the call or its slots."""
 
     @abstractmethod
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Any) -> None:
@@ -78,8 +78,8 @@ class TritonState(Backend[CallT, StateBatch]):
 
         Raises:
             ArgumentError: The plan is for another phase.
-            ContractError: The batch has another number of sequences, rows of other lengths, or tables in
-                forms other than those of the planned batch.
+            ContractError: The batch differs from the planned one in the number of sequences, in the
+                lengths of rows, or in the forms of its tables.
         """
         if isinstance(plan, Decode) and batch is plan.batch:
             return  # the steps of an engine share the batch of a captured decode

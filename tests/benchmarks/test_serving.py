@@ -19,7 +19,7 @@ from benchmarks.serving.slices import Work
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 
 STAND_IN = '''
-"""What the benchmark needs of SGLang."""
+"""The parts of SGLang that the benchmark needs."""
 import asyncio
 
 __version__ = "0"

@@ -73,7 +73,7 @@ def recorded(engine: Engine) -> list[tuple[list[int], list[int]]]:
 
 
 def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) -> list[tuple[int, ...]]:
-    """What the draft model generates from scratch."""
+    """The tokens that the draft model generates from scratch."""
     engine = make_engine(draft, options={**OPTIONS, "max_length": 128, "num_pages": 200})
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
     return [output.tokens for output in engine.generate(texts, params)]
@@ -192,7 +192,7 @@ SAMPLES = 600
 
 
 def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let draft models propose tokens from another distribution than they report."""
+    """Let draft models propose tokens from a distribution that differs from the one they report."""
     if mutant == "proposes the largest":
         monkeypatch.setattr(draft_model, "draw", lambda odds, draws, choose: odds.argmax(-1))
     if mutant == "reports no filters":

@@ -149,7 +149,7 @@ def test_keys_are_rewritten_from_the_models_hidden_states(
 
 
 def test_an_entry_depends_on_the_next_token(make_engine: Make, checkpoint: Path, tmp_path: Path) -> None:
-    """Entry i is the first that changes with token i + 1, of which hidden state i knows nothing."""
+    """Entry i is the first that changes with token i + 1. Hidden state i does not depend on this token."""
     engine = make_engine(make_head(checkpoint, tmp_path), options=MTP)
     prompt = list(range(20, 36))
     params = SamplingParams(max_new_tokens=3, ignore_eos=True)

@@ -199,7 +199,7 @@ def improbability(params: SamplingParams, proposal: Proposal | None, count: int,
     [("not drawn", 0.7), ("equal", 1.3), ("near", 0.7), ("bad", 1.3), ("elsewhere", 0.7)],
 )
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
-    """Each kind of proposal at one temperature, since the filters apply it before a proposal is looked at."""
+    """Each kind of proposal at one temperature, since the filters apply it before a proposal is read."""
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
     assert improbability(params, PROPOSALS.get(kind), DRAWS) > 0.001
 

@@ -281,7 +281,7 @@ def test_methods_find_super_while_others_replace_their_class(hooks):
 
 
 def replaced_over_and_over(hooks, target, by, look):
-    """What two threads observe while a class is repeatedly replaced and restored."""
+    """Replace and restore a class repeatedly, and return the values that two threads observe meanwhile."""
     seen, looks, stop = set(), itertools.count(), threading.Event()
     latest = 0
 

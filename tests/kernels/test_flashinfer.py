@@ -150,7 +150,7 @@ class MlaWrapper(Paged):
 
 
 class RaggedWrapper(Paged):
-    """Attention to packed keys; refuses another number of rows than it planned, as the library does."""
+    """Attention to packed keys. As in the library, a run is refused if its number of rows was not planned."""
 
     computes = True
 

@@ -396,7 +396,7 @@ QUESTIONS: dict[str, Callable[[Runtime], object]] = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_that_strikes_while_an_error_is_written_is_not_taken_for_that_error(
+def test_an_interrupt_while_an_error_is_written_is_not_treated_as_that_error(
     runtime: Runtime, name: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):

@@ -71,7 +71,7 @@ def test_a_plan_of_another_process_binds_here(tmp_path: Path) -> None:
     program = """
 import pickle, sys, switchrail
 runtime = switchrail.Runtime()
-for name in ("other", "acme"):  # another id than here
+for name in ("other", "acme"):  # so that acme gets a different id than in this process
     runtime.register(name, "switchrail.ops.gated_delta.torch:TorchGatedDelta", op="gated_delta")
 layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
 plan = runtime.plan(layout, device="cpu", dtype="float32", preferences={"gated_delta": "acme"})

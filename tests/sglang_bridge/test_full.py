@@ -16,7 +16,7 @@ H, HKV, D, LAYERS, REQUESTS, LONGEST = 4, 2, 8, 2, 4, 32
 
 
 class Cache:
-    """SGLang's cache: a row a token, of which the first page is padding."""
+    """SGLang's cache, with one row per token. The first page is padding."""
 
     swa_kv_pool = None
     full_attention_layer_id_mapping = {i: i for i in range(LAYERS)}  # noqa: RUF012

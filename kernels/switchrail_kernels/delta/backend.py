@@ -46,7 +46,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)
 
     def launch_verify(self, call: DeltaCall, batch: StateBatch, plan: Drafts) -> Record:
-        """One launch."""
+        """Run drafted rows in one launch."""
         return verify(call, batch, plan, channels=self.channels)
 
 

@@ -300,7 +300,7 @@ def _scan(
     BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr, PASS: gl.constexpr,
     KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
+    """Scan a segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
 
     For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
     `p_maps` the three parts of M.

@@ -132,7 +132,7 @@ def _walk_pieces(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens, of which the first is token `at` of its sequence.
+    """The state after `rows` tokens; the first of them is token `at` of its sequence.
 
     The state after every `every` tokens of the sequence is stored in the slots at `p_kept`. Between two of
     these states there is room for `places` chunks.
@@ -169,7 +169,7 @@ def _scan(
     BK: tl.constexpr, BV: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, PASS: tl.constexpr,
     KEEP: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
+    """Scan a segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
 
     For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
     `p_maps` holds M.

@@ -25,7 +25,7 @@ def _rotate_head(
     p_x, p_weight, p_cos, p_sin, p_out, p_rows, tokens, s_x, s_out, eps, offset,
     D: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
-    """One head of `BT` tokens, rounded as in the model definition."""
+    """Normalise and rotate one head of `BT` tokens, rounded as in the model definition."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_d = tl.arange(0, BD)
     o_pair = tl.where(o_d < R // 2, o_d + R // 2, o_d - R // 2)

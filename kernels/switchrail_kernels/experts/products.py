@@ -88,7 +88,7 @@ def down_tiles(
     BK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The product with `down` for a block of pairs and `BN` outputs, stored by pair."""
+    """Compute the product with `down` for a block of pairs and `BN` outputs, and store it by pair."""
     wait(EARLY)
     i_b = tl.program_id(0) // tl.cdiv(H, BN)
     if i_b >= tl.load(p_used):
@@ -203,7 +203,7 @@ def down_pairs(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The weighted sum of the products with `down` over one row's pairs, for `BN` of the outputs.
+    """Compute `BN` outputs of one row: the weighted sum of its pairs' products with `down`.
 
     With AHEAD, which requires that `BK` covers all of I, it reads all weights before it waits for
     `gate_up_pairs`. That kernel has waited for the choice of experts.

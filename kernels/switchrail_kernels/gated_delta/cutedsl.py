@@ -71,7 +71,7 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
 
         Raises:
             ArgumentError: Another backend made the plan.
-            ContractError: The batch has another number of sequences.
+            ContractError: The batch and the plan differ in the number of sequences.
         """
         refresh_decode(CONTRACT, plan, batch)
 

@@ -24,7 +24,7 @@ def gates(
     p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The log of the decay and the write weight, from rows with the columns of b, then those of a."""
+    """Compute the log of the decay and the write weight. Rows have the columns of b, then those of a."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_h = tl.arange(0, BH)
     mask = (o_t < T)[:, None] & (o_h < HV)[None, :]

@@ -27,7 +27,7 @@ class TritonLinear(TritonRecurrent[CallT]):
         """The call's tensors under the names that the kernels use."""
 
     def launch_step(self, call: CallT, batch: StateBatch) -> None:
-        """One launch."""
+        """Launch one kernel."""
         step(self.operands(call), batch)
 
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Chunks) -> None:
@@ -35,7 +35,7 @@ class TritonLinear(TritonRecurrent[CallT]):
         walk(self.operands(call), batch, plan, self.chunk, self.costs)
 
     def launch_verify(self, call: CallT, batch: StateBatch, plan: Drafts) -> Record:
-        """One launch."""
+        """Run drafted rows in one launch."""
         return verify(self.operands(call), batch, plan)
 
 

@@ -26,7 +26,7 @@ def _prepare(
     G: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     CHUNK: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """The scores (transposed) of one chunk and group, and the gates of each of its heads."""
+    """Compute the transposed scores of one chunk and group, and the gates of each head of the group."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)
     row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)

@@ -53,7 +53,7 @@ def _verify(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one head and `BV` of its values. P and out are transposed, as in the scan."""
+    """Process one tile, for one head and `BV` of its values. P and out are transposed, as in the scan."""
     dtype = p_k.dtype.element_ty
     i_h = tl.program_id(1)
     i_p = tl.program_id(2)

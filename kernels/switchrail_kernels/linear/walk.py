@@ -130,7 +130,7 @@ def _walk(
     BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     KEEP: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """One segment of a sequence, for one head and `BV` rows of its state.
+    """Walk one segment of a sequence, for one head and `BV` rows of its state.
 
     With KEEP, checkpoints are written to their slots. For each split sequence, segment and head, `p_ends`
     holds B followed by the segment's decay.

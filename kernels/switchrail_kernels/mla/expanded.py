@@ -124,7 +124,7 @@ def _attend(
     BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The attention of `BT` rows of one head to their sequence's expanded keys."""
+    """Compute the attention of `BT` rows of one head to their sequence's expanded keys."""
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
     p_items += 8 * tl.program_id(0)

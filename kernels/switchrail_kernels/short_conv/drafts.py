@@ -77,7 +77,7 @@ class Drafts:
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _find_windows(p_parents, p_tiles, p_before, BT: tl.constexpr, REACH: tl.constexpr):
-    """The windows of one tile: back along the path, then into the old state."""
+    """Find the windows of one tile: back along the path, then into the old state."""
     _, within, row, rows = load_piece(p_tiles, tl.program_id(0))
     o_t = tl.arange(0, BT)
     p_before += (row + o_t) * REACH

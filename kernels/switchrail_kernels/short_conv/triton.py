@@ -56,7 +56,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
 
     def launch_step(self, call: ShortConvCall, batch: StateBatch) -> None:
-        """One launch."""
+        """Launch one kernel."""
         tensors, numbers, width, constants = _arguments(call)
         rows, channels = call.x.shape
         block = min(256, padded(channels))
@@ -74,7 +74,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         return (plan.table, batch.cu_seqlens, batch.has_initial_state, kept_slots), tuple(every)
 
     def launch_walk(self, call: ShortConvCall, batch: StateBatch, plan: Pieces) -> None:
-        """One launch."""
+        """Launch one kernel."""
         tensors, numbers, width, constants = _arguments(call, REACH + 1)
         channels = call.x.shape[1]
         compiler = {}
@@ -122,7 +122,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         record: torch.Tensor,
         accepted: torch.Tensor,
     ) -> None:
-        """One launch."""
+        """Launch one kernel."""
         if len(record) == 0:
             return
         state = call.layer.state
@@ -142,7 +142,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
     def launch_rows(
         self, call: ShortConvCall, batch: RowStatesBatch, plan: Drafts, record: torch.Tensor
     ) -> None:
-        """One launch."""
+        """Launch one kernel."""
         if len(record) == 0:
             return
         state = call.layer.state

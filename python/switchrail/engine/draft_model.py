@@ -36,7 +36,7 @@ from switchrail.runtime import Runtime
 
 @dataclass(slots=True)
 class Text:
-    """What a step builder reads of a task.
+    """The attributes of a task that a step builder reads.
 
     Attributes:
         slot: The slot of its states.

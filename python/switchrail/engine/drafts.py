@@ -77,7 +77,7 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
     """Ask for a proposal and check it.
 
     Raises:
-        EngineError: The proposal is for another number of sequences, or has too many or invalid tokens.
+        EngineError: The proposal is for a wrong number of sequences, or has too many or invalid tokens.
     """
     found = drafts.propose(tasks, limits)
     name = type(drafts).__name__

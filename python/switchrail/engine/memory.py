@@ -207,7 +207,7 @@ class Pools:
         return [*(tensor for pool in self._paged for tensor in pool.tensors()), *self.state.tensors()]
 
     def nbytes_of(self, pages: int) -> float:
-        """The size in bytes that the pools would have with another number of pages."""
+        """The size in bytes that the pools would have with a different number of pages."""
         tokens = sum(tensor.nbytes for pool in self._paged for tensor in pool.tensors())
         return self.nbytes - tokens + tokens / (self.pages.capacity + 1) * pages
 

@@ -229,7 +229,7 @@ class MtpDrafts(DraftModel):
 
 
 def _keep(rows: torch.Tensor, running: Running, module: nn.Module, args: Any, output: Any) -> None:
-    """A hook on the decoder of the engine's model: write the hidden states of the step's tokens."""
+    """Write the hidden states of the step's tokens; a hook on the decoder of the engine's model."""
     rows.index_copy_(0, running.step.kv_rows, output.last_hidden_state.squeeze(0))
 
 

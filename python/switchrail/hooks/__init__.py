@@ -18,7 +18,7 @@ with the target's arguments, including its defaults:
 | before | `fn(*args, **kwargs)` | None, or `(args, kwargs)` for the rest of the chain |
 | around | `fn(original, *args, **kwargs)` | the result |
 | replace | `fn(*args, **kwargs)` | the result |
-| after | `fn(result, *args, **kwargs)` | None for unchanged, another result, or `RETURN_NONE` |
+| after | `fn(result, *args, **kwargs)` | None for unchanged, a new result, or `RETURN_NONE` |
 
 Known limits. The trampoline adds a frame above the original's, so `stacklevel` and `sys._getframe` count one
 more, and the arguments live until the call returns. A copy of a hooked function's code keeps the chain that

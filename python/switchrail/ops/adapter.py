@@ -40,9 +40,9 @@ _TABLES: Mapping[str, torch.dtype] = {
 
 
 def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
-    """The batch in its plain form, which needs no feature of `ADAPTED`; plain batches unchanged.
+    """The batch in its plain form, which needs no feature of `ADAPTED`. A plain batch is returned unchanged.
 
-    Tables with another dtype, with gaps, or with 0 as the null slot are copied.
+    Tables with a different dtype, with gaps, or with 0 as the null slot are copied.
 
     Args:
         batch: The batch.

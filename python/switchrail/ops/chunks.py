@@ -219,7 +219,7 @@ def scan(
 
 
 def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
-    """(I + A)^-1 for each A [..., C, C], of which only the entries below the diagonal are read."""
+    """(I + A)^-1 for each A [..., C, C]. Only the entries of A below the diagonal are read."""
     identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     inverse: torch.Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     return inverse

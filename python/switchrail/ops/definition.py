@@ -34,7 +34,7 @@ RECURRENT: Mapping[str, Any] = {
     "state_layouts": ("VK",),
     "features": (*STATES, "time_innermost"),
 }
-"""What backends of an op with a recurrent state per head claim."""
+"""The capabilities that backends of an op with a recurrent state per head claim."""
 
 
 @dataclass(frozen=True, kw_only=True)

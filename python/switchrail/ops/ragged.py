@@ -36,7 +36,7 @@ def ragged_attention(
     """Compute attention; see `switchrail.platforms.operations.RaggedAttention`.
 
     Raises:
-        ArgumentError: A tensor has another form than the operation takes, or lengths don't match.
+        ArgumentError: A tensor doesn't have the form that the operation takes, or lengths don't match.
     """
     check_ragged(q, k, v, batch)
     compute = torch.promote_types(q.dtype, torch.float32)

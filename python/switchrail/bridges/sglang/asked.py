@@ -72,7 +72,7 @@ def attach(runtime: Runtime, places: Places) -> None:
 
 
 class _AsTriton:
-    """A server's arguments with another linear backend, for which SGLang can keep states within prompts."""
+    """A server's arguments with the linear backend `triton`, for which SGLang keeps states within prompts."""
 
     linear_attn_backend = "triton"
 

@@ -25,7 +25,7 @@ class Drafts:
 
     Attributes:
         tokens: The drafted tokens of each sequence in a pass.
-        tree: Whether they form a tree, of which only the device has the parents.
+        tree: Whether they form a tree. Only the device has the parents of the tree's rows.
     """
 
     tokens: int

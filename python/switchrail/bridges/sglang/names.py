@@ -27,7 +27,7 @@ def is_ours(name: str | None) -> bool:
 
 
 def backend_of(name: str) -> str | None:
-    """The backend that one of Switchrail's names chooses; None if it lets the core decide."""
+    """The backend that one of Switchrail's names chooses; None if the name leaves the choice to the core."""
     return name.partition(":")[2] or None
 
 

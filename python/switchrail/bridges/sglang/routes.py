@@ -51,7 +51,7 @@ def bind_layers(
         runtime: The runtime with the registrations.
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
-        layers: The heads of each layer, by id; None if it has none.
+        layers: The heads of each layer, by id; None for a layer without heads.
         asked: The chosen names, by phase.
         needed: The features that the layers' calls need, by op; the chosen names belong to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
@@ -93,7 +93,10 @@ def bind_layers(
 
 
 def platform_of(runtime: Runtime, device: str) -> Platform:
-    """The platform of SGLang's device: the runtime's own if it is a plugin's and for such devices."""
+    """The platform of SGLang's device.
+
+    The runtime's platform serves if a plugin provides it and its device is of the same type.
+    """
     own = runtime.platform
     is_plugins = own.kind.startswith("oot:") and own.device.split(":")[0] == device.split(":")[0]
     return own if is_plugins else runtime.find_platform(device)

@@ -63,7 +63,7 @@ class Kind(ABC):
 
     @abstractmethod
     def heads(self, module: Any) -> HeadSizes | None:
-        """The heads of a layer; None if it has none."""
+        """The heads of a layer; None if the layer has no heads."""
 
     @abstractmethod
     def layers(self, module: Any, memory: Memory) -> tuple[Layer, ...]:

@@ -111,8 +111,8 @@ class Call:
         """Check that the call continues the sequences in memory.
 
         Raises:
-            BridgeError: The call has another number of sequences, its mask hides tokens in memory, or an
-                earlier call has failed.
+            BridgeError: The call and the memory differ in the number of sequences, the mask hides tokens in
+                memory, or an earlier call has failed.
         """
         if not memory.is_whole and memory.has_state:
             raise BridgeError("an earlier call with this cache failed, or still runs; expected another cache")

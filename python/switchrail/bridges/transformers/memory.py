@@ -327,7 +327,7 @@ class Memory:
         )
 
     def _move(self, sequences: int, pages: int) -> None:
-        """Move all contents to memory of another size."""
+        """Move all contents to memory of a different size."""
         old, self._own = self._own, _Sequences(self._model, sequences, pages)
         used = pages_of(max(self.lengths), self._model.options.page_size)
         for kind, pool in old.pools.kv.items():

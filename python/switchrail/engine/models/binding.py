@@ -35,8 +35,8 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
 
     Raises:
         CheckpointError: The model has no layers where the family has them.
-        LayoutError: The model has another number of layers, or a layer has a kind that the family doesn't
-            have.
+        LayoutError: The model and the layout differ in the number of layers, or a layer has a kind that the
+            family doesn't have.
     """
     modules = family.layers_of(model)
     layers = list(layers)

@@ -142,7 +142,7 @@ def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, tor
     """Refuse the weights of a head that are not those of its definition.
 
     Raises:
-        CheckpointError: Some are missing, unexpected or of another shape.
+        CheckpointError: Some weights are missing, unexpected or of a wrong shape.
     """
     problems = {
         "missing": sorted(wanted.keys() - found.keys()),
@@ -210,7 +210,7 @@ def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) 
         drafts: The layout of each step.
 
     Raises:
-        CheckpointError: Weights are missing, unexpected or of another shape.
+        CheckpointError: Weights are missing, unexpected or of a wrong shape.
     """
     steps = _HEADS[drafts[0].model_type](path, model, drafts)
     for step in steps:

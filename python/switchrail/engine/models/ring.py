@@ -242,7 +242,7 @@ class RingAttention(Projections):
 
 
 class RingExperts(DeepseekV3MoE):  # type: ignore[misc]
-    """Experts that are chosen in groups, and shared experts, which may have another size."""
+    """Experts that are chosen in groups, and shared experts, which may have a different size."""
 
     def __init__(self, config: RingConfig) -> None:
         super().__init__(config)

@@ -86,7 +86,7 @@ def on_one_layer(setting: Setting) -> Setting:
 
 
 def calls_of_one_layer(setting: Setting) -> Measured:
-    """Checks repeated calls of a layer with other numbers and batches, and between calls of other phases.
+    """Checks repeated calls of a layer with new values and batches, also between calls of other phases.
 
     As in an engine, the layer's weights and options do not change.
     """
@@ -121,7 +121,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
 
 
 def _refilled(setting: Setting, first: Sample, second: Sample) -> Measured:
-    """Makes a call twice, the second time with other numbers in the same memory."""
+    """Makes a call twice, the second time with new values in the same memory."""
     done = first.clone()
     call = done.made
     for sample in (first, second):

@@ -1,4 +1,4 @@
-"""Stand-in: what a device is called."""
+"""Stand-in: the kinds and capabilities of devices."""
 
 from enum import Enum
 from typing import NamedTuple
