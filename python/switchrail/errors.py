@@ -128,7 +128,7 @@ class StalePlanError(SwitchrailError, LookupError):
 
 
 class SchemaError(SwitchrailError, ValueError):
-    """A document is invalid or has another schema version. Fields: `found`, `valid`."""
+    """A document is invalid, or its schema version is not supported. Fields: `found`, `valid`."""
 
 
 class OrderError(SwitchrailError, ValueError):

@@ -95,7 +95,7 @@ def check_class(
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """The changes that a class with the former interface (no `run`) needs; empty for other classes."""
+    """The changes that a class with the old interface (no `run`) needs; empty for other classes."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:

@@ -111,7 +111,7 @@ def _folded(name: str) -> str:
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Whether two names differ by so few letters that one may be a typing error."""
+    """Whether two names differ by so few letters that one may be a misspelling of the other."""
     last: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one):

@@ -19,7 +19,7 @@ LAYERS = 2
 
 
 class Planned(MlaBackend):
-    """Runs on what was planned last, as a library's wrapper does; notes the rows."""
+    """Runs on the most recent plan, as a library's wrapper does; notes the rows."""
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)

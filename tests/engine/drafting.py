@@ -70,7 +70,7 @@ class Oracle(Drafts):
 
 
 class Trees(Oracle):
-    """Proposes trees, whose accepted paths are forced likewise; other tokens are wrong ones."""
+    """Proposes trees, whose accepted paths are forced in the same way; other tokens are wrong ones."""
 
     are_trees = True
 

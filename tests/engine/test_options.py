@@ -225,7 +225,7 @@ TOO_MUCH: list[dict[str, Any]] = [
 def test_what_there_is_no_room_for_is_not_allocated(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pools that don't fit are refused before they are allocated, and so is a page table of 8 TB.
+    """Pools that don't fit, and a page table of 8 TB, are refused before they are allocated.
 
     Such a table would be needed for 33 sequences of 10**12 tokens.
     """

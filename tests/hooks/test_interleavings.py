@@ -88,7 +88,7 @@ def add(target, hooks, module):
 
 
 def steps(hooks, target):
-    """Check that the target's reported replacement runs, or that another one precedes it."""
+    """Check that the target's reported replacement runs, or that a different replacement precedes it."""
     found = hooks.explain(target).steps
     assert all(step.state == "runs" or "replaces the target first" in step.reason for step in found)
     assert all(each.steps for each in hooks.explain_all())

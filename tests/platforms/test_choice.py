@@ -244,7 +244,7 @@ def test_a_plugin_that_fails(
     vendor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failing platform plugin is not skipped in favour of another one, but naming another one skips it."""
+    """A failing platform plugin is not skipped automatically, only if a different platform is named."""
     code, target, words = FAILURES[case]
     install("acme", code, target=target)
     vendor("umbrella").answer = None

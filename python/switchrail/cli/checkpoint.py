@@ -33,7 +33,7 @@ DownloadOption = Annotated[
 
 
 def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
-    """The options with the folder of the draft's checkpoint, if the draft is one.
+    """The options, with the folder of the draft model if `draft` names a checkpoint.
 
     Raises:
         CheckpointError: See `find_checkpoint`.

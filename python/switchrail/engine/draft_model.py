@@ -357,7 +357,7 @@ def load_draft(
         choose_tokens: Chooses the tokens of sampled requests.
 
     Raises:
-        ConfigError: The draft has another vocabulary, or its sequences are shorter.
+        ConfigError: The draft model's vocabulary differs, or its sequences are shorter.
         SwitchrailError: As for `Engine`.
     """
     sequences = options.max_sequences

@@ -35,7 +35,7 @@ _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 def check_files(path: Path) -> None:
     """Check that every file that may be read is a regular file of acceptable size.
 
-    Symbolic links are followed, because every file in a hub's cache is one.
+    Symbolic links are followed, because every file in a hub's cache is a symbolic link.
 
     Raises:
         CheckpointError: The folder is missing, or a file is not a regular file or too large.

@@ -120,7 +120,7 @@ class Keys:
         return cls(sizes(options.max_sequences), tokens, rows, 1 + options.draft_tokens if verify else 0)
 
     def __iter__(self) -> Iterator[Key]:
-        """Decodes by rows, then by tokens; likewise verifications; then mixed steps by rows."""
+        """Decodes by rows, then by tokens; verifications in the same order; then mixed steps by rows."""
         for size in self.sequences:
             for length in self.tokens:
                 yield Key("decode", size, length)

@@ -120,7 +120,7 @@ def change(
     report(before, after)
 
 
-# A function of its own, since from CPython 3.13 on, an interrupt at the end of a loop may skip a `finally`
+# A separate function, since from CPython 3.13 on, an interrupt at the end of a loop may skip a `finally`
 # of the same function.
 def _requested(
     before: Mapping[Hook, tuple[Site, ...]],

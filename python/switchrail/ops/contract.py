@@ -47,7 +47,7 @@ class Allowance:
         dtypes: Further valid dtypes.
         free: The number of outermost axes in memory whose strides may have any value except 0.
         memory: Another valid order of the axes in dense memory.
-        unit_stride: Further axes; it is enough that one of all these axes has stride 1.
+        unit_stride: Further axes that may have stride 1 instead; one axis with stride 1 is enough.
     """
 
     feature: str

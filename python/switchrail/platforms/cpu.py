@@ -55,7 +55,7 @@ class CpuHardware(Hardware):
         """Accepts `cpu` only.
 
         Raises:
-            PlatformError: The device is another one.
+            PlatformError: The device is not `cpu`.
         """
         CpuHardware(device)
 

@@ -89,7 +89,7 @@ class MpsHardware(Accelerator):
         """Accepts the current device only.
 
         Raises:
-            PlatformError: The device is another one.
+            PlatformError: The device is not the current one.
         """
         MpsHardware(device)
 

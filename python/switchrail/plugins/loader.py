@@ -187,7 +187,7 @@ class Loader:
     def load_as(
         self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
     ) -> None:
-        """Loads the plugins that another process loaded, in its order, and copies its records of the others.
+        """Loads the plugins that another process loaded, in that order, and copies the other records.
 
         Args:
             plugins: The result of `in_order` in that process.
@@ -351,7 +351,7 @@ class Loader:
             self._attempts = ()
 
     def _abandon(self) -> None:
-        """In a forked child, undoes the loading that another thread of the parent had begun."""
+        """In a forked child, undoes the unfinished load of a thread that exists only in the parent."""
         for attempt in self._attempts:
             if self._plugins[_key(attempt.plugin)].state != "loaded":
                 attempt.staging.undo()

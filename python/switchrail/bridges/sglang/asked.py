@@ -1,4 +1,4 @@
-"""The names that the user chose for linear layers, and the hooks that serve what was asked for."""
+"""The backend names that the user chose for linear layers, and the hooks that serve these choices."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _AsTriton:
 def _asked(model_runner: Any, places: Places) -> dict[Phase, str]:
     """The names of backends that the user chose, by phase.
 
-    Drafts without a name of their own are verified by the backend for decode if it is one of ours.
+    If no name is given for drafts, the backend for decode verifies them if it is one of Switchrail's.
     """
     if not places.verify_choice:
         from sglang.srt.layers.attention.linear import utils

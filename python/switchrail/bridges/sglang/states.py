@@ -314,7 +314,7 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
 
 
 def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
-    """Numbers on the host: SGLang's own copy if there is one, which saves waiting for the device."""
+    """Numbers on the host. SGLang's own copy, if there is one, saves waiting for the device."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 

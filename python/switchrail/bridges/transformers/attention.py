@@ -75,7 +75,7 @@ def served_config(config: Any) -> Any:
 
 
 def implementation_changed(value: object) -> BridgeError:
-    """The error if a served model is given another attention implementation."""
+    """The error for setting a different attention implementation on a served model."""
     return BridgeError(
         f"got attention implementation {value!r} for a served model; call remove() of its handle first, and "
         "use() again to serve it",

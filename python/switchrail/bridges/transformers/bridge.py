@@ -219,7 +219,7 @@ class Handle(AbstractContextManager["Handle"]):
     def cache(self, sequences: int, tokens: int) -> ServedCache:
         """A cache whose memory is allocated once, for the argument `past_key_values` of `generate`.
 
-        Its method `reset` allows another use.
+        After a call of its method `reset`, the cache can be used again.
 
         Args:
             sequences: The largest number of sequences, including beams.
@@ -253,7 +253,7 @@ class Handle(AbstractContextManager["Handle"]):
         return call.unpacked(output)
 
     def _check_unchanged(self) -> None:
-        """Checks that the model is still as it was when `use` was called."""
+        """Checks that the model has not changed since `use` was called."""
         for key, config in self._configs.items():
             if config.original._attn_implementation != self._implementations[key]:
                 raise implementation_changed(config.original._attn_implementation)

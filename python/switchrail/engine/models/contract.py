@@ -83,7 +83,7 @@ class Connected:
         pools.kv[KINDS[op]].write(self.id, rows, *values)
 
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
-        """The error for a call that differs from the layer as it was connected."""
+        """The error for a call that differs from what the layer was connected with."""
         return DispatchError(
             f"layer {self.id} ran its {op} with {what} {found!r}, but was connected with {bound!r}",
             layer=self.id,

@@ -92,7 +92,7 @@ def prepare(
         forward_of: Finds the platform's function of an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class of that module, or the dotted path of another -> its operations and how to run them.
+        bindings: Class of that module, or a dotted path to any class -> its operations and their calls.
     """
     for path, binding in _each(module, bindings):
         function = forward_of(binding.operation)
@@ -119,7 +119,7 @@ def bind(
         forward_of: Finds the platform's function for an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class of that module, or the dotted path of another -> its operations and how to run them.
+        bindings: Class of that module, or a dotted path to any class -> its operations and their calls.
         running: The current step.
 
     Returns:

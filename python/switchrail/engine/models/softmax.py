@@ -47,7 +47,7 @@ def attention(
         [1, T, H, D], and None in place of the attention weights.
 
     Raises:
-        DispatchError: The call differs from the layer as it was connected, or the layer is not an engine's.
+        DispatchError: The call differs from what the layer was connected with, or no engine owns the layer.
     """
     connected: Connected | None = kwargs.get(KEYWORD)
     if connected is None:

@@ -143,7 +143,7 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """Why another replacement conflicts: a class that replaces two would mix their hooks."""
+        """The reason why a class can't replace a second target: the hooks of both would be mixed."""
         for place, others in wanted.items():
             if not isinstance(place, Class) or hook in others:  # or from a second import of the module
                 continue

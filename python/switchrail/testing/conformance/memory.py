@@ -51,7 +51,7 @@ def guards(setting: Setting) -> None:
 
 
 def time_innermost(setting: Setting) -> Measured:
-    """Checks inputs whose contiguous axis is another one, if the contract allows a choice."""
+    """Checks inputs with a different contiguous axis, if the contract allows a choice."""
     call = setting.call((70, 9))
     for name, spec in call.contract.tensors.items():
         tensor = call.tensors.get(name)

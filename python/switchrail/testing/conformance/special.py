@@ -16,7 +16,7 @@ def untouched_slots(setting: Setting) -> Measured:
 
 
 def forgetting(setting: Setting) -> Measured:
-    """Checks decays of 0 among decays near 1. Sums of logs must not lose the digits of the latter."""
+    """Checks decays of 0 among decays near 1. Sums of logs must not lose the digits of the decays near 1."""
     call = setting.call((100, 33), gate="near_one", initial="all")
     gate = call.tensors["g"]
     assert gate is not None

@@ -1,4 +1,4 @@
-"""Functions in place of some of SGLang's, whose own need a GPU or a library of compiled CPU kernels.
+"""Replacements of SGLang's functions that need a GPU or a library of compiled CPU kernels.
 
 Jitted functions replace SGLang's aliases of Triton's, since the interpreter adapts `tl` only. For drafts
 SGLang has Triton kernels too, which it uses on XPUs.
