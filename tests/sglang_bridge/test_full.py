@@ -41,7 +41,7 @@ class Cache:
 def made(runtime, version):
     """Make SGLang's attention backend of a model."""
 
-    def make(page=1, name="switchrail", tokens=64, drafts=None, **more):
+    def make(page=1, name="switchrail", tokens=64, drafts=None, context=LONGEST, **more):
         options = {"speculative_algorithm": None}
         if drafts is not None:
             names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
@@ -68,7 +68,7 @@ def made(runtime, version):
             is_draft_worker=False,
             token_to_kv_pool=Cache(tokens, page),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
-            model_config=SimpleNamespace(context_len=LONGEST),
+            model_config=SimpleNamespace(context_len=context),
             server_args=SimpleNamespace(disable_cuda_graph=True, **options),
         )
         registry = import_module("sglang.srt.layers.attention.attention_registry")
@@ -201,6 +201,21 @@ def test_recorded_passes_are_repeated_with_other_tables(made, version):
     verified(backend, runner, batch, TREES[::-1], [4, 7, 2])
     backend.update_verify_buffers_to_fill_after_draft(tree_of(TREES), 3)
     verified(backend, runner, batch, TREES, [4, 7, 2])
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_recorded_drafts_reach_beyond_the_longest_context(made, version, page):
+    """SGLang's table of tokens has room for drafts after the longest context."""
+    backend, runner = made(
+        page, name="switchrail:recorded", drafts=(6, 1), context=LONGEST - 6, sliding_window_size=-1
+    )
+    backend.init_cuda_graph_state(1, 6)
+    requests, mode = torch.tensor([1]), Mode("verify")
+    backend._prepare_graph(1, requests, torch.tensor([1]), None, mode, None)
+    backend._prepare_graph(1, requests, torch.tensor([LONGEST - 6]), torch.tensor([LONGEST - 6]), mode, None)
+    part = backend.steps.captured("verify", 1)
+    assert part.pages.kv_seqlens == (LONGEST,)
+    assert torch.equal(part.pages.page_table, runner.req_to_token_pool.req_to_token[1:2, ::page] // page)
 
 
 def verified(backend, runner, batch, trees, prefixes):

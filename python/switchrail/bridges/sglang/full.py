@@ -56,6 +56,8 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._page = int(model_runner.page_size)
         self._locate = _location if places.location else _plain
         self._drafts = drafts_of(places, model_runner)
+        # Drafts are verified behind the longest context too; SGLang's table of tokens has room for them.
+        self._longest = self.max_context_len + (0 if self._drafts is None else self._drafts.tokens)
         _check(model_runner)
         # SGLang's modules of lightning attention have the same class, but no keys and values.
         own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", None)
@@ -154,7 +156,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocates the tables of recorded passes."""
-        pages = -(-self.max_context_len // self._page)
+        pages = -(-self._longest // self._page)
         self._tables = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
         self._kv_lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
 
@@ -236,7 +238,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         assert part.pages is not None
         if host_lens is None:
             rows = part.rows.stop
-            self.steps.capture(part, Bounds(sequences=count, rows=rows, tokens=self.max_context_len))
+            self.steps.capture(part, Bounds(sequences=count, rows=rows, tokens=self._longest))
             return
         recorded = self.steps.captured(part.phase, count).pages
         assert recorded is not None
