@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from switchrail.errors import DispatchError
 from torch import nn
 
 from tests.sglang_bridge.test_linear import TREES, Mode, allocations, enum, links
@@ -147,7 +148,7 @@ class Pools:
 def made(runtime):
     """Make SGLang's backend of a model."""
 
-    def make(kind, *arguments, name="switchrail:torch", drafts=(6, 4), slots=SLOTS):
+    def make(kind, *arguments, name="switchrail:torch", drafts=(6, 4), slots=SLOTS, decode=None):
         torch.manual_seed(5)
         model = kind(*arguments)
         options = dict(
@@ -157,14 +158,16 @@ def made(runtime):
                 strict=True,
             )
         )
-        import_module("sglang.srt.runtime_context").OPTIONS.update(options, linear_attn_backend=name)
+        import_module("sglang.srt.runtime_context").OPTIONS.update(
+            options, linear_attn_backend=decode or name
+        )
         runner = SimpleNamespace(
             model=model,
             device="cpu",
             dtype=torch.float32,
             is_draft_worker=False,
             kv_cache_dtype_str="auto",
-            linear_attn_backends=SimpleNamespace(decode=enum()(name), prefill=enum()(name)),
+            linear_attn_backends=SimpleNamespace(decode=enum()(decode or name), prefill=enum()(name)),
             req_to_token_pool=Pools(model, drafts[0], slots),
             model_config=SimpleNamespace(context_len=256),
             server_args=SimpleNamespace(disable_cuda_graph=True),
@@ -175,12 +178,12 @@ def made(runtime):
     return make
 
 
-def passed(backend, model, mode, rows, slots, prefixes=None, trees=None):
+def passed(backend, model, mode, rows, slots, prefixes=None, trees=None, logical=None):
     """Run a pass on random rows; return the inputs and results of each layer."""
     first, sibling = links(trees) if trees else (None, None)
     batch = SimpleNamespace(
         forward_mode=Mode(mode),
-        logical_forward_mode=Mode(mode),
+        logical_forward_mode=Mode(logical or mode),
         extend_seq_lens_cpu=rows,
         extend_prefix_lens_cpu=prefixes,
         extend_prefix_lens=torch.tensor(prefixes or [0]),
@@ -197,7 +200,8 @@ def passed(backend, model, mode, rows, slots, prefixes=None, trees=None):
     found = []
     for id in backend.req_to_token_pool.mamba_map:
         x = torch.randn(sum(rows), model.columns)
-        found.append((id, x.double(), model.run(backend, mode, id, x, batch).double()))
+        out = model.run(backend, mode, id, x, batch)
+        found.append((id, x.double(), out if isinstance(out, str) else out.double()))
     return found
 
 
@@ -280,3 +284,20 @@ def test_larger_pools_change_no_allocation(made, kind):
         counts.append([allocations(passed, backend, model, *step) for step in steps for _ in range(2)])
     assert counts[0][1::2] == counts[1][1::2]  # the first pass of a kind also makes tables
     assert all(counts[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [LightningModel, ConvolutionModel], ids=lambda kind: kind.op)
+def test_relabelled_decode_rows_stay_sglangs_where_only_prompts_are_ours(made, kind):
+    """With data-parallel attention SGLang calls decode rows prompts of one token."""
+    backend, model, pools = made(kind, decode="triton")
+    passed(backend, model, "extend", [3], [3], [0])
+    before = pools.conv.clone(), pools.temporal.clone()
+    found = passed(backend, model, "extend", [1] * 3, [5, 6, 7], [9] * 3, logical="decode")
+    assert [out for *_, out in found] == [
+        "SGLang's forward" if kind is ConvolutionModel else "SGLang's extend"
+    ] * LAYERS
+    assert torch.equal(pools.conv, before[0])
+    assert torch.equal(pools.temporal, before[1])
+    with pytest.raises(DispatchError, match="in a pass that Switchrail did not plan"):
+        backend.switchrail.layers(0)

@@ -11,7 +11,7 @@ import torch
 from switchrail.bridges.sglang.asked import serve
 from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of
-from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
+from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution, mode_of
 from switchrail.ops import (
     GatedDeltaCall,
     GatedDeltaLayer,
@@ -127,7 +127,7 @@ class Family(Kind):
         expects z with the result.
         """
         served: ServedLayers | None = backend.switchrail
-        mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
+        mode = mode_of(forward_batch)
         if served is None or not served.serves(mode):
             return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
         z = None

@@ -11,7 +11,7 @@ import torch
 from switchrail.bridges.sglang.asked import serve
 from switchrail.bridges.sglang.names import OURS
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of
-from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
+from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution, mode_of
 from switchrail.errors import BridgeError
 from switchrail.ops import (
     Layer,
@@ -92,7 +92,7 @@ class Lightning(Kind):
     ) -> Any:
         """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`."""
         served: ServedLayers | None = backend.switchrail
-        mode = forward_batch.forward_mode
+        mode = mode_of(forward_batch)
         if served is None or not served.serves(mode):
             return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **more)
         q, k = (each.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim) for each in (q, k))
@@ -186,7 +186,7 @@ class Mamba2(Kind):
     ) -> Any:
         """Runs a layer, with SGLang's projections and norm; a hook around the module's `forward`."""
         served: ServedLayers | None = backend.switchrail
-        mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
+        mode = mode_of(forward_batch)
         if served is None or not served.serves(mode):
             return original(
                 *(backend, mixer, hidden_states, output, layer_id, forward_batch),
@@ -245,7 +245,7 @@ class Convolution(Kind):
         from sglang.srt.model_executor.forward_context import get_attn_backend
 
         served: ServedLayers | None = get_attn_backend().linear_attn_backend.switchrail
-        if served is None or not served.serves(forward_batch.forward_mode):
+        if served is None or not served.serves(mode_of(forward_batch)):
             return original(module, hidden_states, forward_batch)
         before, after, x = module.in_proj(hidden_states)[0].chunk(3, dim=-1)
         x = before * x

@@ -184,11 +184,11 @@ class ServedLayers:
 
     def begin(self, forward_batch: Any) -> None:
         """Plans an eager pass."""
-        # SGLang 0.5.23 may relabel the decode rows of a data-parallel rank.
-        mode = getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
+        mode = mode_of(forward_batch)
         metadata = self._backend.forward_metadata
         phase = _phase(mode)
         if not self._modules or mode.is_idle() or phase not in self.asked:
+            self.steps.drop()
             return
         if phase == "decode":
             self.steps.begin([decode_part(metadata.query_start_loc, metadata.mamba_cache_indices)])
@@ -248,6 +248,11 @@ class ServedLayers:
             source, target = self._last_states
             for states in (pool.conv[0], pool.temporal):
                 states[target] = states[source]
+
+
+def mode_of(forward_batch: Any) -> Any:
+    """The mode of a pass. SGLang 0.5.23 may relabel the decode rows of a data-parallel rank as prompts."""
+    return getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
 
 
 def _phase(mode: Any) -> Phase | None:
@@ -319,4 +324,4 @@ def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 
 
-__all__ = ["Kind", "Memory", "ServedLayers", "convolution"]
+__all__ = ["Kind", "Memory", "ServedLayers", "convolution", "mode_of"]

@@ -41,7 +41,13 @@ class Steps:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the current pass."""
+        """The phase of the current pass.
+
+        Raises:
+            DispatchError: The pass was not planned.
+        """
+        if not self._prepared.parts:
+            raise DispatchError("a layer was called in a pass that Switchrail did not plan", found=0)
         return self._prepared.parts[0].phase
 
     def begin(self, parts: Sequence[Part]) -> None:
@@ -49,6 +55,11 @@ class Steps:
         self.end()
         self._prepared = self.dispatchers[parts[0].phase].prepare(parts)
         self._is_due = True
+
+    def drop(self) -> None:
+        """Forgets the plans of the last pass, since none of them is for the next one."""
+        self.end()
+        self._prepared = NOTHING
 
     def served_elsewhere(self) -> None:
         """Marks the pass as complete without calls: its layers don't need the planned ones."""
