@@ -57,9 +57,15 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
     shown = run("--as", "cuda:9.0", "--memory", "1G")
     assert shown.exit_code == 0, shown.output
     assert "tokens that fit beside these" in shown.output
+    assert "85% of the rest (memory_fraction)" in shown.output
+    assert "that fit: 32 (limited by max_sequences)" in shown.output
+    for_host = run("--device", "cpu", "--memory", "80")
+    assert "the weights don't fit into 80 bytes; a SIZE without K, M, G or T is in bytes" in for_host.output
+    assert "that fit: 0\n" in for_host.output
     small, large = (
         json.loads(run("--device", "cpu", "--json", "--memory", size).stdout) for size in ("64M", "128M")
     )
     assert {kind["kind"] for kind in small["kinds"]} == {"kda", "mla"}
     assert 0 < small["tokens"] < large["tokens"]
+    assert small["fraction"] == 0.25
     assert run("--memory", "much").exit_code == 2

@@ -62,7 +62,7 @@ def plan(
         typer.Option(
             metavar="SIZE",
             help="Show the memory that weights, tokens and sequences take, and what fits into a device of "
-            "this size, such as 80G. With --json, print only these numbers.",
+            "this size, such as 80G; without K, M, G or T, in bytes. With --json, print only these numbers.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -143,9 +143,18 @@ def _memory(needed: Footprint) -> Iterator[object]:
     yield table("memory", columns, rows)
     yield f"all weights: {needed.weights / 2**20:,.1f} MiB"
     yield f"states of {needed.max_sequences} sequences: {needed.states / 2**20:,.1f} MiB"
+    left = needed.memory - needed.weights
+    if left < 0:
+        yield f"the weights don't fit into {needed.memory:,} bytes; a SIZE without K, M, G or T is in bytes"
+    else:
+        yield (
+            f"memory to use beside the weights: {left * needed.fraction / 2**20:,.1f} MiB, "
+            f"{needed.fraction:.0%} of the rest (memory_fraction)"
+        )
     if needed.tokens is not None:
         yield f"tokens that fit beside these: {needed.tokens:,}"
-    yield f"sequences of {needed.max_length:,} tokens that fit: {needed.sequences:,}"
+    sequences = f"sequences of {needed.max_length:,} tokens that fit: {needed.sequences:,}"
+    yield sequences + " (limited by max_sequences)" * (needed.sequences == needed.max_sequences)
 
 
 def _rows(plan: RoutePlan) -> Iterator[tuple[object, ...]]:

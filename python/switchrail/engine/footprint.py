@@ -49,11 +49,10 @@ class Footprint:
         max_sequences: Maximum number of concurrent sequences, each with a state.
         states: Bytes of their states.
         table: Bytes of the page table.
-        memory: Bytes of the device's memory; None if no size was given.
-        tokens: Number of tokens that fit beside weights, states and table; None if no size was given or
-            tokens take no memory.
-        sequences: Number of sequences of `max_length` tokens that fit, at most `max_sequences`; None if no
-            size was given.
+        memory: Bytes of the device's memory.
+        fraction: The usable fraction of the memory that the weights leave.
+        tokens: Number of tokens that fit beside weights, states and table; None if tokens take no memory.
+        sequences: Number of sequences of `max_length` tokens that fit, at most `max_sequences`.
     """
 
     weights: int
@@ -63,9 +62,10 @@ class Footprint:
     max_sequences: int
     states: int
     table: int
-    memory: int | None
+    memory: int
+    fraction: float
     tokens: int | None
-    sequences: int | None
+    sequences: int
 
 
 def footprint(
@@ -76,7 +76,7 @@ def footprint(
     *,
     platform: Platform,
     dtype: torch.dtype,
-    memory: int | None,
+    memory: int,
 ) -> Footprint:
     """Compute the memory of a checkpoint from its config.
 
@@ -121,14 +121,13 @@ def footprint(
     page = classes.page_bytes(options.page_size, dtype)
     states = (options.max_sequences + 1) * classes.slot_bytes(dtype, state_dtype)
     table = table_bytes(options, max_length)
-    tokens = sequences = None
-    if memory is not None:
-        room = (memory - weights) * (options.memory_fraction or FRACTION) - states - table
-        sequences = options.max_sequences if room >= 0 else 0
-        if page:
-            pages = max(0, int(room // page) - 1)  # page 0 is reserved
-            tokens = pages * options.page_size
-            sequences = min(sequences, pages // pages_of(max_length, options.page_size))
+    fraction = options.memory_fraction or FRACTION
+    room = (memory - weights) * fraction - states - table
+    tokens, sequences = None, options.max_sequences if room >= 0 else 0
+    if page:
+        pages = max(0, int(room // page) - 1)  # page 0 is reserved
+        tokens = pages * options.page_size
+        sequences = min(sequences, pages // pages_of(max_length, options.page_size))
     return Footprint(
         weights=weights,
         kinds=tuple(kinds),
@@ -138,6 +137,7 @@ def footprint(
         states=states,
         table=table,
         memory=memory,
+        fraction=fraction,
         tokens=tokens,
         sequences=sequences,
     )

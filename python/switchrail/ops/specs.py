@@ -91,7 +91,7 @@ NO_OVERLAP = "out may not overlap any other tensor"
 
 STATE_NOTES = (
     "a padding sequence gets zeros in its rows of out and writes no state",
-    "a sequence of length zero keeps its state: no slot is read or written",
+    "an empty sequence, one without rows, keeps its state: its slots are neither read nor written",
     NO_OVERLAP,
 )
 
