@@ -80,7 +80,7 @@ def test_the_peer_is_asked_in_a_process_of_its_own(python, tmp_path):
     assert log.read_text() == "noise\n"
 
 
-def test_what_a_peer_that_fails_has_printed_is_told(python, tmp_path):
+def test_the_error_has_the_output_of_a_peer_that_fails(python, tmp_path):
     with pytest.raises(RuntimeError, match="no such option"):
         start(python, tmp_path / "log", refuses=True)
 

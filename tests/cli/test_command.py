@@ -54,7 +54,7 @@ def test_every_command_is_listed_and_has_help(switchrail):
         (["check-backend"], "Missing argument 'name'"),
     ],
 )
-def test_misuse_is_told_in_plain_lines(switchrail, arguments, message):
+def test_misuse_gives_a_plain_message(switchrail, arguments, message):
     done = switchrail(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.isascii(), "no boxes"

@@ -142,7 +142,7 @@ def test_names(tmp_path, name, problem):
     assert not (tmp_path / "new").exists()
 
 
-def test_an_op_that_is_none(switchrail, tmp_path):
+def test_an_unknown_op(switchrail, tmp_path):
     with pytest.raises(UnknownOpError, match="gated_delta"):
         write_plugin(tmp_path / "new", "acme", op="gated_detla")
     assert not (tmp_path / "new").exists()

@@ -179,7 +179,7 @@ MUTANTS = {
         "    windows.sum()\n",
         ["short_conv/prefill/float32/neighbours", "short_conv/prefill/float32/ragged"],
     ),
-    "heads in another order": (
+    "heads of states in reversed order": (
         "mamba2.torch",
         "by_group = states.view(len(inputs) * B.shape[1], -1, B.shape[2])",
         "by_group = states.flip(1).view(len(inputs) * B.shape[1], -1, B.shape[2])",
@@ -201,7 +201,7 @@ MUTANTS = {
             "attention/decode/float32/merged",
         ],
     ),
-    "a cap that is not scaled back": (
+    "logits not multiplied by soft_cap after the tanh": (
         "softmax",
         "logits.div_(soft_cap).tanh_().mul_(soft_cap)",
         "logits.div_(soft_cap).tanh_()",
@@ -219,13 +219,13 @@ MUTANTS = {
         "        after(number, states); states.copy_((states * (1 + 3e-8 * number)).half())\n",
         ["gated_delta/prefill/float32/growth", "lightning/prefill/float32/growth"],
     ),
-    "numbers that differ from call to call": (
+    "results that differ from call to call": (
         "chunks",
         "        out.copy_(result)\n",
         "        out.copy_(result * (1 + 1e-6 * torch.rand_like(result)))\n",
         ["gated_delta/prefill/float32/again"],
     ),
-    "a sequence that looks at the batch": (
+    "a sequence whose result depends on the batch": (
         "delta",
         "weight = activate_beta(beta, layer.beta_scale, compute)",
         "weight = activate_beta(beta, layer.beta_scale, compute) * (1 + 1e-5 * len(beta))",
@@ -506,13 +506,15 @@ REPORTS = {
     "scale forgotten": ["got / expected is one number", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
     "q and k normalised though not requested": ["q and k are normalised though qk_l2norm is False"],
     "time steps not limited": ["dt_max is ignored"],
-    "a cap that is not scaled back": ["logits under soft_cap are not multiplied by it again"],
+    "logits not multiplied by soft_cap after the tanh": [
+        "logits under soft_cap are not multiplied by it again"
+    ],
     "a sink left out of the sum": ["sinks is ignored"],
-    "numbers that differ from call to call": [
+    "results that differ from call to call": [
         "the same call made again has other bits",
         "the bits differ, but the numbers agree within rounding",
     ],
-    "a sequence that looks at the batch": ["a sequence alone has another result than among others"],
+    "a sequence whose result depends on the batch": ["a sequence alone has another result than among others"],
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
     "a number written before the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
     "nothing checked": ["an input that breaks the contract is not refused"],

@@ -216,7 +216,7 @@ def test_what_is_missing_has_failed(site: Path, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"schema": 2, "distributions": []}'])
-def test_a_lock_that_is_none_is_an_error(
+def test_an_invalid_lock_is_an_error(
     text: str | None, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text is not None:

@@ -43,7 +43,7 @@ def test_the_allow_list_does_not_hide_platforms(plugins: list[_core.Plugin]) -> 
     assert _states(selected) == {"npu_ops": "blocked", "gdn": "discovered", "npu": "discovered"}
 
 
-def test_a_name_that_is_not_installed_is_told_its_nearest(plugins: list[_core.Plugin]) -> None:
+def test_a_name_that_is_not_installed_is_an_error_with_the_nearest_names(plugins: list[_core.Plugin]) -> None:
     with pytest.raises(PlatformError) as platform:
         _core.select(plugins, platform="cudaa")
     assert (platform.value.found, platform.value.nearest[0]) == ("cudaa", "cuda")  # type: ignore[attr-defined]

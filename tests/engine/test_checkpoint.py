@@ -173,7 +173,7 @@ ALSO_TEMPLATES = ("JSON without end", "half an object", "nothing", "null", "a li
         if name != "chat_template.jinja" or what not in ALSO_TEMPLATES
     ],
 )
-def test_something_else_in_place_of_a_file(
+def test_a_folder_pipe_or_device_in_place_of_a_file(
     name: str, what: str, make_engine: Callable[..., Engine], broken: Path
 ) -> None:
     """A folder, pipe or device in place of a file raises an error; nothing hangs."""

@@ -173,7 +173,7 @@ def test_keys() -> None:
     assert mixed_rows(8192)[-3:] == (1024, 1536, 2048)
 
 
-def test_what_was_captured_is_told(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+def test_the_engine_lists_what_was_captured(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     names = {f"{op}.decode": "capturable" for op in CAPTURABLE}
     assert [(state.kind, state.rows, state.tokens, state.reason) for state in engine.graphs] == [

@@ -137,7 +137,7 @@ def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) 
         engine.generate(["the"], GREEDY)
 
 
-def test_mixers_that_refuse_packed_sequences_are_told_of_them(make_engine: Callable[..., Engine]) -> None:
+def test_mixers_that_refuse_packed_sequences_get_the_sequence_ids(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     running, seen = engine._runner.running, []
 

@@ -247,7 +247,7 @@ def test_memory_that_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("total", [0, -1, float("nan"), float("inf"), "16 GiB", True, []])
-def test_memory_that_is_none(total: Any) -> None:
+def test_an_invalid_size_of_memory(total: Any) -> None:
     for options in ({}, {"num_pages": 7}):
         with pytest.raises(
             PlatformError, match=r"'cpu' gives .* for total_memory\(\); valid: bytes, at least 1"

@@ -128,6 +128,6 @@ def test_each_sample_needs_a_seed(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 1025])
-def test_a_number_of_samples_that_is_none(n: Any) -> None:
+def test_an_invalid_number_of_samples(n: Any) -> None:
     with pytest.raises(RequestError, match="n must be an integer from 1 to 1024"):
         SamplingParams(n=n)

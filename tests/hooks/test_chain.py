@@ -67,7 +67,7 @@ def test_first_in_order_is_nearest_to_the_caller(hooks, module):
     assert [hook.source for hook in hooks.list(module.f) if hook.kind == "around"] == order
 
 
-def test_equals_keep_the_order_of_their_registration(hooks, module):
+def test_equal_hooks_keep_the_order_of_registration(hooks, module):
     trace = []
     first = hooks.add(module.f, lambda a, b: trace.append("first"), after=["z"])
     hooks.add(module.f, lambda a, b: trace.append("second"))

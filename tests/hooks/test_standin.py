@@ -155,7 +155,7 @@ def test_holders_that_are_older_than_an_engine(hooks, objects):
         garbage.thaw()
 
 
-def test_hooks_that_do_not_fit_what_is_told(hooks, objects):
+def test_hooks_that_do_not_fit_the_known_parameters(hooks, objects):
     with pytest.raises(HookError, match="too many positional"):
         hooks.add("math.sqrt", lambda: None)
     with pytest.raises(HookError, match="too many positional"):

@@ -72,7 +72,7 @@ def test_strict_refuses_a_second_replace(module):
         strict.clear()
 
 
-def test_who_added_it_is_told(hooks, module):
+def test_a_hooks_text_and_errors_name_its_author(hooks, module):
     hook = hooks.add(
         module.f, lambda result, a, b: None, "after", source="acme-ops", plugin="acme", version="1.2"
     )

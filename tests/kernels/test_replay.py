@@ -377,7 +377,7 @@ def test_a_recording_that_an_interrupt_left_behind_is_none(method: str, event: s
     assert caught.tb
 
 
-def test_nothing_is_remembered_of_a_call_that_failed() -> None:
+def test_a_failed_call_is_not_recorded() -> None:
     layer = make_layer()
     calls = make_calls(layer)
     tensors = (torch.zeros(4),)

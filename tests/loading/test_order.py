@@ -130,7 +130,9 @@ def record(name: str) -> Plugin:
 
 @settings(max_examples=100)
 @given(st.permutations(range(7)), st.data())
-def test_the_order_is_one_whatever_the_order_of_discovery(shuffled: list[int], data: st.DataObject) -> None:
+def test_the_order_does_not_depend_on_the_order_of_discovery(
+    shuffled: list[int], data: st.DataObject
+) -> None:
     """Plugins run in the same order, independently of the order of discovery.
 
     All constraints point from lower to higher numbers, so that an order exists.

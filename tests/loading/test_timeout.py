@@ -257,7 +257,7 @@ def test_a_platform_that_hangs(
     assert runtime.find_platform("cpu").kind == "cpu"
 
 
-def test_a_platform_that_asks_for_the_platform_is_told_so_in_its_thread_too(
+def test_a_platform_that_requests_the_platform_is_refused_in_its_thread_too(
     runtime: Runtime, install: Install
 ) -> None:
     install(

@@ -54,7 +54,7 @@ def test_hooks_come_with_the_plugin(runtime: Runtime, install: Install, target: 
     assert {(hook.source, hook.plugin, hook.version) for hook in hooks} == {("acme-hooks", "acme", "2.1")}
 
 
-def test_a_hook_through_whatever_door_is_the_plugins(
+def test_a_hook_belongs_to_the_plugin_however_it_was_added(
     runtime: Runtime, install: Install, target: Any, find: Find
 ) -> None:
     install(

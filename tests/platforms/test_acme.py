@@ -132,7 +132,7 @@ def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: p
         acme.use_platform("acme")
 
 
-def test_its_defaults_are_choices_that_must_fit(acme: switchrail.Runtime) -> None:
+def test_a_default_backend_that_cannot_serve_is_an_error(acme: switchrail.Runtime) -> None:
     """If a platform's default backend can't serve, that is an error; no other backend is chosen silently."""
     acme.register(
         "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True

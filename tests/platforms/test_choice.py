@@ -133,7 +133,7 @@ def test_declining_is_an_error_where_it_was_named(
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_name_that_is_none(
+def test_an_unknown_name(
     loaded: bool, runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vendor("acme")

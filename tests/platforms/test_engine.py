@@ -262,7 +262,7 @@ def make_pools(platform: Platform, shapes: dict[tuple[int, str], Any]) -> Pools:
     )
 
 
-def test_a_pool_is_asked_for_by_what_the_layers_keep() -> None:
+def test_pool_classes_are_chosen_by_the_kinds_of_the_layers() -> None:
     platform = Recording()
     asked = []
     find = platform.serving.kv_pool_class

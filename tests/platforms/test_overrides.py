@@ -118,7 +118,7 @@ def test_a_method_of_its_own_is_taken(cls: type, name: str) -> None:
     assert problems_of(cls, **{name: nothing}) == []
 
 
-def test_values_are_not_taken_for_methods() -> None:
+def test_values_are_not_treated_as_methods() -> None:
     assert problems_of(GatedDeltaBackend, plans={}, commits=0) == []
 
 
@@ -319,7 +319,7 @@ def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, 5, ["cpu"], "", "oot:", "acme"])
-def test_a_kind_that_is_none(kind: Any, runtime: Runtime) -> None:
+def test_an_invalid_kind(kind: Any, runtime: Runtime) -> None:
     hardware = type("Own", (CpuHardware,), {"kind": kind})
     platform = type("OwnPlatform", (CpuPlatform,), {"hardware_class": hardware})()
     with pytest.raises(PlatformError, match=r"OwnPlatform is of kind .*; valid: cuda, .*oot:NAME"):

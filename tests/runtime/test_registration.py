@@ -181,7 +181,7 @@ def test_a_class_is_checked_when_it_is_registered(runtime: Runtime, cls: type) -
     assert runtime.backends() == before
 
 
-def test_an_old_style_class_is_told_what_to_change(runtime: Runtime) -> None:
+def test_the_error_for_an_old_style_class_lists_the_changes(runtime: Runtime) -> None:
     with pytest.raises(BackendImportError) as caught:
         runtime.register("old", OldStyle, op="gated_delta")
     for word in (
