@@ -41,11 +41,20 @@ class Cache:
 def made(runtime, version):
     """Make SGLang's attention backend of a model."""
 
-    def make(page=1, name="switchrail", tokens=64, drafts=None, context=LONGEST, **more):
-        options = {"speculative_algorithm": None}
+    def make(
+        page=1,
+        name="switchrail",
+        tokens=64,
+        drafts=None,
+        context=LONGEST,
+        backends=None,
+        mode="prefill",
+        **more,
+    ):
+        options = {"speculative_algorithm": None, "speculative_attention_mode": mode}
         if drafts is not None:
             names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
-            options = dict(zip(names, ("EAGLE", *drafts), strict=True))
+            options.update(zip(names, ("EAGLE", *drafts), strict=True))
         if version == "v23":
             import_module("sglang.srt.runtime_context").OPTIONS.update(options)
         attention = import_module("sglang.srt.layers.radix_attention").RadixAttention
@@ -65,6 +74,8 @@ def made(runtime, version):
             kv_cache_dtype=torch.float32,
             page_size=page,
             use_mla_backend=False,
+            prefill_attention_backend_str=(backends or (name, name))[0],
+            decode_attention_backend_str=(backends or (name, name))[1],
             is_draft_worker=False,
             token_to_kv_pool=Cache(tokens, page),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
@@ -246,6 +257,22 @@ def verified(backend, runner, batch, trees, prefixes):
             )
             own = got[n * 6 : n * 6 + 6]
             torch.testing.assert_close(own, want.transpose(0, 1).reshape(6, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backends", "mode", "phases"),
+    [
+        (("switchrail", "triton"), "prefill", {"prefill", "verify"}),
+        (("switchrail", "triton"), "decode", {"prefill"}),
+        (("triton", "switchrail"), "prefill", {"decode"}),
+        (("triton", "switchrail"), "decode", {"decode", "verify"}),
+    ],
+)
+def test_a_name_chosen_for_one_phase_serves_no_other(made, backends, mode, phases):
+    backend, _ = made(drafts=(6, 1), backends=backends, mode=mode)
+    assert backend.steps.dispatchers.keys() == phases
+    dispatchers = backend.steps.dispatchers.values()
+    assert {phase for each in dispatchers for _, _, phase, _ in each.bound.plan.table} == phases
 
 
 def test_a_name_chooses_the_backend(made):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from switchrail.bridges import sglang as bridge
-from switchrail.bridges.sglang import names
+from switchrail.bridges.sglang import names, routes
 from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
 from switchrail.testing import isolated
@@ -660,6 +660,37 @@ def test_a_repeated_pass_is_a_new_step(served):
         module, batch, torch.randn(1, CHANNELS), torch.randn(1, HV), torch.randn(1, HV)
     )
     assert served_layers.steps.bypassed == 0
+
+
+def test_only_captured_phases_need_backends_for_graphs(served, monkeypatch):
+    monkeypatch.setattr(routes, "captures", lambda places, model_runner: True)
+    made = served("switchrail:torch", "switchrail:interpreted")
+    dispatchers = made.backend.switchrail.steps.dispatchers
+    chosen = {(phase, one) for each in dispatchers.values() for _, _, phase, one in each.bound.plan.table}
+    assert {("prefill", "torch"), ("decode", "interpreted")} <= chosen
+    for mode, rows, slots, prefixes in (("extend", [3, 1], [2, 5], [0, 8]), ("decode", [1, 1], [5, 2], None)):
+        before = copy(made.pools)
+        check(made, passed(made, mode, rows, slots, prefixes), before, rows, slots, prefixes)
+    with pytest.raises(BackendUnfitError, match="cuda_graph"):
+        served("switchrail:interpreted", "switchrail:torch")
+
+
+def test_which_servers_capture_decode_steps(sglang, version):
+    sglang(version)
+    places = places_of("0.5.23" if version == "v23" else "0.5.11")
+
+    def captures(device="cuda", backend="full", disabled=False):
+        if version == "v23":
+            options = import_module("sglang.srt.runtime_context").OPTIONS
+            options["cuda_graph_backend_decode"] = "disabled" if disabled else backend
+        arguments = SimpleNamespace(disable_cuda_graph=disabled and version == "v11")
+        return routes.captures(places, SimpleNamespace(device=device, server_args=arguments))
+
+    assert captures()
+    assert not captures("cpu")
+    assert not captures(disabled=True)
+    if version == "v23":
+        assert captures(backend="breakable")
 
 
 @only_v23

@@ -35,7 +35,9 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
             asked.pop("verify", None)
         backend.switchrail = None
         if asked:
-            backend.switchrail = ServedLayers(runtime, kind_of(backend), backend, model_runner, asked, drafts)
+            backend.switchrail = ServedLayers(
+                runtime, places, kind_of(backend), backend, model_runner, asked, drafts
+            )
 
     def began(result: None, backend: Any, forward_batch: Any) -> None:
         if backend.switchrail is not None:

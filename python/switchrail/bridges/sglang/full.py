@@ -11,7 +11,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from switchrail.adapters import needed_features, sequences
 from switchrail.bridges.sglang.drafts import drafts_of
-from switchrail.bridges.sglang.routes import HeadSizes, bind_layers
+from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, planned_together
 from switchrail.bridges.sglang.steps import Steps
 from switchrail.dispatch import Part
 from switchrail.errors import BridgeError
@@ -34,7 +34,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     Attributes:
         kind: The kind of the layers in a layout.
         op: The op of the layers.
-        bound: The route plan of the layers, with its backends.
+        bound: The route plan of the layers, with its backends. Prompts can have a plan of their own.
         verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
@@ -71,16 +71,22 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         for module in self._modules.values():
             self._check_layer(module)
         self._layers: dict[Phase, dict[int, Any]] = {}
-        live = self._bind(runtime, model_runner, {"prefill": name, "decode": name})
-        self.bound = live.bound
+        self.bound: BoundPlan | None = None
         self.verified: BoundPlan | None = None
-        dispatchers = {"prefill": live, "decode": live}
-        if self._drafts is not None:
-            dispatchers["verify"] = self._bind(runtime, model_runner, {"verify": name})
-            self.verified = dispatchers["verify"].bound
+        dispatchers: dict[str, Dispatcher] = {}
+        asked = _asked(places, model_runner, name, verifies=self._drafts is not None)
+        for group in planned_together(places, model_runner, asked):
+            dispatcher = self._bind(runtime, places, model_runner, group)
+            dispatchers.update(dict.fromkeys(group, dispatcher))
+            if "verify" in group:
+                self.verified = dispatcher.bound
+            elif self.bound is None or "decode" in group:
+                self.bound = dispatcher.bound
         self.steps = Steps(dispatchers)
 
-    def _bind(self, runtime: Runtime, model_runner: Any, asked: Mapping[Phase, str]) -> Dispatcher:
+    def _bind(
+        self, runtime: Runtime, places: Places, model_runner: Any, asked: Mapping[Phase, str]
+    ) -> Dispatcher:
         layers = {id: self._layer(module) for id, module in self._modules.items()}
         self._layers.update(dict.fromkeys(asked, layers))
         part = self._example("verify" in asked)
@@ -92,6 +98,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             needed |= needed_features(part.phase, self._call(module, layers[id], q), part.pages)
         dispatcher = bind_layers(
             runtime,
+            places,
             model_runner,
             self.kind,
             {
@@ -297,6 +304,22 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             assert self._drafts is not None
             return self._drafts.pages(table, lengths, [self._drafts.tokens] * 2, None)
         return _part("decode", [1, 1], table, lengths, [1, 1])
+
+
+def _asked(places: Places, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
+    """The phases for which SGLang uses the backend of a name; prompts can have another one than tokens.
+
+    Without a choice by phase, as for some draft models, a name is for all phases.
+    """
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    live = [
+        phase for phase in phases if getattr(model_runner, f"{phase}_attention_backend_str", name) == name
+    ]
+    asked: dict[Phase, str] = dict.fromkeys(live or phases, name)
+    mode = getattr(places.speculation(model_runner), "speculative_attention_mode", "prefill")
+    if verifies and ("decode" if mode == "decode" else "prefill") in asked:
+        asked["verify"] = name
+    return asked
 
 
 def _part(

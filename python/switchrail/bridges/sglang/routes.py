@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from switchrail._core import BoundPlan
+    from switchrail.bridges.sglang.versions import Places
     from switchrail.ops.batch import Phase
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
@@ -36,6 +37,7 @@ class HeadSizes(NamedTuple):
 
 def bind_layers(
     runtime: Runtime,
+    places: Places,
     model_runner: Any,
     kind: str,
     layers: Mapping[int, HeadSizes | None],
@@ -49,10 +51,11 @@ def bind_layers(
 
     Args:
         runtime: The runtime with the registrations.
+        places: The places of SGLang's version.
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
         layers: The heads of each layer, by id; None for a layer without heads.
-        asked: The chosen names, by phase.
+        asked: The chosen names, by phase; as `planned_together` groups them.
         needed: The features that the layers' calls need, by op; the chosen names belong to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
 
@@ -72,7 +75,7 @@ def bind_layers(
     heads = shapes.pop() if shapes else None
     if heads is not None:
         layout["shapes"] = {kind: {op: heads._asdict()}}
-    graphs = {"cuda_graph"} if _captures(model_runner) else set()
+    graphs = {"cuda_graph"} if "prefill" not in asked and captures(places, model_runner) else set()
     plan = runtime.plan(
         Layout.from_json(json.dumps(layout)),
         device=platform_of(runtime, model_runner.device),
@@ -125,9 +128,30 @@ def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     return {module.layer_id: module for module in found}
 
 
-def _captures(model_runner: Any) -> bool:
-    """Whether SGLang captures graphs of decode steps."""
-    return str(model_runner.device) == "cuda" and not model_runner.server_args.disable_cuda_graph
+def captures(places: Places, model_runner: Any) -> bool:
+    """Whether SGLang captures decode steps and verification; it captures no prompts that we serve."""
+    return str(model_runner.device) == "cuda" and places.captures(model_runner)
 
 
-__all__ = ["HeadSizes", "all_have", "bind_layers", "modules_of", "platform_of"]
+def planned_together(places: Places, model_runner: Any, asked: Mapping[Phase, str]) -> list[dict[Phase, str]]:
+    """Splits the chosen names into those of one plan each.
+
+    Drafts have memory of their own. Prompts are planned apart if only other phases need backends for graphs.
+    """
+    live: dict[Phase, str] = {phase: name for phase, name in asked.items() if phase != "verify"}
+    apart = live.keys() == {"prefill", "decode"} and captures(places, model_runner)
+    groups: list[dict[Phase, str]] = [{phase: live[phase]} for phase in live] if apart else [live]
+    if "verify" in asked:
+        groups.append({"verify": asked["verify"]})
+    return [group for group in groups if group]
+
+
+__all__ = [
+    "HeadSizes",
+    "all_have",
+    "bind_layers",
+    "captures",
+    "modules_of",
+    "planned_together",
+    "platform_of",
+]

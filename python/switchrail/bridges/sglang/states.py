@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from switchrail.adapters import needed_features
-from switchrail.bridges.sglang.routes import HeadSizes, all_have, bind_layers
+from switchrail.bridges.sglang.routes import HeadSizes, all_have, bind_layers, planned_together
 from switchrail.bridges.sglang.steps import Extended, Steps, Tracked, decode_part
 from switchrail.errors import BridgeError
 from switchrail.ops.batch import Bounds
@@ -19,6 +19,7 @@ from switchrail.ops.short_conv.contract import ShortConvLayer
 if TYPE_CHECKING:
     from switchrail._core import BoundPlan
     from switchrail.bridges.sglang.drafts import Drafts
+    from switchrail.bridges.sglang.versions import Places
     from switchrail.dispatch import Dispatcher, Part
     from switchrail.ops import Layer
     from switchrail.ops.batch import Phase
@@ -79,7 +80,7 @@ class ServedLayers:
 
     Attributes:
         asked: The user's names of Switchrail's backends, by phase.
-        bound: The route plan of the layers, with its backends.
+        bound: The route plan of the layers, with its backends. Prompts can have a plan of their own.
         verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
@@ -87,6 +88,7 @@ class ServedLayers:
     def __init__(
         self,
         runtime: Runtime,
+        places: Places,
         kind: Kind,
         backend: Any,
         model_runner: Any,
@@ -110,23 +112,23 @@ class ServedLayers:
             )
         self._kept = 0
         self._layers: dict[Phase, dict[int, tuple[Layer, ...]]] = {}
+        self.bound: BoundPlan | None = None
         self.verified: BoundPlan | None = None
         dispatchers: dict[str, Dispatcher] = {}
-        live: dict[Phase, str] = {phase: name for phase, name in asked.items() if phase != "verify"}
-        if live:
-            dispatcher = self._bind(runtime, kind, model_runner, live)
-            dispatchers.update(dict.fromkeys(live, dispatcher))
-            self.bound = dispatcher.bound
-            self._checkpoints = all_have(self.bound, kind.ops, "checkpoints")
-        if "verify" in asked:
-            dispatcher = self._bind(runtime, kind, model_runner, {"verify": asked["verify"]})
-            dispatchers["verify"] = dispatcher
-            self.verified = dispatcher.bound
+        for group in planned_together(places, model_runner, asked):
+            dispatcher = self._bind(runtime, places, kind, model_runner, group)
+            dispatchers.update(dict.fromkeys(group, dispatcher))
+            if "verify" in group:
+                self.verified = dispatcher.bound
+            elif self.bound is None or "decode" in group:
+                self.bound = dispatcher.bound
+            if "prefill" in group:
+                self._checkpoints = all_have(dispatcher.bound, kind.ops, "checkpoints")
         self.steps = Steps(dispatchers)
         self._last_states: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _bind(
-        self, runtime: Runtime, kind: Kind, model_runner: Any, asked: Mapping[Phase, str]
+        self, runtime: Runtime, places: Places, kind: Kind, model_runner: Any, asked: Mapping[Phase, str]
     ) -> Dispatcher:
         drafts = self._drafts if "verify" in asked else None
         pools = {id: self._backend.req_to_token_pool.mamba2_layer_cache(id) for id in self._modules}
@@ -150,6 +152,7 @@ class ServedLayers:
                 needed[op] |= needed_features(part.phase, call, part.states)
         dispatcher = bind_layers(
             runtime,
+            places,
             model_runner,
             kind.op,
             {id: kind.heads(module) for id, module in self._modules.items()},

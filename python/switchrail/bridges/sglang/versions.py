@@ -33,6 +33,7 @@ class Places:
             was planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
         location: Whether places in the cache are passed as a `KVWriteLoc`.
+        captures: Whether a model runner's options let decode steps be captured as graphs.
     """
 
     choices: str
@@ -49,6 +50,7 @@ class Places:
     late_drafts: str | None
     chunked_prefixes: bool
     location: bool
+    captures: Callable[[Any], bool]
 
 
 def _out_graph(result: None, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
@@ -94,6 +96,14 @@ def _options(model_runner: Any) -> Any:
     return get_spec()
 
 
+def _captures(model_runner: Any) -> bool:
+    from sglang.srt.runtime_context import get_exec
+
+    # Of several options only this one has the decision.
+    config = get_exec().graph.cuda_graph_config
+    return config is None or config.decode.backend != "disabled"
+
+
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 _PLACES: Mapping[str, Places] = {
@@ -114,6 +124,7 @@ _PLACES: Mapping[str, Places] = {
         late_drafts=None,
         chunked_prefixes=False,
         location=False,
+        captures=lambda model_runner: not model_runner.server_args.disable_cuda_graph,
     ),
     "0.5.23": Places(
         choices="sglang.srt.arg_groups.choices",
@@ -129,6 +140,7 @@ _PLACES: Mapping[str, Places] = {
         late_drafts="update_verify_buffers_to_fill_after_draft",
         chunked_prefixes=True,
         location=True,
+        captures=_captures,
     ),
 }
 

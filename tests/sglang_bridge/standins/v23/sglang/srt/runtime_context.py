@@ -8,9 +8,14 @@ OPTIONS = {}
 
 def get_spec():
     names = "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
-    return SimpleNamespace(**{name: OPTIONS.get(name) for name in names})
+    mode = OPTIONS.get("speculative_attention_mode", "prefill")
+    return SimpleNamespace(speculative_attention_mode=mode, **{name: OPTIONS.get(name) for name in names})
 
 
 def get_exec():
     names = "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_verify_backend"
-    return SimpleNamespace(mamba=SimpleNamespace(**{name: OPTIONS.get(name) for name in names}))
+    decode = SimpleNamespace(backend=OPTIONS.get("cuda_graph_backend_decode", "full"))
+    return SimpleNamespace(
+        mamba=SimpleNamespace(**{name: OPTIONS.get(name) for name in names}),
+        graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode)),
+    )
