@@ -54,7 +54,7 @@ class Implementation:
         missing = [step for step in declared(features) if step not in backend.optional_steps()]
         if missing:  # a wrapper's steps depend on its parts
             problem = f"its registration has the feature {missing[0]!r}, but none of its parts has this step"
-            raise _with_ways_out(_error(name, op, path, problem), registration)
+            raise _with_ways_out(_misfit(name, op, path, problem), registration)
         return backend
 
 
@@ -71,26 +71,26 @@ def check_class(
     from switchrail.ops import backend
 
     if not isinstance(cls, type):
-        raise _error(
+        raise _misfit(
             name, op, path, f"it is {cls!r}; valid: a class derived from switchrail.ops.backend.Backend"
         )
     if not issubclass(cls, backend.Backend):
-        raise _error(name, op, path, "it isn't derived from switchrail.ops.backend.Backend")
+        raise _misfit(name, op, path, "it isn't derived from switchrail.ops.backend.Backend")
     found = getattr(cls, "op", None)
     if found != op:
-        raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
+        raise _misfit(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
     old = _phases_without_run(cls)
     if old:
-        raise _error(name, op, path, old)
+        raise _misfit(name, op, path, old)
     if cls.run is backend.Backend.run:
-        raise _error(name, op, path, "it has no method 'run'")
+        raise _misfit(name, op, path, "it has no method 'run'")
     if "verify" in phases and op not in PAGED_OPS and cls.commit is backend.Backend.commit:
-        raise _error(name, op, path, "it is registered for verify but has no method 'commit'")
+        raise _misfit(name, op, path, "it is registered for verify but has no method 'commit'")
     is_wrapper = cls.optional_steps is not backend.Backend.optional_steps
     problems = [problem.text for problem in check_overrides(cls, backend.Backend)]
     problems += step_problems(cls, features, is_wrapper=is_wrapper)
     if problems:
-        raise _error(name, op, path, "; ".join(problems))
+        raise _misfit(name, op, path, "; ".join(problems))
     return cls
 
 
@@ -141,6 +141,12 @@ def _import(name: str, op: str, path: str) -> Any:
     return found
 
 
-def _error(name: str, op: str, path: str, problem: str, *, missing: str | None = None) -> BackendImportError:
+def _misfit(name: str, op: str, path: str, problem: str) -> BackendImportError:
+    """The error for an imported class that is not a backend for the op."""
+    message = f"{op} backend {name!r} can't be used, {path!r}: {problem}"
+    return BackendImportError(message, backend=name, op=op, path=path, missing=None)
+
+
+def _error(name: str, op: str, path: str, problem: str, *, missing: str | None) -> BackendImportError:
     message = f"{op} backend {name!r} can't be imported from {path!r}: {problem}"
     return BackendImportError(message, backend=name, op=op, path=path, missing=missing)

@@ -82,7 +82,10 @@ def call_problem(function: Any, like: Any) -> str | None:
     try:
         (own.bind_partial if is_open else own.bind)(*[None] * positional, **named)
     except TypeError as error:
-        return f"has parameters {_plain(own)}: {error}; expected {_plain(expected)}"
+        lacking = [name for name in expected.parameters if name not in own.parameters]
+        is_short = "too many positional" in str(error) and lacking  # said of the call, which has more
+        problem = f"it lacks {', '.join(lacking)}" if is_short else error
+        return f"has parameters {_plain(own)}: {problem}; expected {_plain(expected)}"
     return None
 
 

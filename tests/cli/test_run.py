@@ -389,6 +389,26 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
         assert done.stdout.endswith("\n")
 
 
+@pytest.mark.parametrize("with_traceback", [False, True])
+def test_the_line_of_a_backend_that_fails_in_torch(checkpoint, with_traceback):
+    class InTorch(TorchGatedDelta):
+        def run(self, call, batch, plan):
+            torch.einsum("ab,bc->ac", call.q)
+
+    command = ["run", str(checkpoint), "--device", "cpu", "--prompt", PROMPTS[0]]
+    chosen = ["--backend", "linear=intorch", *(["--traceback"] if with_traceback else [])]
+    with isolated() as runtime:
+        runtime.register("intorch", InTorch, op="gated_delta")
+        done = CliRunner().invoke(app, [*command, *chosen])
+    assert done.exit_code == 1
+    line = InTorch.run.__code__.co_firstlineno + 1
+    told = done.stderr.splitlines()[-1]
+    assert f"({__file__}:{line}" in told
+    assert ("--traceback" in told) != with_traceback
+    assert (f'File "{__file__}", line {line}, in run' in done.stderr) == with_traceback
+    assert ("functional.py" in done.stderr) == with_traceback
+
+
 def test_text_comes_in_the_order_of_the_prompts():
     """The text of the first unfinished request is printed as it grows; later texts are printed when it is
     finished."""

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.distributions import write_distribution
 
 VENDOR = """
+import torch
 from dataclasses import dataclass
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 
@@ -31,6 +32,18 @@ class Broken(TorchGatedDelta):
     def run(self, call, batch, plan):
         raise OSError("no such device")
 
+class InTorch(TorchGatedDelta):
+    def run(self, call, batch, plan):
+        torch.einsum("ab,bc->ac", call.q)
+
+class Short(TorchGatedDelta):
+    def run(self, call, batch):
+        pass
+
+class Unbuilt(TorchGatedDelta):
+    def __init__(self, config=None):
+        raise OSError("no such device")
+
 class Escape(Exception):
     def __repr__(self):
         return "\\x1b[2J"
@@ -43,7 +56,11 @@ def register(registry):
     claims = {"op": "gated_delta", "phases": ("prefill",), "dtypes": ("float32",), "state_layouts": ("VK",)}
     registry.register("boreal", Boreal, config=Config, head_sizes=(24, (32, 48)), **claims)
     registry.register("broken", Broken, **claims)
+    registry.register("intorch", InTorch, **claims)
     registry.register("loud", Loud, **claims)
+    registry.register("short", "boreal_gdn:Short", **claims)
+    registry.register("unbuilt", Unbuilt, **claims)
+    registry.register("nowhere", "boreal_nowhere:Boreal", **claims)
     registry.register("cuda", Broken, devices=("cuda",), **claims)
     registry.register("turned", Broken, **{**claims, "state_layouts": ("KV",)})
 """
@@ -114,6 +131,21 @@ def test_a_backend_that_raises(check):
     ]
 
 
+def test_where_a_backend_raises(check, vendor):
+    """The failing line is the backend's own, not the one in torch that raised; the traceback has both."""
+    file = vendor / "boreal_gdn.py"
+    number = 1 + next(n for n, line in enumerate(file.read_text().splitlines()) if "torch.einsum" in line)
+    done = check("intorch", "-k", "prefill/float32/ragged", "--json")
+    (case,) = json.loads(done.output)["cases"]
+    assert case["message"].endswith(f" ({file}:{number})")
+    assert f'File "{file}", line {number}, in run' in case["traceback"]
+    assert "functional.py" in case["traceback"]
+    told = check("intorch", "-k", "prefill/float32", "--quick").output
+    assert "Traceback" not in told
+    verbose = check("intorch", "-k", "prefill/float32", "--quick", "-v").output
+    assert f'File "{file}", line {number}, in run' in verbose.replace("\n", "").replace("  ", " ")
+
+
 def test_what_a_backend_raises_writes_nothing_to_the_terminal(check):
     done = check("loud", "-k", "prefill/float32/ragged")
     assert "it raised \\x1b[2J" in done.output
@@ -146,6 +178,14 @@ def test_one_summary_over_all_failures(check, vendor):
         (["boreal", "-k", "nothing"], "there is no case for backend 'boreal' with 'nothing' in its id"),
         (["cuda"], "does not run on cpu, only on cuda"),
         (["turned"], "state layout"),
+        (["boreal", "--dtype", "bfloat16"], "gated_delta/prefill/bfloat16: it does not claim bfloat16, only"),
+        (["nowhere"], "gated_delta backend 'nowhere' can't be imported from 'boreal_nowhere:Boreal': "),
+        (["unbuilt"], "gated_delta backend 'unbuilt' can't be built: OSError('no such device') ("),
+        (
+            ["short"],
+            "gated_delta backend 'short' can't be used, 'boreal_gdn:Short': Short.run has parameters (call, "
+            "batch): it lacks plan; expected (call, batch, plan)",
+        ),
     ],
 )
 def test_nothing_to_run(check, arguments, message):

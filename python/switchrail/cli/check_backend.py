@@ -20,13 +20,14 @@ from switchrail.cli.choices import (
     read_choices,
 )
 from switchrail.cli.show import console, platform_text, print_json, table
-from switchrail.errors import NoCaseError
+from switchrail.errors import BackendImportError, NoCaseError, SwitchrailError
 from switchrail.foreign import in_lines, one_line
+from switchrail.plugins.place import failing_place
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from switchrail.testing.conformance import Case, LeftOut, Measured, Outcome
+    from switchrail.testing.conformance import Case, LeftOut, Measured, Outcome, Subject
 
 FAILED = 1
 STATUSES = ("passed", "failed", "skipped")
@@ -59,7 +60,9 @@ def check_backend(
         str | None, typer.Option("-k", metavar="TEXT", help="Run only cases with this text in their id.")
     ] = None,
     config: ConfigOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each case.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print a line for each case, and tracebacks.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a backend with the float64 oracle, over all parts of its op's contract that it claims.
@@ -78,6 +81,8 @@ def check_backend(
         reasons = "".join(f"\n  {what}: {why}" for why, what in _by_reason(left_out).items())
         wanted = "" if matching is None else f" with {matching!r} in its id, of {len(cases)}"
         raise NoCaseError(f"there is no case for backend {name!r}{wanted}{reasons}", found=matching)
+    for subject in {id(case.setting.subject): case.setting.subject for case in chosen}.values():
+        _check_builds(subject)
     outcomes = list(_run(chosen, quiet=as_json))
     if as_json:
         print_json(
@@ -101,15 +106,33 @@ def check_backend(
         out.print(_by_case(title, outcomes) if verbose else _by_phase(title, outcomes))
         for reason, what in _by_reason(left_out).items():
             out.print(f"left out: {what}: {reason}", highlight=False, markup=False)
+        printed = {""}
         for outcome in outcomes:
             if outcome.status != "passed":
                 told = f"{outcome.status}: {outcome.case.id}: {in_lines(outcome.message)}"
                 out.print(told, highlight=False, markup=False)
+            if verbose and outcome.traceback not in printed:
+                printed.add(outcome.traceback)
+                out.print(in_lines(outcome.traceback), highlight=False, markup=False)
         for line in summarise([outcome.result for outcome in outcomes if outcome.status != "skipped"]):
             out.print(one_line(line), highlight=False, markup=False)
         out.print(_summary(outcomes), highlight=False)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)
+
+
+def _check_builds(subject: Subject) -> None:
+    """Builds the backend once, so that a class that can't be used is reported once, not for each case."""
+    try:
+        subject.build()
+    except SwitchrailError:
+        raise
+    except Exception as error:
+        raise BackendImportError(
+            f"{subject.op} backend {subject.name!r} can't be built: {error!r} ({failing_place(error)})",
+            backend=subject.name,
+            op=subject.op,
+        ) from error
 
 
 def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:

@@ -35,6 +35,7 @@ from switchrail.engine.options import options_on
 from switchrail.engine.prompts import check_length, tokenize
 from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
+from switchrail.plugins.place import failing_place
 
 if TYPE_CHECKING:
     from switchrail import EngineOptions, Output, RoutePlan, Runtime, SamplingParams
@@ -86,6 +87,9 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only warnings and errors to standard error.")
     ] = False,
+    with_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Print the traceback if a backend raises an exception.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue prompts, greedily unless options say otherwise.
@@ -125,7 +129,7 @@ def run(
     chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
     with make_engine(told, folder, runtime=runtime, device=platform, **chosen) as engine:
         if as_json:
-            with _named_failures():
+            with _named_failures(with_traceback=with_traceback):
                 outputs = engine.generate(texts, params)
             print_json(
                 {
@@ -140,7 +144,7 @@ def run(
             )
         else:
             told.print("", route_table(engine.plan), "", sep="\n")
-            with _named_failures():
+            with _named_failures(with_traceback=with_traceback):
                 outputs = _speak(console(), told, _until_interrupted(engine.stream(texts, params)), texts)
             stats = engine.stats
             told.print(
@@ -162,8 +166,8 @@ def run(
 
 
 @contextmanager
-def _named_failures() -> Iterator[None]:
-    """If a backend's exception ends a step, reports it with the backend's name, without a traceback."""
+def _named_failures(*, with_traceback: bool) -> Iterator[None]:
+    """If a backend's exception ends a step, reports it with the backend's name and failing line."""
     try:
         yield
     except SwitchrailError:
@@ -172,8 +176,10 @@ def _named_failures() -> Iterator[None]:
         notes = getattr(error, "__notes__", ())
         if not notes:
             raise
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        if with_traceback:
+            typer.echo(in_lines("".join(traceback.format_exception(error))), err=True, nl=False)
+        more = "" if with_traceback else "; --traceback shows the traceback"
+        what = f"{type(error).__name__}: {error} ({failing_place(error)}{more})"
         typer.echo(in_lines(f"switchrail: {'; '.join(notes)}: {what}"), err=True)
         raise typer.Exit(1) from error
 

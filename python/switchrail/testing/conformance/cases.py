@@ -108,6 +108,10 @@ def select(
             )
             continue
         claimed = sorted(subject.dtypes, key=_DTYPE_ORDER.index)
+        for dtype in dtypes:
+            if dtype not in claimed:
+                why = f"it does not claim {dtype}, only {', '.join(claimed)}"
+                selection.left_out.append(LeftOut(id=f"{subject.op}/{phase}/{dtype}", reason=why))
         for number, dtype in enumerate(d for d in claimed if not dtypes or d in dtypes):
             reason = subject.misfit(phase, dtype)
             if reason is not None:

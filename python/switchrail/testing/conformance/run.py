@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from switchrail.foreign import cut, encodable
+from switchrail.plugins.place import failing_place
 from switchrail.testing.conformance.cases import Case
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.setting import Measured
@@ -24,6 +27,7 @@ class Outcome:
         status: Whether it passed; `skipped` if it can't be run here.
         measured: The measured error, if any.
         message: Why it failed or was skipped.
+        traceback: The traceback of the exception that the backend raised; empty if there is none.
         causes: The causes that were found for a failure, in the same words for all failures with that cause.
         possible: Causes that the failure neither shows nor contradicts.
         seconds: The duration of the case.
@@ -33,6 +37,7 @@ class Outcome:
     status: Status
     measured: Measured | None
     message: str
+    traceback: str
     causes: tuple[str, ...]
     possible: tuple[str, ...]
     seconds: float
@@ -59,6 +64,7 @@ class Outcome:
             "bound": None if measured is None else {"norm": measured.bound.norm, "row": measured.bound.row},
             "note": "" if measured is None else measured.note,
             "message": self.message,
+            "traceback": self.traceback,
             "causes": list(self.causes),
             "seconds": round(self.seconds, 4),
         }
@@ -70,6 +76,7 @@ def run_case(case: Case) -> Outcome:
     status: Status = "passed"
     measured: Measured | None = None
     message = ""
+    trace = ""
     causes: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
     try:
@@ -80,12 +87,15 @@ def run_case(case: Case) -> Outcome:
         status, message, causes = "failed", str(failure), causes_of(failure)
         possible = failure.possible if isinstance(failure, Mismatch) else ()
     except Exception as error:
-        status, message, causes = "failed", f"it raised {error!r}", causes_of(error)
+        status, causes = "failed", causes_of(error)
+        message = f"it raised {error!r} ({failing_place(error)})"
+        trace = cut(encodable("".join(traceback.format_exception(error))))
     return Outcome(
         case=case,
         status=status,
         measured=measured,
         message=message,
+        traceback=trace,
         causes=causes,
         possible=possible,
         seconds=time.perf_counter() - start,
