@@ -310,7 +310,8 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
     reason = (
         f"the engine doesn't run the MTP head of model_type {model_type!r}; valid: {', '.join(HEAD_TYPES)}"
         if drafts
-        else f"{path / CONFIG} names no MTP head; valid: a checkpoint with {_COUNT} of at least 1"
+        else f"{path / CONFIG} names no MTP head; valid: a checkpoint with {_COUNT} or "
+        "num_nextn_predict_layers of at least 1, or with the weights of a head"
     )
     raise ConfigError(
         f"draft is {MTP!r}, but {reason}",

@@ -6,7 +6,7 @@
 //! ```
 #![allow(missing_docs, reason = "a program has no API")]
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use serde_json::{Value, json};
 use switchrail::{
@@ -76,7 +76,15 @@ fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new();
 
     // Registers all backends, or none if one is invalid.
