@@ -94,6 +94,9 @@ def test_drafts(run, run_json):
     done = run("--prompt", PROMPTS[0], "--draft", "ngram")
     told = f"drafts: {document['accepted_tokens']} of {document['drafted_tokens']} tokens accepted, "
     assert told in done.stderr
+    misspelt = run("--prompt", PROMPTS[0], "--draft", "ngramm")
+    assert misspelt.exit_code == 2
+    assert "; nearest: ngram; valid: ngram, mtp, a checkpoint folder, or OWNER/ngramm" in misspelt.stderr
     failed = run("--prompt", PROMPTS[0], "--draft", "")
     assert failed.exit_code == 2
     assert "draft must be None, 'ngram', 'mtp', a checkpoint or a Drafts, got ''" in failed.stderr
@@ -195,6 +198,23 @@ def test_a_name_without_an_owner(switchrail, hub, command, more):
         "switchrail: there is no kjv in the current folder, and on the Hugging Face hub a model's name has "
         "an owner; valid: a checkpoint folder, or OWNER/kjv"
     )
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "plan"])
+def test_a_misspelt_folder(switchrail, checkpoint, command):
+    prompt = ["--prompt", "a"] if command == "run" else []
+    path = str(checkpoint)[:-1]
+    done = switchrail(command, path, "--device", "cpu", *prompt)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"switchrail: no checkpoint folder at {path}; nearest: {checkpoint.name}"
+    )
+
+
+def test_a_file_in_place_of_a_folder(switchrail):
+    done = switchrail("run", __file__, "--device", "cpu", "--prompt", "a")
+    assert done.exit_code == 2
+    assert f"no checkpoint folder at {__file__}, which is a file" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "warmup"])
@@ -438,6 +458,7 @@ def test_text_comes_in_the_order_of_the_prompts():
 REFUSED = {
     "no prompt": ([], "valid: --prompt TEXT, --prompts FILE"),
     "no tokens": (["--prompt", ""], "no tokens"),
+    "one of two": (["--prompt", PROMPTS[0], "--prompt", ""], "prompt 2 of 2 (''): the prompt has no tokens"),
     "missing file": (["--prompts", "{tmp}/none.txt"], "none.txt can't be read"),
     "not text": (["--prompts", "{tmp}/binary"], "binary can't be read"),
     "too long": (["--prompt", PROMPTS[0], "--max-new-tokens", 10**6], "1000000"),

@@ -250,8 +250,9 @@ def test_requests_that_can_never_run(
     engine = make_engine(options=SMALL)
     with pytest.raises(RequestError, match=words):
         engine.submit(prompt, params)
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(RequestError, match=f"^prompt 2 of 2.*: .*{words}") as caught:
         engine.generate(["the", prompt], [FREE, params])
+    assert caught.value.fields["index"] == 1
     assert is_idle(engine)
     assert greedy(engine).finish_reason == "length"
 

@@ -41,4 +41,4 @@ def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
     draft = options.draft
     if not isinstance(draft, str) or draft in (NGRAM, MTP):
         return options
-    return replace(options, draft=find_checkpoint(draft, download=download))
+    return replace(options, draft=find_checkpoint(draft, download=download, words=(NGRAM, MTP)))

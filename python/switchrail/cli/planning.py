@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -65,12 +66,14 @@ def planned(
     """
     from switchrail.engine.capture import plan_capture
     from switchrail.engine.dtypes import choose_dtype
-    from switchrail.engine.files import CONFIG, read_object
+    from switchrail.engine.files import CONFIG, no_checkpoint, read_object
     from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import options_on
     from switchrail.engine.routes import layout_of, plan_routes
 
     checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
+    if not os.path.exists(checkpoint):
+        raise no_checkpoint(checkpoint)
     runtime = loaded_runtime(choices)
     read_config = partial(read_object, checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
     layout = layout_of(runtime, checkpoint, read_config)

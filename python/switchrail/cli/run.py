@@ -32,7 +32,7 @@ from switchrail.cli.logs import LOG, failures_shown
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.options import options_on
-from switchrail.engine.prompts import check_length, tokenize
+from switchrail.engine.prompts import check_length, prompt_named, tokenize
 from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
 from switchrail.plugins.place import failing_place
@@ -194,10 +194,11 @@ def _check_prompts(
     config, _ = read_config(folder, runtime.family_of)
     longest = options.max_length or config.get("max_position_embeddings")
     tokenizer = load_tokenizer(folder)
-    for prompt in prompts:
-        tokens = tokenize(tokenizer, prompt)
-        if is_count(longest):  # the engine reports other values as errors
-            check_length(len(tokens), params, longest)
+    for index, prompt in enumerate(prompts):
+        with prompt_named(index, prompts):
+            tokens = tokenize(tokenizer, prompt)
+            if is_count(longest):  # the engine reports other values as errors
+                check_length(len(tokens), params, longest)
 
 
 def _lines(file: Path) -> list[str]:

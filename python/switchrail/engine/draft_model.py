@@ -22,7 +22,7 @@ from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.families import Family
-from switchrail.engine.options import EngineOptions
+from switchrail.engine.options import MTP, NGRAM, EngineOptions
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
@@ -286,7 +286,7 @@ def find_draft(runtime: Runtime, checkpoint: str | os.PathLike[str]) -> DraftChe
     Raises:
         CheckpointError: There is no such checkpoint, or no family runs it.
     """
-    path = find_checkpoint(os.fsdecode(checkpoint))
+    path = find_checkpoint(os.fsdecode(checkpoint), words=(NGRAM, MTP))
     return DraftCheckpoint(path, *read_config(path, runtime.family_of))
 
 

@@ -38,7 +38,7 @@ from switchrail.engine.models.families import Family
 from switchrail.engine.mtp import LoadedMtp, find_mtp, load_mtp
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import MTP, NGRAM, EngineOptions, options_on
-from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
+from switchrail.engine.prompts import check_length, listed, prompt_named, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import layout_of
 from switchrail.engine.runner import Runner
@@ -530,8 +530,9 @@ class Engine(AbstractContextManager["Engine"]):
                 f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each"
             )
         made: list[Request] = []
-        for prompt, param in zip(prompts, params, strict=True):
-            made += self._prepare(prompt, param, events)
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            with prompt_named(index, prompts):
+                made += self._prepare(prompt, param, events)
         requests += made
         with self._lock:
             self._open_runner()

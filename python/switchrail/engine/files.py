@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from switchrail.errors import CheckpointError
 from switchrail.files import check_file
+from switchrail.nearest import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +42,24 @@ def check_files(path: Path) -> None:
         CheckpointError: The folder is missing, or a file is not a regular file or too large.
     """
     if not os.path.isdir(path):  # `Path.is_dir` raises if a name is too long
-        raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
+        raise no_checkpoint(path)
     for file in sorted(found for pattern in _READ for found in path.glob(pattern)):
         try:
             check_file(file, sys.maxsize if file.suffix == ".safetensors" else _TEXT_LIMIT)
         except OSError as error:
             raise CheckpointError(f"{file} can't be read: {error.strerror}", path=str(file)) from error
+
+
+def no_checkpoint(path: Path) -> CheckpointError:
+    """The error for a path that leads to no folder."""
+    if os.path.exists(path):
+        return CheckpointError(f"no checkpoint folder at {path}, which is a file", path=str(path))
+    try:
+        beside = [each.name for each in path.parent.iterdir()]
+    except OSError:
+        beside = []
+    near, hint = nearest(path.name, beside)
+    return CheckpointError(f"no checkpoint folder at {path}{hint}", path=str(path), nearest=near)
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -59,7 +72,8 @@ def read_object(file: Path) -> dict[str, Any]:
         check_file(file)
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{file} can't be read: {reason}", path=str(file)) from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} has a {type(found).__name__}, expected an object", path=str(file))
     return found
@@ -185,6 +199,7 @@ __all__ = [
     "GENERATION",
     "MTP_WEIGHTS",
     "check_files",
+    "no_checkpoint",
     "read_object",
     "read_tensors",
     "read_weights",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from switchrail.errors import CheckpointError
+from switchrail.nearest import nearest
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Patterns of the checkpoint files that the engine may need."""
@@ -16,7 +17,9 @@ _WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(rf"{_WORD.pattern}/[\w.-]+")
 
 
-def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Sequence[str] = FILES) -> Path:
+def find_checkpoint(
+    checkpoint: str | Path, *, download: bool = False, files: Sequence[str] = FILES, words: Sequence[str] = ()
+) -> Path:
     """Find the folder of a checkpoint.
 
     Args:
@@ -24,6 +27,7 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
             `Qwen/Qwen3-Next-80B-A3B-Instruct`, to find in the local cache.
         download: Whether huggingface_hub may download missing files; `HF_HUB_OFFLINE` forbids it.
         files: Patterns of the files that are needed.
+        words: Other values that are valid in place of a checkpoint, for the message.
 
     Raises:
         CheckpointError: The cache has no snapshot of that name, the name has no owner, the download failed,
@@ -35,10 +39,13 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
     if os.path.exists(path):  # `Path.exists` raises if a name is too long
         return path
     if _WORD.fullmatch(name):
+        near, hint = nearest(name, words)
+        valid = ", ".join((*words, "a checkpoint folder", f"or OWNER/{name}"))
         raise CheckpointError(
             f"there is no {name} in the current folder, and on the Hugging Face hub a model's name has an "
-            f"owner; valid: a checkpoint folder, or OWNER/{name}",
+            f"owner{hint}; valid: {valid}",
             path=name,
+            nearest=near,
         )
     if not _NAME.fullmatch(name):
         return path

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Set, Sized
+from collections.abc import Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager
 from typing import Any
 
 from switchrail.checks import shown
 from switchrail.errors import RequestError
 from switchrail.params import SamplingParams
+
+
+@contextmanager
+def prompt_named(index: int, prompts: Sequence[Any]) -> Iterator[None]:
+    """If one of several prompts is refused, the error says which; `index` is also one of its fields."""
+    try:
+        yield
+    except RequestError as error:
+        if len(prompts) == 1:
+            raise
+        start = f" ({prompts[index]!r:.40})" if isinstance(prompts[index], str) else ""
+        where = f"prompt {index + 1} of {len(prompts)}{start}"
+        raise RequestError(f"{where}: {error}", **error.fields, index=index) from error
 
 
 def listed(found: Any, expected: str) -> list[Any]:
@@ -79,4 +93,4 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
         )
 
 
-__all__ = ["check_length", "listed", "token_ids", "tokenize"]
+__all__ = ["check_length", "listed", "prompt_named", "token_ids", "tokenize"]
