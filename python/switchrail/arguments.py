@@ -40,7 +40,8 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
     for name in given:
         if name not in valid:
             problem = f"{function}() has no argument {name!r}"
-            raise unknown(ArgumentError, problem, name, valid, argument=name, found=name)
+            meant = "preferences" if name == "backends" and "preferences" in valid else name
+            raise unknown(ArgumentError, problem, meant, valid, argument=name, found=name)
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:

@@ -12,7 +12,7 @@ import torch
 from switchrail import Layout, Runtime
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part
-from switchrail.errors import ContractError, DispatchError
+from switchrail.errors import ContractError, DispatchError, UnknownPhaseError
 from switchrail.ops import (
     AttentionCall,
     AttentionLayer,
@@ -316,6 +316,8 @@ def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
         dispatcher.running(both()[:1]),
     ):
         pass  # pragma: no cover
+    with pytest.raises(UnknownPhaseError, match="unknown phase 'decod'; nearest: decode; valid: prefill, "):
+        Part(phase="decod", rows=slice(0, 1))
     with pytest.raises(DispatchError, match="the decode part has no sequences"):
         Part(phase="decode", rows=slice(0, 1)).lengths  # noqa: B018
     pages = PagedBatch(

@@ -229,3 +229,12 @@ def test_a_device_that_is_described_need_not_be_here() -> None:
 def test_what_describes_no_device_is_refused(text: str) -> None:
     with pytest.raises(PlatformError, match=r"describes no device.*such as cuda:9\.0"):
         described(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("cuda", "cuda:MAJOR.MINOR"), ("cudaa:9.0", "cuda:MAJOR.MINOR"), ("cpu:1.0", "cpu")]
+)
+def test_the_nearest_form_of_a_device_is_a_valid_one(text: str, near: str) -> None:
+    with pytest.raises(PlatformError, match=f"nearest: {near}") as caught:
+        described(text)
+    assert caught.value.nearest[0] == near

@@ -355,6 +355,8 @@ def test_a_misspelt_argument_has_the_nearest(runtime, given, nearest):
             register("ill", "ill:Ill", **{"op": "kda", **given})
         assert (caught.value.found, caught.value.nearest) == (*given, nearest)
         assert f"register() has no argument {next(iter(given))!r}; nearest: {nearest[0]}" in str(caught.value)
+    with pytest.raises(ArgumentError, match=r"plan\(\) has no argument 'backends'; nearest: preferences"):
+        runtime.plan(None, backends={})
     with pytest.raises(ArgumentError, match="resolve\\(\\) has no argument 'devise'; nearest: device"):
         runtime.resolve("kda", "decode", devise="cpu", dtype="float32")
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'op'"):

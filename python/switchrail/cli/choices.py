@@ -53,7 +53,7 @@ DescribedDeviceOption = Annotated[
     str | None,
     typer.Option(
         "--as",
-        metavar="KIND[:CAPABILITY]",
+        metavar="KIND[:MAJOR.MINOR]",
         help="Plan for a device that this machine need not have, such as cuda:9.0; replaces --device.",
     ),
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchrail._core import PAGED_OPS
-from switchrail.errors import DispatchError
+from switchrail._core import PAGED_OPS, PHASES
+from switchrail.errors import DispatchError, UnknownPhaseError
+from switchrail.nearest import unknown
 from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
 
 
@@ -19,12 +20,20 @@ class Part:
         rows: The range of rows in the step.
         pages: The sequences for ops with a paged cache; None if the model has no such op.
         states: The sequences for ops with a state; None if the model has no such op.
+
+    Raises:
+        UnknownPhaseError: The phase is unknown.
     """
 
     phase: Phase
     rows: slice
     pages: PagedBatch | None = None
     states: StateBatch | None = None
+
+    def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            problem = f"unknown phase {self.phase!r}"
+            raise unknown(UnknownPhaseError, problem, self.phase, PHASES, found=self.phase)
 
     def batch(self, op: str) -> SequenceBatch:
         """The sequences in the form that an op takes.

@@ -28,8 +28,10 @@ def described(text: str) -> Platform:
     match = _FORM.fullmatch(text)
     kind = text if match is None else match[1]
     if match is None or kind not in KINDS or (match[2] is not None) != (kind in _WITH_CAPABILITY):
-        valid = tuple(f"{name}:MAJOR.MINOR" if name in _WITH_CAPABILITY else name for name in KINDS)
-        near, hint = nearest(kind, KINDS) if kind not in KINDS else ((), "")
+        forms = {name: f"{name}:MAJOR.MINOR" if name in _WITH_CAPABILITY else name for name in KINDS}
+        valid = tuple(forms.values())
+        near = tuple(forms[name] for name in ([kind] if kind in forms else nearest(kind, forms)[0]))
+        hint = f"; nearest: {', '.join(near)}" if near else ""
         raise PlatformError(
             f"{text!r} describes no device{hint}; valid: {', '.join(valid)}, such as cuda:9.0",
             found=text,
