@@ -203,6 +203,19 @@ def test_prompts_with_expanded_keys(made, version, wrapped):
     assert backend.steps.bypassed == 0
 
 
+def test_only_sglang_plans_expanded_keys(made, monkeypatch):
+    """Its weights expand them, so our backends have nothing to plan."""
+    flags = set()
+
+    def plan(self, plan, batch, ragged, chunked):
+        flags.update((ragged, chunked))
+
+    monkeypatch.setattr(import_module("switchrail.ops.mla.torch").TorchMla, "plan_chunked_prefix", plan)
+    backend, runner = made()
+    absorbed(backend, runner, "extend", [0, 0], [5, 3])
+    assert flags == {False}
+
+
 def test_sglang_expands_prefixes_in_chunks_for_our_names(made, version):
     made()
     if version == "v11":

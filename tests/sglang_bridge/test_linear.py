@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from switchrail.bridges.sglang.versions import VERSIONS, places_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
 from switchrail.testing import isolated
 from torch import nn
+
+from tests.sglang_bridge.test_platform import VendorsPlatform
 
 LINEAR = "sglang.srt.layers.attention.linear"
 H, HV, K, V, W, LAYERS = 2, 4, 8, 8, 4, 2
@@ -170,6 +173,7 @@ def served(runtime, version):
         drafts=None,
         verify=None,
         draft_model=None,
+        accept_lens_pool=None,
     ):
         backends = SimpleNamespace(
             decode=enum()(decode), prefill=enum()(prefill), verify=enum()(verify or "triton")
@@ -190,6 +194,7 @@ def served(runtime, version):
             dtype=torch.float32,
             is_draft_worker=draft_model is not None,
             linear_attn_backends=backends,
+            accept_lens_pool=accept_lens_pool,
             req_to_token_pool=Pools(slots, family, drafts[0] if drafts else 0),
             model_config=SimpleNamespace(context_len=256),
             server_args=SimpleNamespace(disable_cuda_graph=True, **options),
@@ -538,6 +543,25 @@ def test_a_model_without_layers_that_the_bridge_knows_is_refused(served, monkeyp
     monkeypatch.setattr(Model, "modules", lambda self: iter(()))
     with pytest.raises(BridgeError, match="Model has no gated_delta layers that Switchrail knows"):
         served()
+
+
+def test_a_platforms_default_leaves_unknown_layers_to_sglang(served, runtime, monkeypatch, caplog):
+    runtime.use_platform(VendorsPlatform())
+    monkeypatch.setattr(Model, "modules", lambda self: iter(()))
+    assert served().backend.switchrail is None
+    assert "Model has no gated_delta layers that Switchrail knows" in caplog.text
+    with pytest.raises(BridgeError, match="Model has no gated_delta layers that Switchrail knows"):
+        served("switchrail:torch")
+
+
+@only_v23
+def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(served):
+    """SGLang's fused verification starts from states that its own kernels for prompts put in place."""
+    pool = torch.ones(9, dtype=torch.int32)
+    made = partial(served, family="kda", drafts=(6, 1), accept_lens_pool=pool)
+    with pytest.raises(BridgeError, match="--linear-attn-verify-backend"):
+        made("switchrail:torch", "triton", verify="triton")
+    assert made("triton", "triton", verify="triton").backend.switchrail is None
 
 
 def test_a_layer_that_takes_another_path_is_counted(served, caplog):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from switchrail.bridges.sglang.drafts import drafts_of
 from switchrail.bridges.sglang.names import OURS, is_ours
-from switchrail.bridges.sglang.states import Kind, ServedLayers
+from switchrail.bridges.sglang.platform import has_plugins_platform
+from switchrail.bridges.sglang.states import Kind, ServedLayers, UnknownLayersError
+from switchrail.errors import BridgeError
 
 if TYPE_CHECKING:
     from switchrail.bridges.sglang.versions import Places
     from switchrail.ops.batch import Phase
     from switchrail.runtime import Runtime
+
+
+_log = logging.getLogger("switchrail")
 
 
 def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
@@ -34,10 +40,17 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
         if drafts is None:
             asked.pop("verify", None)
         backend.switchrail = None
-        if asked:
+        if not asked:
+            return
+        _check_accepted_lengths(backend, asked)
+        try:
             backend.switchrail = ServedLayers(
                 runtime, places, kind_of(backend), backend, model_runner, asked, drafts
             )
+        except UnknownLayersError as error:
+            if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
+                raise
+            _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
 
     def began(result: None, backend: Any, forward_batch: Any) -> None:
         if backend.switchrail is not None:
@@ -53,6 +66,17 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
     hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
     for method, hook in places.graph_hooks.items():
         hooks.add(f"{owner}.{method}", hook, "after", source=OURS)
+
+
+def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
+    """Refuses our prompts if SGLang verifies drafts from states that only its own prompts put in place."""
+    if getattr(backend, "accept_lens_pool", None) is None or "prefill" not in asked or "verify" in asked:
+        return
+    raise BridgeError(
+        f"{asked['prefill']} serves prompts, but the verification of drafts by FlashInfer needs SGLang's own "
+        f"there; choose one of Switchrail's names for --linear-attn-verify-backend too, or triton",
+        found=asked["prefill"],
+    )
 
 
 def attach(runtime: Runtime, places: Places) -> None:

@@ -7,13 +7,23 @@ A distribution with a platform for Switchrail declares it for SGLang with an ent
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from switchrail.runtime import Runtime
+
 
 def activate() -> str | None:
     """The path of `SwitchrailPlatform` if this process has a plugin's platform; None lets SGLang choose."""
     from switchrail.current import current_runtime
 
-    is_plugins = current_runtime().platform.kind.startswith("oot:")
-    return "switchrail.bridges.sglang.srt_platform:SwitchrailPlatform" if is_plugins else None
+    path = "switchrail.bridges.sglang.srt_platform:SwitchrailPlatform"
+    return path if has_plugins_platform(current_runtime()) else None
 
 
-__all__ = ["activate"]
+def has_plugins_platform(runtime: Runtime) -> bool:
+    """Whether a runtime's platform is a plugin's. Then Switchrail is SGLang's default for linear layers."""
+    return runtime.platform.kind.startswith("oot:")
+
+
+__all__ = ["activate", "has_plugins_platform"]

@@ -92,7 +92,9 @@ def bind_layers(
                 *(decision.op, decision.phase, ", ".join(map(str, layers))),
                 *(decision.chosen, decision.origin),
             )
-    return Dispatcher(runtime.bind(plan), list(needed), needed)
+    # SGLang expands the keys and values of latents itself.
+    flags = {"ragged": False, "chunked": False}
+    return Dispatcher(runtime.bind(plan), list(needed), needed, flags=flags)
 
 
 def platform_of(runtime: Runtime, device: str) -> Platform:

@@ -75,6 +75,10 @@ class Kind(ABC):
         """Calls of a layer's ops on some number of rows, from which the needed features are read."""
 
 
+class UnknownLayersError(BridgeError):
+    """A model has layers with states, but none that Switchrail knows."""
+
+
 class ServedLayers:
     """The layers of one kind in one of SGLang's model runners.
 
@@ -107,7 +111,7 @@ class ServedLayers:
         self._tokens = int(model_runner.model_config.context_len)
         self._modules = kind.modules(model_runner.model)
         if not self._modules and backend.req_to_token_pool.mamba_map and not model_runner.is_draft_worker:
-            raise BridgeError(
+            raise UnknownLayersError(
                 f"{type(model_runner.model).__name__} has no {kind.op} layers that Switchrail knows"
             )
         self._kept = 0
@@ -327,4 +331,4 @@ def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 
 
-__all__ = ["Kind", "Memory", "ServedLayers", "convolution", "mode_of"]
+__all__ = ["Kind", "Memory", "ServedLayers", "UnknownLayersError", "convolution", "mode_of"]

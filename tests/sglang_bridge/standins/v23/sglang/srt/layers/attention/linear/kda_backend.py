@@ -9,3 +9,7 @@ class KDAKernelDispatcher(DeltaKernelDispatcher):
 
 class KDAAttnBackend(DeltaAttnBackend):
     dispatcher = KDAKernelDispatcher
+
+    def __init__(self, model_runner):
+        super().__init__(model_runner)
+        self.accept_lens_pool = model_runner.accept_lens_pool
