@@ -46,12 +46,21 @@ def test_every_command_is_listed_and_has_help(switchrail):
         assert switchrail(name, "--help").stdout.startswith(f"Usage: switchrail {name} ")
 
 
+@pytest.mark.parametrize("command", ["check-backend", "tune"])
+def test_help_that_fits_the_command(switchrail, command):
+    told = switchrail(command, "--help").stdout
+    assert "to plan" not in told
+    assert "list[" not in told
+    assert " --op OP " in told
+    assert ("NAME" if command == "check-backend" else "[CHECKPOINT]") in told.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plugin"], "No such command 'plugin'. Did you mean 'plugins'"),
         (["plugins", "--jsn"], "No such option: --jsn"),
-        (["check-backend"], "Missing argument 'name'"),
+        (["check-backend"], "Missing argument 'NAME'"),
     ],
 )
 def test_misuse_gives_a_plain_message(switchrail, arguments, message):

@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from switchrail import Engine, Layout
 from switchrail.cli.app import app
-from switchrail.cli.run import _speak
+from switchrail.cli.run import _speak, _told
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
 from switchrail.engine.models.families import FAMILIES
 from switchrail.engine.routes import plan_routes
-from switchrail.errors import ContractError, PreferenceError
+from switchrail.errors import ContractError, PreferenceError, RequestError
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
 from typer.testing import CliRunner
@@ -453,6 +453,11 @@ def test_text_comes_in_the_order_of_the_prompts():
     console = Console(file=printed, force_terminal=True, color_system=None)
     outputs = _speak(console, console, events(), ["A", "B", "C"])
     assert [output.text for output in outputs] == ["", "!", " z"]
+
+
+def test_what_ended_a_request_is_told_in_words():
+    assert _told(RequestError("too long")) == "too long"
+    assert _told(OSError("no such kernel")) == "OSError: no such kernel"
 
 
 REFUSED = {

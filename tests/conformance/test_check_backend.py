@@ -125,6 +125,7 @@ def test_a_backend_that_raises(check):
     done = check("broken", "-k", "prefill/float32/ragged")
     assert done.exit_code == 1
     assert "failed: gated_delta/prefill/float32/ragged: it raised OSError('no such device')" in done.output
+    assert done.output.splitlines()[-1].startswith("1 case: 1 failed; ")
     assert done.output.splitlines()[-3:-1] == [
         "1 failure, by cause:",
         "  1: it raised OSError (gated_delta/prefill/float32/ragged)",

@@ -171,7 +171,7 @@ REFUSED_TARGETS = {
     "hook_targets.g h": "not a dotted path",
     "hook_targets.counterr": "nearest: counter",
     "hook_targets.C.mm": "no 'mm' there",
-    "hook_targets.__name__": "is a str; valid: something that can be called",
+    "hook_targets.__name__": "is of type str; valid: something that can be called",
     "hook_targetz.f": "nearest: hook_targets",
 }
 
@@ -188,7 +188,7 @@ def test_refused_dotted_targets(hooks, module, target):
 def test_refused_objects(hooks, module):
     with pytest.raises(HookError, match=r"of one instance; valid: 'hook_targets\.C\.m', which every"):
         hooks.add(module.C().m, anything)
-    with pytest.raises(HookError, match="is a int; valid: something that can be called"):
+    with pytest.raises(HookError, match="is of type int; valid: something that can be called"):
         hooks.add(3, anything)
 
 

@@ -420,7 +420,7 @@ def test_what_a_class_inherits_without_binding_it(hooks, objects):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("number", "is a int; valid: something that can be called, or a property"),
+        ("number", "is of type int; valid: something that can be called, or a property"),
         ("slot", "is a member_descriptor; valid"),
         ("__dict__", "is a getset_descriptor; valid"),
         ("no_getter", "is a property without a getter; valid: its fset"),

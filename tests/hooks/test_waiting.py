@@ -188,7 +188,7 @@ def test_the_reason_is_true(hooks, module, folder):
     by_location("late_nowhere", folder / "late_reason.py")
     assert "can't be called as fn(result, x)" in reason(hooks, "late_nowhere.f")
     module.late = 3
-    assert "is a int; valid: something that can be called" in reason(hooks, "hook_targets.late")
+    assert "is of type int; valid: something that can be called" in reason(hooks, "hook_targets.late")
 
 
 def test_the_reason_within_an_import(hooks, folder):

@@ -36,11 +36,12 @@ STATUSES = ("passed", "failed", "skipped")
 def check_backend(
     name: Annotated[
         str,
-        typer.Argument(help="The backend's name.", autocompletion=complete.backend_names),
+        typer.Argument(metavar="NAME", help="The backend's name.", autocompletion=complete.backend_names),
     ],
     op: Annotated[
         str | None,
         typer.Option(
+            metavar="OP",
             help="The op to check; by default all ops with a backend of this name.",
             autocompletion=complete.ops,
         ),
@@ -49,7 +50,9 @@ def check_backend(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="The dtype to check, such as bfloat16; by default all.", autocompletion=complete.dtypes
+            metavar="DTYPE",
+            help="The dtype to check, such as bfloat16; by default all.",
+            autocompletion=complete.dtypes,
         ),
     ] = None,
     device: DeviceOption = None,
@@ -219,4 +222,5 @@ def _by_reason(left_out: Sequence[LeftOut]) -> dict[str, str]:
 def _summary(outcomes: Sequence[Outcome]) -> str:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in STATUSES}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{len(outcomes)} cases: {told}; {sum(outcome.seconds for outcome in outcomes):.1f} s"
+    cases = "1 case" if len(outcomes) == 1 else f"{len(outcomes)} cases"
+    return f"{cases}: {told}; {sum(outcome.seconds for outcome in outcomes):.1f} s"

@@ -72,7 +72,7 @@ PhaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="PHASE",
-        help="The only phase to plan: prefill, decode or verify.",
+        help="The only phase to cover: prefill, decode or verify; by default all that apply.",
         autocompletion=complete.phases,
     ),
 ]

@@ -160,9 +160,13 @@ def run(
                 )
     failed = [output for output in outputs if output.finish_reason == "error"]
     for output in failed:
-        typer.echo(in_lines(f"switchrail: {output.prompt!r} failed: {output.error!r}"), err=True)
+        typer.echo(in_lines(f"switchrail: {output.prompt!r} failed: {_told(output.error)}"), err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _told(error: BaseException | None) -> str:
+    return str(error) if isinstance(error, SwitchrailError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -27,18 +27,24 @@ if TYPE_CHECKING:
 def tune(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="Use this model's heads and head sizes; by default those of common models."),
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="Use this model's heads and head sizes; by default those of common models.",
+        ),
     ] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(
-            help="An op to time; can be given several times; by default all.", autocompletion=complete.ops
+            metavar="OP",
+            help="An op to time; can be given several times; by default all.",
+            autocompletion=complete.ops,
         ),
     ] = None,
     phase: PhaseOption = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="DTYPE",
             help="A dtype of activations; can be given several times; by default those that suit the device.",
             autocompletion=complete.dtypes,
         ),

@@ -337,7 +337,7 @@ class Dispatcher:
         if step.left:
             layer_id, op = min(self._layers[layer] for layer in step.left)
             raise DispatchError(
-                f"layer {layer_id} did not run its {op} in this step ({len(step.left)} calls are missing); "
+                f"layer {layer_id} did not run its {op} in this step (missing calls: {len(step.left)}); "
                 "the model definition skipped it, or called a function that is not hooked",
                 layer=layer_id,
                 op=op,
@@ -416,7 +416,7 @@ class Dispatcher:
         if missing:
             layer_id, op = min(missing)
             raise DispatchError(
-                f"the plan has {op} of layer {layer_id}, which was not added ({len(missing)} are missing)",
+                f"the plan has {op} of layer {layer_id}, which was not added (missing: {len(missing)})",
                 layer=layer_id,
                 op=op,
                 found=0,

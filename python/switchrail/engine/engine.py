@@ -550,8 +550,8 @@ class Engine(AbstractContextManager["Engine"]):
         needed = pages_of(length - 1, self.options.page_size)
         if needed > capacity:
             raise RequestError(
-                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones need {needed} pages of "
-                f"{self.options.page_size} tokens; the pool has {capacity}",
+                f"the prompt's tokens, {len(tokens)}, and {params.max_new_tokens} new ones need {needed} "
+                f"pages of {self.options.page_size} tokens; the pool has {capacity}",
                 prompt_tokens=len(tokens),
                 max_new_tokens=params.max_new_tokens,
                 needed_pages=needed,

@@ -227,8 +227,10 @@ def not_callable(found: Any, target: str) -> HookError:
     """The error for a target that can't be called."""
     within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
     valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
-    what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
-    return HookError(f"the target {target} is a {what}; valid: {valid}", target=target)
+    what = f"of type {type(found).__qualname__}"
+    if isinstance(found, property):
+        what = "a property without a getter"
+    return HookError(f"the target {target} is {what}; valid: {valid}", target=target)
 
 
 def stand_in_for(original: Any) -> tuple[FunctionType, StandIn]:
