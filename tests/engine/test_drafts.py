@@ -417,6 +417,33 @@ def test_verifications_are_captured(
     assert len(oracle.steps) > 10
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_padding_reads_nothing_of_others(
+    limit: int, make_engine: Make, verified_runtime: switchrail.Runtime
+) -> None:
+    """Drafts shorter than the rows of a captured verification, in pools that hold no finite number before.
+
+    The sequences end with their last page, and the page table has entries of earlier ones after it.
+    """
+
+    class Few(Drafts):
+        def propose(self, tasks: Any, limits: Any) -> Drafted:
+            count = [min(limit, most) if number else most for number, most in enumerate(limits)]
+            return Drafted([[7] * each for each in count])
+
+    prompts = [[*range(n)] for n in (5, 6, 9, 11)]
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    engine = make_engine(
+        runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": Few()}
+    )
+    engine.generate([[*range(40)]] * 6, FREE)
+    seen = count_replays(engine)
+    for cache in engine.pools.kv["mha"].tensors():
+        cache.fill_(float("nan"))
+    assert engine.generate(prompts, FREE) == expected
+    assert "verify" in {key.kind for key in seen}
+
+
 @pytest.mark.parametrize("where", ["eager", "captured"])
 @pytest.mark.parametrize("kind", FORCED)
 def test_trees(kind: str, where: str, make_engine: Make, verified_runtime: switchrail.Runtime) -> None:

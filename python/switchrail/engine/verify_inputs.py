@@ -16,15 +16,20 @@ from switchrail.engine.task import Task
 from switchrail.engine.transfer import sent, transfer
 from switchrail.pools import pages_of
 
-_LENGTH, _SLOT = range(2)
+_LENGTH, _SLOT, _PAGES = range(3)
 _TOKENS, _PARENTS, _DEPTHS, _BEFORE = range(4)
 
 
 class VerifyInputs:
     """Inputs with X rows per sequence, padded after a sequence's last draft and after the last sequence.
 
-    Keys and values of padding rows go to page 0. The device derives most inputs from a few numbers per row
-    and from the page table (`derive`), so that a step needs only one transfer.
+    All rows of a sequence count as tokens in its cache, so a backend reads the keys and values of padding rows
+    too, and weighs them with 0. Therefore padding rows write theirs where the next tokens will be, and those
+    past the sequence's pages to page 0; there its first page is read, so a sequence reads nothing but what it
+    has written. Rows of padding sequences write to page 0.
+
+    The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
+    step needs only one transfer.
 
     Attributes:
         device: The device of the model.
@@ -62,7 +67,8 @@ class VerifyInputs:
         self._width = width
         self.device = device
         self._columns = torch.arange(width, dtype=torch.int64, device=device)
-        self._tasks = torch.zeros(2, sequences, dtype=torch.int64, device=device)
+        self._page_numbers = torch.arange(page_table.shape[1], dtype=torch.int64, device=device)
+        self._tasks = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._tasks[_SLOT] = -1
         self._table = torch.zeros(4, sequences, width, dtype=torch.int64, device=device)
         rows = sequences * width
@@ -94,11 +100,13 @@ class VerifyInputs:
         is_known = not any(isinstance(tokens, torch.Tensor) for tokens in drafted.tokens)
         if is_known:
             table[_TOKENS, :count][is_draft] = [*chain(*drafted.tokens)]
-        slots = np.full((2, self._tasks.shape[1]), -1, dtype=np.int64)
-        slots[_LENGTH] = 0
-        slots[:, :count] = [[task.length for task in tasks], [task.slot for task in tasks]]
-        numbers, tables = transfer([slots.ravel(), table.ravel()], self.device, self._pin_memory)
-        self._tasks.copy_(numbers.view_as(self._tasks))
+        numbers = np.zeros((3, self._tasks.shape[1]), dtype=np.int64)
+        numbers[_SLOT] = -1
+        numbers[_LENGTH, :count] = [task.length for task in tasks]
+        numbers[_SLOT, :count] = [task.slot for task in tasks]
+        numbers[_PAGES, :count] = [len(task.pages) for task in tasks]
+        tasks_sent, tables = transfer([numbers.ravel(), table.ravel()], self.device, self._pin_memory)
+        self._tasks.copy_(tasks_sent.view_as(self._tasks))
         self._table.copy_(tables.view_as(self._table))
         self._parents.copy_(self._table[_BEFORE].flatten())
         if not is_known:
@@ -140,8 +148,8 @@ class VerifyInputs:
         (part,) = step.parts
         assert part.pages is not None
         count = len(part.lengths)
-        lengths, slots = self._tasks[:, :count]
-        tokens, parents, depths, _ = self._table[:, :count]
+        lengths, slots, owned = self._tasks[:, :count]
+        tokens, _, depths, _ = self._table[:, :count]
         owners, is_real = slots.clamp(min=0), slots >= 0
         ids = step.input_ids.view(count, -1)
         ids.copy_(tokens)
@@ -149,12 +157,15 @@ class VerifyInputs:
         step.position_ids.view(count, -1).copy_(lengths.unsqueeze(1) + depths)
         pages = part.pages.page_table
         width = min(pages.shape[1], self._page_table.shape[1])
-        pages[:, :width] = self._page_table[:, :width].index_select(0, owners)
+        table, is_owned = self._page_table.index_select(0, owners), self._page_numbers < owned.unsqueeze(1)
+        pages.copy_(table[:, :1].expand_as(pages))
+        pages[:, :width] = torch.where(is_owned, table, table[:, :1])[:, :width]
         places = lengths.unsqueeze(1) + self._columns
-        page = pages.gather(1, (places // self._page_size).clamp(max=pages.shape[1] - 1)).long()
+        numbers = places // self._page_size
+        page = pages.gather(1, numbers.clamp(max=pages.shape[1] - 1)).long()
+        has_place = (numbers < owned.unsqueeze(1)) & is_real.unsqueeze(1)
         kv_rows = page * self._page_size + places % self._page_size
-        is_row = (parents != NONE) & is_real.unsqueeze(1)
-        step.kv_rows.view(count, -1).copy_(kv_rows * is_row)
+        step.kv_rows.view(count, -1).copy_(kv_rows * has_place)
         part.pages.kv_lens.copy_((lengths + self._width) * is_real)
         step.sequence_ids.view(count, -1).copy_(slots.unsqueeze(1).expand(-1, self._width))
         self._real_rows.copy_(is_real.sum() * self._width)
