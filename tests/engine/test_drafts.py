@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import switchrail
 from switchrail.engine import Engine, EngineOptions, Output, SamplingParams, core
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.task import Task
+from switchrail.engine.warmup import warm_up
 from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
 
@@ -280,6 +282,7 @@ def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
         ([[1], [2]], "expected Drafted tokens for 2 sequences"),
         (Drafted([[1], [320]]), r"proposed \[320\], expected at most 4 tokens from 0 to 319"),
         (Drafted([[1], [-1]]), r"proposed \[-1\], expected"),
+        (Drafted([[1], np.array([320])]), r"320.*expected at most 4 tokens from 0 to 319"),  # type: ignore[list-item]
         (Drafted([[1] * 5, []]), "expected at most 4 tokens"),
     ],
 )
@@ -342,11 +345,23 @@ def test_options() -> None:
         EngineOptions(draft="ngram", draft_tokens=0)
     assert EngineOptions(draft=Path("ngram")).draft == Path("ngram")
     assert EngineOptions(draft="a/b", draft_branches=4).draft_branches == 4
-    for wrong in ({"draft": "ngram", "draft_branches": 2}, {"draft": "a/b", "draft_branches": 5}):
+    for wrong in (
+        {"draft_branches": 2},
+        {"draft": "ngram", "draft_branches": 2},
+        {"draft": "a/b", "draft_branches": 5},
+    ):
         with pytest.raises(ConfigError, match="draft_branches must be 1; with a checkpoint as draft"):
             EngineOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="draft must be"):
         EngineOptions(draft=7)  # type: ignore[arg-type]
+
+
+def test_a_warmup_verifies_as_many_drafts_as_possible(make_engine: Make) -> None:
+    engine = make_engine(options={**DRAFTED, "max_sequences": 2, "max_length": 24})
+    repeats = Repeats()
+    use(engine, repeats)
+    assert list(warm_up(engine))
+    assert max(limit for _, limit in repeats.limits) == 4
 
 
 def test_the_phase_is_planned_with_a_draft_only(make_engine: Make) -> None:

@@ -112,6 +112,19 @@ def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: P
         assert tokens == head.propose(text, len(tokens))
 
 
+@pytest.mark.parametrize("length", [7, 8, 9, 10])
+def test_samples_share_no_keys_that_depend_on_their_own_tokens(
+    length: int, make_engine: Make, headed: Path
+) -> None:
+    """The entry of the prompt's last token depends on the first sampled one; later steps look further."""
+    engine = make_engine(headed, options={**MTP, "draft_tokens": 3, "max_tokens_per_step": 64})
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.5, n=4, seed=7)
+    prompt = [*range(length)]
+    together = engine.generate([prompt], params)
+    assert len({output.tokens[0] for output in together}) > 1
+    assert together == [engine.generate([prompt], one)[0] for one in params.samples()]
+
+
 def keys_after(engine: Engine, prompt: list[int], params: SamplingParams = FREE) -> torch.Tensor:
     """The keys of the head's entries of an engine's only request, in order."""
     request = engine.submit(prompt, params)

@@ -19,6 +19,7 @@ from switchrail.engine.memory import Pools
 from switchrail.engine.sampling import choose
 from switchrail.testing.graph import RecordedGraph
 
+from tests.engine.heads import FULL, make_head
 from tests.engine.test_graphs import (
     GraphHardware,
     GraphPlatform,
@@ -123,7 +124,7 @@ def test_pools_take_what_steps_and_graphs_leave(
     assert all(state.reason is None for state in engine.graphs)
 
 
-@pytest.mark.parametrize("draft", ["ngram", "checkpoint"])
+@pytest.mark.parametrize("draft", ["ngram", "checkpoint", "mtp"])
 def test_pools_leave_room_for_a_draft(
     make_engine: Make,
     memory: Memory,
@@ -131,6 +132,7 @@ def test_pools_leave_room_for_a_draft(
     captured_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
     checkpoint: Path,
+    tmp_path: Path,
     draft: str,
 ) -> None:
     """The draft's pools, and the memory that verifications of drawn drafts take, are part of the sum."""
@@ -151,8 +153,9 @@ def test_pools_leave_room_for_a_draft(
         "draft_tokens": 2,
         "draft": checkpoint if draft == "checkpoint" else draft,
     }
-    engine = make_engine(runtime=captured_runtime, device=platform, options=options)
-    made = 2 if draft == "checkpoint" else 1
+    path = make_head(checkpoint, tmp_path, [FULL] * 3) if draft == "mtp" else checkpoint
+    engine = make_engine(path, runtime=captured_runtime, device=platform, options=options)
+    made = {"ngram": 1, "checkpoint": 2, "mtp": 4}[draft]
     assert set(seen) == {made}, "verified in the trial"
     assert len(memory.pools) == 2 * made
     if draft == "checkpoint":

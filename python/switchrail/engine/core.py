@@ -67,7 +67,7 @@ class EngineCore:
         self.sequences = sequences
         self.stats = Stats()
         self.unwanted: deque[Task] = deque()
-        self._scheduler = Scheduler(sequences, options)
+        self._scheduler = Scheduler(sequences, options, 0 if drafts is None else drafts.ahead)
         self._hardware = hardware
         self._on_stream = hardware.own_stream()
         self._choose = choose_tokens or choose

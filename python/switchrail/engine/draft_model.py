@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from switchrail._core import PHASES
-from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
@@ -61,6 +60,7 @@ class DraftModel(Drafts):
 
     Attributes:
         runner: Runs the model.
+        runners: All runners with pools of their own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DraftModel(Drafts):
             pin_memory: Whether the device copies from pinned memory.
             choose_tokens: Chooses the tokens of sampled requests.
         """
-        self.runner = runner
+        self.runner, self.runners = runner, [runner]
         self._choose_tokens = choose_tokens
         self._slots = slots
         self._rows = rows
@@ -297,6 +297,7 @@ class LoadedDraft:
     Attributes:
         model: The model with its routes.
         options: The options of its runners, except for `num_pages`.
+        branches: The number of branches of its trees; 1 for chains.
         needs: The memory of its pools.
         capture: The steps to capture; None for none.
         max_length: Tokens of the longest sequence.
@@ -308,6 +309,7 @@ class LoadedDraft:
 
     model: LoadedModel
     options: EngineOptions
+    branches: int
     needs: Needs
     capture: Capture | None
     max_length: int
@@ -323,7 +325,7 @@ class LoadedDraft:
             max_length=self.max_length,
             sequences=target.sequences,
         )
-        kind = partial(DraftTrees, self.options.draft_branches) if has_trees(self.options) else DraftModel
+        kind = partial(DraftTrees, self.branches) if self.branches > 1 else DraftModel
         return kind(
             runner,
             slots=self.sequences,
@@ -366,7 +368,9 @@ def load_draft(
         max_sequences=2 * sequences,
         max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
         draft=None,
+        draft_branches=1,
     )
+    are_trees = options.draft_branches > 1
     loaded = load_model(
         runtime,
         draft.path,
@@ -377,7 +381,8 @@ def load_draft(
         options=own,
         max_length=max_length,
         backends=None,
-        phases=PHASES if has_trees(own) else ("prefill", "decode"),
+        phases=PHASES if are_trees else ("prefill", "decode"),
+        are_trees=are_trees,
     )
     model = loaded.checkpoint
     for what, found, wanted, valid in (
@@ -394,6 +399,7 @@ def load_draft(
     return LoadedDraft(
         loaded,
         own,
+        options.draft_branches,
         loaded.needs(own),
         loaded.capture(replace(own, max_sequences=sequences), max_length=max_length, preferences=None),
         max_length,

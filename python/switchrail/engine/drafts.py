@@ -59,9 +59,12 @@ class Drafts(ABC):
 
     Attributes:
         are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
+        ahead: The number of later tokens that what is kept for a token of a prompt may depend on. Samples
+            of a prompt then have pages of their own for the last ones.
     """
 
     are_trees: ClassVar[bool] = False
+    ahead: int = 0
 
     @abstractmethod
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
@@ -79,6 +82,8 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
     Raises:
         EngineError: The proposal is for a wrong number of sequences, or has too many or invalid tokens.
     """
+    import torch
+
     found = drafts.propose(tasks, limits)
     name = type(drafts).__name__
     if not isinstance(found, Drafted) or len(found.tokens) != len(tasks):
@@ -86,7 +91,7 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
             f"{name} proposed {found!r:.80}, expected Drafted tokens for {len(tasks)} sequences"
         )
     for tokens, limit in zip(found.tokens, limits, strict=True):
-        is_known = isinstance(tokens, Sequence)
+        is_known = not isinstance(tokens, torch.Tensor)
         if len(tokens) > limit or (is_known and not all(0 <= token < vocab_size for token in tokens)):
             raise EngineError(
                 f"{name} proposed {list(tokens)!r:.80}, expected at most {limit} tokens from 0 to "
@@ -103,6 +108,8 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
 
 
 def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
+    import torch
+
     assert found.parents is not None
     if not drafts.are_trees:
         raise EngineError(f"{name} proposed parents; valid: None, unless its `are_trees` is True")
@@ -116,7 +123,8 @@ def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
                 f"{name} proposed the parents {list(parents)!r:.80} for {len(tokens)} tokens, expected "
                 "the index of an earlier token, or -1, for each token"
             )
-        if isinstance(tokens, Sequence) and len({*zip(parents, tokens, strict=True)}) < len(tokens):
+        is_known = not isinstance(tokens, torch.Tensor)
+        if is_known and len({*zip(parents, tokens, strict=True)}) < len(tokens):
             raise EngineError(
                 f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same token"
             )

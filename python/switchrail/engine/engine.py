@@ -23,7 +23,7 @@ from switchrail import garbage
 from switchrail._core import PHASES, Layout
 from switchrail.checks import shown
 from switchrail.current import current_runtime
-from switchrail.engine.capture import GraphState
+from switchrail.engine.capture import GraphState, has_trees
 from switchrail.engine.checkpoint import Checkpoint, read_config
 from switchrail.engine.core import EngineCore
 from switchrail.engine.draft_model import DraftCheckpoint, LoadedDraft, find_draft, load_draft
@@ -209,6 +209,7 @@ class Engine(AbstractContextManager["Engine"]):
             max_length=self.options.max_length,
             backends=backends,
             phases=("prefill", "decode") if self.options.draft is None else PHASES,
+            are_trees=has_trees(self.options),
         )
         loaded = found.checkpoint
         self._capture, self.plan, self.bound = found.capture, found.routes, found.bound

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from switchrail._core import BoundPlan, Layout, RoutePlan
-from switchrail.engine.capture import has_trees, plan_capture, verify_features
+from switchrail._core import PAGED_OPS, BoundPlan, Layout, RoutePlan
+from switchrail.engine.capture import plan_capture
 from switchrail.engine.checkpoint import Checkpoint, load
 from switchrail.engine.memory import Needs, PoolClasses
 from switchrail.engine.models.binding import find_mixers, read_shapes
@@ -62,6 +62,7 @@ def load_model(
     max_length: int | None,
     backends: Mapping[str, str] | None,
     phases: Sequence[str],
+    are_trees: bool,
 ) -> LoadedModel:
     """Plan the routes from the model's own layout, log the backends' names, and load the model.
 
@@ -76,6 +77,7 @@ def load_model(
         max_length: Maximum tokens per sequence; None for the model's own limit.
         backends: Chosen backends, as for `Engine`.
         phases: The phases to plan.
+        are_trees: Whether the model verifies trees.
 
     Raises:
         SwitchrailError: As for `Engine`.
@@ -98,6 +100,7 @@ def load_model(
         options=options,
         backends=backends,
         phases=phases,
+        are_trees=are_trees,
     )
 
 
@@ -111,6 +114,7 @@ def ready_model(
     options: EngineOptions,
     backends: Mapping[str, str] | None,
     phases: Sequence[str],
+    are_trees: bool = False,
 ) -> LoadedModel:
     """Plan the routes of a layout, log the backends' names, and load the model with that layout.
 
@@ -123,6 +127,7 @@ def ready_model(
         options: The engine's options.
         backends: Chosen backends, as for `Engine`.
         phases: The phases to plan.
+        are_trees: Whether the model verifies trees.
 
     Raises:
         SwitchrailError: As for `Engine`.
@@ -136,8 +141,8 @@ def ready_model(
         state_dtype=options.state_dtype,
         phases=phases,
     )
-    if has_trees(options):
-        backends = _with_trees(partial(plan, runtime), layout, options, backends)
+    if are_trees:
+        backends = _with_trees(partial(plan, runtime), layout, backends)
     routes = plan(runtime, preferences=backends)
     check_prefill_steps(routes, options)
     names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
@@ -197,7 +202,6 @@ def _capture(
 def _with_trees(
     plan: Callable[..., RoutePlan],
     layout: Layout,
-    options: EngineOptions,
     backends: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """The chosen backends, and backends that support trees for the verifications of other ops.
@@ -211,10 +215,10 @@ def _with_trees(
     found = plan(
         preferences={key: name for key, name in chosen.items() if key.partition(".")[2] in ("", "verify")},
         phases=("verify",),
-        features={op: verify_features(op, options) for op in ops},
+        features={op: ("trees",) for op in ops if op in PAGED_OPS},
     )
     for _, op, phase, name in found.table:
-        if verify_features(op, options) and op not in chosen:
+        if op in PAGED_OPS and op not in chosen:
             chosen.setdefault(f"{op}.{phase}", name)
     return chosen
 

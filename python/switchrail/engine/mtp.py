@@ -63,6 +63,7 @@ class MtpDrafts(DraftModel):
 
     Attributes:
         runners: Run the steps.
+        ahead: Entry i of step k depends on token i + 1 + k, counted from 0.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class MtpDrafts(DraftModel):
         super().__init__(
             runners[0], slots=slots, rows=rows, pin_memory=pin_memory, choose_tokens=choose_tokens
         )
-        self.runners = list(runners)
+        self.runners, self.ahead = list(runners), len(runners)
         model: Any = target.model
         self._embed, self._head = model.get_input_embeddings(), model.get_output_embeddings()
         self._rotary = model.get_decoder().rotary_emb
@@ -355,6 +356,7 @@ def load_mtp(
         max_sequences=2 * sequences,
         max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
         draft=None,
+        draft_branches=1,
     )
     head = load_head(target.path, target.model, target.family, drafts)
     steps = []

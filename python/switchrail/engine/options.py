@@ -166,7 +166,7 @@ class EngineOptions:
                     or (
                         is_count(self.draft_branches)
                         and is_count(self.draft_tokens, self.draft_branches)
-                        and self.draft not in (NGRAM, MTP)
+                        and self.draft not in (None, NGRAM, MTP)
                         and not isinstance(self.draft, Drafts)
                     ),
                     "1; with a checkpoint as draft, an integer from 1 to draft_tokens",

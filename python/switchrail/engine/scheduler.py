@@ -60,13 +60,21 @@ class Scheduler:
         waiting: The queue of tasks, in which any task can be removed without a search.
     """
 
-    def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
+    def __init__(self, sequences: Sequences[Task], options: EngineOptions, ahead: int = 0) -> None:
+        """Start with an empty queue.
+
+        Args:
+            sequences: The memory of the tasks.
+            options: The engine's options.
+            ahead: See `Drafts`.
+        """
         self.waiting: OrderedDict[Task, None] = OrderedDict()
         self._sequences = sequences
         self._rows = options.max_tokens_per_step
         self._each = 1 if options.draft is None else 1 + options.draft_tokens  # the rows of a decoding task
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
+        self._ahead = ahead
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, hold: bool = False) -> Schedule:
@@ -104,7 +112,8 @@ class Scheduler:
             if leader is task and not rows:
                 self._was_full = True
                 break
-            shared = [] if leader is task else leader.pages[: len(task.ids) // self._page_size]
+            alike = max(0, len(task.ids) - self._ahead)  # tokens with equal contents of memory
+            shared = [] if leader is task else leader.pages[: alike // self._page_size]
             new = task.needed_pages - len(shared)
             if not self._sequences.fits(new):
                 break

@@ -72,17 +72,18 @@ def try_out(
     before = memory_in_use(platform)
     try:
         runner = make(replace(options, num_pages=pages + 1, compile="off"))
-        runners = [runner]
+        runners, pools = [runner], [runner.pools]
         drafts: Drafts | None = None
         try:
             if draft is not None:
                 drafts = made = draft.make(runner)
                 runners.append(made.runner)
+                pools += [each.pools for each in made.runners]
             elif options.draft is not None:
                 drafts = _Zeros(runner)
             most = options.max_sequences * pages_of(max_length, options.page_size) + 1
             total = platform.hardware.total_memory()
-            largest = sum(each.pools.nbytes_of(most) for each in runners)
+            largest = sum(each.nbytes_of(most) for each in pools)
             if total is not None and largest < _PLENTY * (total - before):
                 return 0
             core = EngineCore(
@@ -102,11 +103,11 @@ def try_out(
                     graphs.append(made.prepare_graphs(draft.capture))
                 more = sum(_capture(each, lambda: memory_in_use(platform, cached=True)) for each in graphs)
             peak = memory_in_use(platform, cached=True) + more
-            pools = runner.nbytes + sum(each.pools.nbytes for each in runners[1:])
+            allocated = runner.nbytes + sum(each.nbytes for each in pools[1:])
         finally:
             for each in runners:
                 each.disconnect()
-        return max(0, int(peak - before - pools))
+        return max(0, int(peak - before - allocated))
     except Exception as error:
         problem = repr(error)
     gc.collect()  # frees the frames of the error, and their pools

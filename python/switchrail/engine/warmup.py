@@ -11,7 +11,6 @@ from switchrail.engine.engine import Engine
 from switchrail.params import SamplingParams
 
 _LENGTHS: Final = (1, 2, 3, 15, 16, 17, 63, 64, 65, 129, 250, 500, 1000, 2000, 4000, 8000)
-_NEW_TOKENS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +52,27 @@ def warm_up(
 def rounds(engine: Engine) -> list[list[int]]:
     """The rounds: lists of the lengths of prompts that run together."""
     options = engine.options
-    most = engine.max_length - _NEW_TOKENS
+    new = _new_tokens(engine)
+    most = engine.max_length - new
     capacity = engine.pools.pages.capacity * options.page_size
     fits = [length for length in (*_LENGTHS, min(options.max_tokens_per_step, most)) if length <= most]
-    alone = [[length] for length in dict.fromkeys(fits) if length + _NEW_TOKENS <= capacity]
-    together = [*fits[:8], *[9] * (options.max_sequences - 8)][: options.max_sequences]
-    return [*alone, together, *_crowds(options.max_sequences, options.max_tokens_per_step, most, capacity)]
+    alone = [[length] for length in dict.fromkeys(fits) if length + new <= capacity]
+    together = [*fits[:8], *[min(9, most)] * (options.max_sequences - 8)][: options.max_sequences]
+    rows = options.max_tokens_per_step
+    return [*alone, together, *_crowds(options.max_sequences, rows, most, capacity, new)]
 
 
-def _crowds(sequences: int, rows: int, most: int, capacity: int) -> Iterator[list[int]]:
+def _new_tokens(engine: Engine) -> int:
+    """Enough new tokens for a step that verifies as many drafts as possible."""
+    drafts = 0 if engine.options.draft is None else engine.options.draft_tokens
+    return min(3 + 2 * drafts, engine.max_length - 1)
+
+
+def _crowds(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
     """Rounds of prompts of one length that together fill a step: two prompts, then eight, and so on."""
     count = min(2, sequences)
     while True:
-        length = min(rows // count, most, capacity // count - _NEW_TOKENS)
+        length = min(rows // count, most, capacity // count - new)
         if length > 0:
             yield [length] * count
         if count == sequences:
@@ -75,7 +82,7 @@ def _crowds(sequences: int, rows: int, most: int, capacity: int) -> Iterator[lis
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
     start = time.perf_counter()
-    engine.generate(prompts, SamplingParams(max_new_tokens=_NEW_TOKENS, ignore_eos=True))
+    engine.generate(prompts, SamplingParams(max_new_tokens=_new_tokens(engine), ignore_eos=True))
     return time.perf_counter() - start
 
 
