@@ -421,10 +421,10 @@ def test_what_a_class_inherits_without_binding_it(hooks, objects):
     ("name", "message"),
     [
         ("number", "is of type int; valid: something that can be called, or a property"),
-        ("slot", "is a member_descriptor; valid"),
-        ("__dict__", "is a getset_descriptor; valid"),
+        ("slot", "is of type member_descriptor; valid"),
+        ("__dict__", "is of type getset_descriptor; valid"),
         ("no_getter", "is a property without a getter; valid: its fset"),
-        ("part", "is a partialmethod; valid: its func"),
+        ("part", "is of type partialmethod; valid: its func"),
     ],
 )
 @pytest.mark.parametrize("owner", ["Base", "Sub"])
