@@ -19,9 +19,9 @@ from switchrail.engine import engine as engine_module
 from switchrail.engine.draft_model import DraftModel
 from switchrail.engine.drafts import Drafted
 from switchrail.errors import ConfigError, SwitchrailError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from .conftest import make_checkpoint
+from .conftest import byte_tokenizer, make_checkpoint
 from .idle import is_idle
 from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
 from .test_graphs import GraphPlatform, captured_runtime
@@ -310,16 +310,43 @@ def test_a_layout_of_another_model_is_refused(
 
 def test_drafts_that_do_not_fit(make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = make_checkpoint(tmp_path / "small", vocab_size=300)
-    with pytest.raises(ConfigError, match="a vocabulary of 300 tokens; valid: 320"):
-        make_engine(options={**DRAFTED, "draft": str(small)})
     short = make_checkpoint(tmp_path / "short", max_position_embeddings=63)
-    with pytest.raises(SwitchrailError, match="63"):
-        make_engine(options={**DRAFTED, "draft": str(short)})
     with monkeypatch.context() as patch:
         patch.setattr(engine_module, "load_model", None)  # refused before any model is loaded
+        with pytest.raises(ConfigError, match="a vocabulary of 300 tokens; valid: 320"):
+            make_engine(options={**DRAFTED, "draft": str(small)})
+        with pytest.raises(
+            ConfigError, match=r"of 63 tokens; valid: at least 64.* a max_length of at most 63"
+        ):
+            make_engine(options={**DRAFTED, "draft": str(short)})
         with pytest.raises(SwitchrailError, match="nowhere"):
             make_engine(options={**DRAFTED, "draft": "nowhere"})
     assert make_engine(options=DRAFTED).generate([[1]], FREE)[0].finish_reason == "length"
+
+
+def test_trees_need_models_without_windows(make_engine: Make, tmp_path: Path) -> None:
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["full_attention", "sliding_attention"],
+        max_position_embeddings=256,
+        eos_token_id=256,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    trees = {**DRAFTED, "draft": str(tmp_path), "draft_branches": 2}
+    for path in ({"path": tmp_path}, {}):
+        with pytest.raises(ConfigError, match=f"layer 1 of the model in {tmp_path} has a window of 8 tokens"):
+            make_engine(**path, options=trees)
+    chains = make_engine(tmp_path, options={**trees, "draft_branches": 1})
+    assert chains.generate([[1, 2]], FREE)[0].finish_reason == "length"
 
 
 def test_the_trained_checkpoint_as_its_own_draft() -> None:

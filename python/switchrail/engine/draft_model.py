@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from switchrail._core import PHASES
+from switchrail.checks import is_count
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
@@ -276,18 +277,65 @@ class DraftCheckpoint:
     family: Family
 
 
-def find_draft(runtime: Runtime, checkpoint: str | os.PathLike[str]) -> DraftCheckpoint:
-    """Find a draft's checkpoint and read its config.
+def find_draft(
+    runtime: Runtime,
+    checkpoint: str | os.PathLike[str],
+    target: Mapping[str, Any],
+    max_length: int | None,
+) -> DraftCheckpoint:
+    """Find a draft's checkpoint, and compare its config with that of the engine's model.
 
     Args:
         runtime: The runtime with the families.
         checkpoint: The draft's folder or name, as for `Engine`.
+        target: The config of the engine's model.
+        max_length: Maximum tokens per sequence; None for the limit of the engine's model.
 
     Raises:
+        ConfigError: The draft model's vocabulary differs, or its sequences are shorter.
         CheckpointError: There is no such checkpoint, or no family runs it.
     """
     path = find_checkpoint(os.fsdecode(checkpoint), words=(NGRAM, MTP))
-    return DraftCheckpoint(path, *read_config(path, runtime.family_of))
+    config, family = read_config(path, runtime.family_of)
+    _check_sizes(
+        path,
+        _size(config, "vocab_size"),
+        _size(target, "vocab_size"),
+        _size(config, "max_position_embeddings"),
+        max_length or _size(target, "max_position_embeddings"),
+    )
+    return DraftCheckpoint(path, config, family)
+
+
+def _size(config: Mapping[str, Any], name: str) -> int | None:
+    """A size in a config, which may be that of a multimodal model; None if it isn't there."""
+    text = config.get("text_config")
+    found = config.get(name, text.get(name) if isinstance(text, dict) else None)
+    return found if is_count(found) else None
+
+
+def _check_sizes(
+    path: Path, vocabulary: int | None, wanted: int | None, length: int | None, needed: int | None
+) -> None:
+    """Compare the sizes of a draft model with those that it needs; None for unknown ones.
+
+    Raises:
+        ConfigError: The vocabulary differs, or the sequences are shorter.
+    """
+    if vocabulary is not None and wanted is not None and vocabulary != wanted:
+        what, valid = f"a vocabulary of {vocabulary} tokens", f"{wanted}, as the engine's model"
+    elif length is not None and needed is not None and length < needed:
+        what = f"sequences of {length} tokens"
+        valid = (
+            f"at least {needed}, as the engine's model; or for the engine a max_length of at most {length}"
+        )
+    else:
+        return
+    raise ConfigError(
+        f"the draft in {path} has {what}; valid: {valid}",
+        problems={"draft": f"found {what}"},
+        valid={"draft": valid},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,17 +433,7 @@ def load_draft(
         are_trees=are_trees,
     )
     model = loaded.checkpoint
-    for what, found, wanted, valid in (
-        ("a vocabulary", model.vocab_size, model.vocab_size == vocab_size, str(vocab_size)),
-        ("sequences", model.max_length, model.max_length >= max_length, f"at least {max_length}"),
-    ):
-        if not wanted:
-            raise ConfigError(
-                f"the draft in {draft.path} has {what} of {found} tokens; valid: {valid}, as the engine's "
-                "model",
-                problems={"draft": f"found {what} of {found} tokens"},
-                valid={"draft": valid},
-            )
+    _check_sizes(draft.path, model.vocab_size, vocab_size, model.max_length, max_length)
     return LoadedDraft(
         loaded,
         own,

@@ -237,7 +237,7 @@ class Engine(AbstractContextManager["Engine"]):
             return find_mtp(path, config, layout_of(runtime, path, lambda: config))
         if draft is None or isinstance(draft, Drafts):
             return draft
-        return find_draft(runtime, draft)
+        return find_draft(runtime, draft, config, self.options.max_length)
 
     def _load_draft(
         self,

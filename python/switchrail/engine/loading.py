@@ -21,6 +21,7 @@ from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.routes import check_prefill_steps, layout_of, plan_routes
 from switchrail.engine.runner import Capture, Runner
+from switchrail.errors import ConfigError
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
 
@@ -83,6 +84,8 @@ def load_model(
         SwitchrailError: As for `Engine`.
     """
     layout = layout_of(runtime, path, lambda: config)
+    if are_trees:
+        _check_windows(path, layout)
     return ready_model(
         runtime,
         layout,
@@ -197,6 +200,24 @@ def _capture(
         _log.warning("verifications of drafts run eagerly: %s", planned.verify)
     verify = runtime.bind(planned.verify) if isinstance(planned.verify, RoutePlan) else None
     return Capture(planned, runtime.bind(planned.plan), graph_class, verify)
+
+
+def _check_windows(path: Path, layout: Layout) -> None:
+    """Refuse trees for a model with windows, which ops with trees don't support.
+
+    Raises:
+        ConfigError: A layer has a window.
+    """
+    for layer in layout.layers:
+        for op in layer.ops:
+            window = layout.shape(layer.kind, op).get("window")
+            if window is not None:
+                raise ConfigError(
+                    f"the drafts are trees, but layer {layer.id} of the model in {path} has a window of "
+                    f"{window} tokens; valid: chains (draft_branches of 1), or a model without windows",
+                    problems={"draft": f"found trees for a model with a window of {window} tokens"},
+                    valid={"draft": "drafts that are no trees"},
+                )
 
 
 def _with_trees(
