@@ -51,10 +51,15 @@ class Implementation:
             where = f"configuration of {op} backend {name!r}"
             values = config.validate(self.config_type, registration.effective_config, where)
         backend = cls(values)
-        missing = [step for step in declared(features) if step not in backend.optional_steps()]
-        if missing:  # a wrapper's steps depend on its parts
-            problem = f"its registration has the feature {missing[0]!r}, but none of its parts has this step"
-            raise _with_ways_out(_misfit(name, op, path, problem), registration)
+        steps = backend.optional_steps()  # a wrapper's depend on its parts
+        for step in declared(features):
+            if step not in steps:
+                problem = f"its registration has the feature {step!r}, but none of its parts has this step"
+                raise _with_ways_out(_misfit(name, op, path, problem), registration)
+        for step in steps if _is_wrapper(cls) else ():
+            if step not in features:
+                problem = f"one of its parts has the step {step!r}, but its registration has no such feature"
+                raise _with_ways_out(_misfit(name, op, path, problem), registration)
         return backend
 
 
@@ -86,12 +91,18 @@ def check_class(
         raise _misfit(name, op, path, "it has no method 'run'")
     if "verify" in phases and op not in PAGED_OPS and cls.commit is backend.Backend.commit:
         raise _misfit(name, op, path, "it is registered for verify but has no method 'commit'")
-    is_wrapper = cls.optional_steps is not backend.Backend.optional_steps
     problems = [problem.text for problem in check_overrides(cls, backend.Backend)]
-    problems += step_problems(cls, features, is_wrapper=is_wrapper)
+    problems += step_problems(cls, features, is_wrapper=_is_wrapper(cls))
     if problems:
         raise _misfit(name, op, path, "; ".join(problems))
     return cls
+
+
+def _is_wrapper(cls: type[AnyBackend]) -> bool:
+    """Whether instances get optional steps from their parts."""
+    from switchrail.ops.backend import Backend
+
+    return cls.optional_steps is not Backend.optional_steps
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:

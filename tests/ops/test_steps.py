@@ -261,6 +261,17 @@ def test_a_wrapper_whose_parts_lack_a_declared_step_is_refused_when_it_is_built(
             runtime.build("mla", "empty", "prefill")
 
 
+def test_a_wrapper_that_does_not_declare_a_step_of_its_parts_is_refused_when_it_is_built() -> None:
+    class Silent(First):
+        def __init__(self, config: object = None) -> None:
+            super().__init__(WithAll())
+
+    with switchrail.testing.isolated() as runtime:
+        runtime.register("silent", Silent, **CLAIMS)
+        with pytest.raises(BackendImportError, match="parts has the step 'plan_chunked_prefix'"):
+            runtime.build("mla", "silent", "prefill")
+
+
 def test_the_core_and_the_interface_have_the_same_steps() -> None:
     with switchrail.testing.isolated() as runtime:
         runtime.register("vendor", WithAll, features=sorted(STEPS), **CLAIMS)

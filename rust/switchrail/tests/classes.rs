@@ -570,7 +570,7 @@ fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
     assert!(read(&bands).is_ok());
     for bands in &broken {
         let error = read(bands).unwrap_err().to_string();
-        assert!(error.contains("the thresholds of the classes"), "{error}");
+        assert!(error.contains("the classes have no thresholds"), "{error}");
     }
 }
 

@@ -263,7 +263,7 @@ fn what_is_no_config_is_refused() {
         assert!(
             error
                 .to_string()
-                .contains(&format!("it is {config}; valid: an object")),
+                .contains(&format!("config is {config}, without a model_type; valid: an object")),
             "{error}"
         );
     }
@@ -657,4 +657,13 @@ fn wrong_values_of_a_draft_head_are_refused() {
             .to_string()
             .contains("mtp_layers_block_type[0]")
     );
+    for (letters, steps) in [(String::new(), 1), ("M".repeat(3000), 65536)] {
+        let config = json!({
+            "model_type": "nemotron_h", "hybrid_override_pattern": "M*", "num_nextn_predict_layers": steps,
+            "mtp_hybrid_override_pattern": letters,
+        });
+        let found = refused(&config).to_string();
+        assert!(found.contains(&format!("mtp_hybrid_override_pattern is {}", letters.len())), "{found}");
+        assert!(found.contains(&format!("layers for each of {steps} steps")), "{found}");
+    }
 }

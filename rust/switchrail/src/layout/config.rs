@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::LayoutError;
 
 /// A config with more layers is refused, because it is probably damaged.
-const MAX_LAYERS: u64 = 1 << 16;
+pub(super) const MAX_LAYERS: u64 = 1 << 16;
 
 /// The maximum length of values in messages, in characters. Longer values are cut.
 const SHOWN: usize = 80;

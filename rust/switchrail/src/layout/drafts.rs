@@ -1,8 +1,9 @@
 //! How configs name the layers of a head that drafts tokens (multi-token prediction, MTP).
 
-use super::config::Config;
+use super::config::{Config, MAX_LAYERS};
 use super::naming::{Naming, Words, words_to_kinds};
 use super::{LayerKind, LayoutError};
+use serde_json::json;
 
 /// The keys for the number of steps. Step k drafts token k after the newest one.
 const COUNTS: [&str; 3] = [
@@ -56,11 +57,20 @@ impl Drafts {
                 let Some(count) = count else {
                     return Ok(Vec::new());
                 };
-                let named = namings
-                    .iter()
-                    .find_map(|naming| naming.words(config, words).transpose())
-                    .transpose()?;
-                Ok(vec![named.unwrap_or_else(|| default.to_vec()); count])
+                let mut layers = default.to_vec();
+                for naming in *namings {
+                    if let Some(named) = naming.words(config, words)? {
+                        let key = naming.keys().remove(0);
+                        let steps = count as u64;
+                        if named.is_empty() || steps.saturating_mul(named.len() as u64) > MAX_LAYERS {
+                            let valid = format!("1 to {} layers for each of {count} steps", MAX_LAYERS / steps);
+                            return Err(config.bad(&key, &json!(named.len()), &valid));
+                        }
+                        layers = named;
+                        break;
+                    }
+                }
+                Ok(vec![layers; count])
             }
         }
     }
