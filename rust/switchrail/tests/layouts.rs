@@ -261,9 +261,9 @@ fn what_is_no_config_is_refused() {
         let error = refused(&config);
         assert_eq!(error.code(), "layout_no_model_type");
         assert!(
-            error
-                .to_string()
-                .contains(&format!("config is {config}, without a model_type; valid: an object")),
+            error.to_string().contains(&format!(
+                "config is {config}, without a model_type; valid: an object"
+            )),
             "{error}"
         );
     }
@@ -663,7 +663,13 @@ fn wrong_values_of_a_draft_head_are_refused() {
             "mtp_hybrid_override_pattern": letters,
         });
         let found = refused(&config).to_string();
-        assert!(found.contains(&format!("mtp_hybrid_override_pattern is {}", letters.len())), "{found}");
-        assert!(found.contains(&format!("layers for each of {steps} steps")), "{found}");
+        assert!(
+            found.contains(&format!("mtp_hybrid_override_pattern is {}", letters.len())),
+            "{found}"
+        );
+        assert!(
+            found.contains(&format!("layers for each of {steps} steps")),
+            "{found}"
+        );
     }
 }

@@ -63,7 +63,8 @@ impl Drafts {
                         let key = naming.keys().remove(0);
                         let steps = count as u64;
                         if named.is_empty() || steps.saturating_mul(named.len() as u64) > MAX_LAYERS {
-                            let valid = format!("1 to {} layers for each of {count} steps", MAX_LAYERS / steps);
+                            let valid =
+                                format!("1 to {} layers for each of {count} steps", MAX_LAYERS / steps);
                             return Err(config.bad(&key, &json!(named.len()), &valid));
                         }
                         layers = named;
