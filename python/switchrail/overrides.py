@@ -79,10 +79,10 @@ def call_problem(function: Any, like: Any) -> str | None:
     positional = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     named = {one.name: None for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
     is_open = Parameter.VAR_POSITIONAL in kinds or Parameter.VAR_KEYWORD in kinds
+    lacking = [name for name in expected.parameters if name not in own.parameters]
     try:
         (own.bind_partial if is_open else own.bind)(*[None] * positional, **named)
     except TypeError as error:
-        lacking = [name for name in expected.parameters if name not in own.parameters]
         is_short = "too many positional" in str(error) and lacking  # said of the call, which has more
         problem = f"it lacks {', '.join(lacking)}" if is_short else error
         return f"has parameters {_plain(own)}: {problem}; expected {_plain(expected)}"

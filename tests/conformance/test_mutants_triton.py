@@ -107,8 +107,8 @@ MUTANTS = {
     ),
     "rows of padding divided by zero": (
         "attention",
-        "(1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding",
-        "(1.0 / b_sum)[:, None]  # padding",
+        "(1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # zeros for",
+        "(1.0 / b_sum)[:, None]  # zeros for",
         ["prefill/float32/padding"],
     ),
     "a window wider by one": (

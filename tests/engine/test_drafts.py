@@ -317,7 +317,7 @@ class Wrong(Drafts):
         ([[-1, 1], []], r"the parents \[-1, 1\] for 2 tokens"),
         ([[-1, -2], []], r"the parents \[-1, -2\] for 2 tokens"),
         ([[-1], []], r"the parents \[-1\] for 2 tokens"),
-        ([[-1, -1], []], r"\[7, 7\], where equal tokens follow the same one"),
+        ([[-1, -1], []], r"\[7, 7\], where equal tokens follow the same token"),
     ],
 )
 def test_wrong_trees(parents: Any, text: str, make_engine: Make) -> None:

@@ -63,7 +63,7 @@ def test_a_plan_pickles_and_binds_as_before(runtime: Runtime) -> None:
     assert again == plan
     assert again.fingerprint == plan.fingerprint
     assert type(runtime.bind(again).backend("gated_delta", "decode", 0)) is Acme
-    with pytest.raises(SchemaError, match="no RoutePlan document"):
+    with pytest.raises(SchemaError, match="not a RoutePlan document"):
         switchrail.RoutePlan.from_json("{}")
 
 

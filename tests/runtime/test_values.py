@@ -96,7 +96,7 @@ def test_values_are_json(values: list[Any]) -> None:
 def test_what_is_no_document_is_refused(values: list[Any]) -> None:
     for value in values:
         for text in ("", "[1]", '{"schema": 1}', "{"):
-            with pytest.raises(SchemaError, match=f"no {type(value).__name__} document"):
+            with pytest.raises(SchemaError, match=f"not a {type(value).__name__} document"):
                 type(value).from_json(text)
 
 

@@ -176,12 +176,10 @@ def _plan_verify(
     """The routes of captured verifications; or why there are none, None without drafts."""
     if options.draft is None:
         return None
+    chosen = {key: name for key, name in preferences if key.partition(".")[2] in ("", "verify")}
+    features = {op: ("cuda_graph", *_parents(op, options)) for op in ops}
     try:
-        return plan(
-            preferences={key: name for key, name in preferences if key.partition(".")[2] in ("", "verify")},
-            phases=("verify",),
-            features={op: ("cuda_graph", *_parents(op, options)) for op in ops},
-        )
+        return plan(preferences=chosen, phases=("verify",), features=features)
     except (BackendUnfitError, NoBackendError) as error:
         return str(error).partition("\n")[0].rstrip(":")
 
