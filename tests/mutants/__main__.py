@@ -2,8 +2,8 @@
 
     python -m tests.mutants cover      # records which tests reach which change, in one run of all tests
     python -m tests.mutants run        # runs the tests of each change, the fastest first, until one fails
-    python -m tests.mutants check      # runs the tests that noticed a change on unchanged code python -m
-    tests.mutants show       # prints the list
+    python -m tests.mutants check      # runs the tests that noticed a change on unchanged code
+    python -m tests.mutants show       # prints the list
 
 The changes are drawn with a seed, a fixed number per area. `cover` keeps the changes of `list.json` that
 still apply, and draws others to replace the rest. `run` writes each outcome to the list.

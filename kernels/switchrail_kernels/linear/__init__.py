@@ -4,8 +4,9 @@ For a state S [V, K] of a head: S <- exp(g_t) S + w_t v_t k_t^T, out = scale S q
 g is one number per head, w is 1 and there is no skip. In `mamba2`, w is the time step, g is w times A, and k,
 v and q are B, x and C. With G the running sum of g inside a chunk:
 
-    P[i, j] = scale exp(G_i - G_j) w_j q_i . k_j for i >= j, and skip on the diagonal out = scale exp(G) q S^T
-    + P v S   <- exp(G_last) S + v^T (w exp(G_last - G) k)
+    P[i, j] = scale exp(G_i - G_j) w_j q_i . k_j for i >= j, and skip on the diagonal
+    out = scale exp(G) q S^T + P v
+    S   <- exp(G_last) S + v^T (w exp(G_last - G) k)
 
 The scan computes each chunk at once, with the state in registers. In `mamba2`, `prepare` first computes
 the part that does not depend on the state and is shared by the heads of a group. If the time axis is split
