@@ -167,7 +167,7 @@ CASES = {
     ),
     "its hook is no function": half("registry.hook('acme_target.greet', 42)", "the hook is not callable"),
     "it hooks nothing that can be called": half(
-        "registry.hook('sys.maxsize', before)", "the target 'sys.maxsize' is a"
+        "registry.hook('sys.maxsize', before)", "the target 'sys.maxsize' is of type int"
     ),
     "it hooks by no path": half("registry.hook('greet', before)", "is not a dotted path"),
     "its hooks have no order": half(
