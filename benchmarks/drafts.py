@@ -163,7 +163,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = make_parser("drafts", __doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
-    parser.add_argument("--vocabulary", type=int, default=3072)
+    parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     parser.add_argument("--json", type=Path)
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
     with tempfile.TemporaryDirectory() as name:
         layers, experts, vocabulary = (
-            (4, 16, 3072) if options.tiny else (options.layers, options.experts, 32768)
+            (4, 16, 3072) if options.tiny else (options.layers, options.experts, options.vocabulary)
         )
         path = make_checkpoint(
             Path(name) / "slice", layers, experts, vocabulary, widths=widths, device=device
