@@ -132,7 +132,8 @@ def test_prompts_and_tokens_on_sglangs_cache(made, version, page):
     backend.steps.end()
     assert backend.steps.bypassed == 0
     assert set(runner.token_to_kv_pool.places) == {"KVWriteLoc" if version == "v23" else "Tensor"}
-    assert {(phase, name) for _, op, phase, name in backend.bound.plan.table if op == "attention"} == {
+    bound = backend.steps.dispatchers["decode"].bound
+    assert {(phase, name) for _, op, phase, name in bound.plan.table if op == "attention"} == {
         ("prefill", "torch"),
         ("decode", "torch"),
     }
@@ -277,7 +278,8 @@ def test_a_name_chosen_for_one_phase_serves_no_other(made, backends, mode, phase
 
 def test_a_name_chooses_the_backend(made):
     backend, _ = made(name="switchrail:reference")
-    assert {name for _, op, _, name in backend.bound.plan.table if op == "attention"} == {"reference"}
+    bound = backend.steps.dispatchers["decode"].bound
+    assert {name for _, op, _, name in bound.plan.table if op == "attention"} == {"reference"}
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def test_prompts_tokens_and_drafts_on_the_cache_of_latents(made, page):
     absorbed(backend, runner, "verify", [8, 14, 11], [6] * 3, TREES, spec_info=tree)
     backend.steps.end()
     assert backend.steps.bypassed == 0
-    for bound, phases in ((backend.bound, {"prefill", "decode"}), (backend.verified, {"verify"})):
+    for one, phases in (("decode", {"prefill", "decode"}), ("verify", {"verify"})):
+        bound = backend.steps.dispatchers[one].bound
         found = {(phase, name) for _, op, phase, name in bound.plan.table if op == "mla"}
         assert found == {(phase, "torch") for phase in phases}
 

@@ -326,7 +326,9 @@ def test_kimi_delta_attention(served, mode, name):
     before = copy(made.pools)
     found = passed(made, mode, rows, slots, prefixes, keep)
     check(made, found, before, rows, slots, prefixes, keep)
-    assert made.backend.switchrail.bound.backend("kda", mode.replace("extend", "prefill"), 0).op == "kda"
+    phase = mode.replace("extend", "prefill")
+    bound = made.backend.switchrail.steps.dispatchers[phase].bound
+    assert bound.backend("kda", phase, 0).op == "kda"
 
 
 @only_v23
@@ -388,7 +390,7 @@ def test_prompts_and_tokens_on_sglangs_memory(served, version, name):
         found = passed(made, mode, rows, slots, prefixes)
         check(made, found, before, rows, slots, prefixes)
     if name == "switchrail:plain":
-        bound = made.backend.switchrail.bound
+        bound = made.backend.switchrail.steps.dispatchers["decode"].bound
         assert bound.backend("gated_delta", "decode", 0) is bound.backend("gated_delta", "prefill", 0)
         assert bound.backend("gated_delta", "decode", 0).calls == 2 * LAYERS
     assert made.backend.kept == ([0, 2] if version == "v23" else [None, None])
@@ -522,7 +524,8 @@ def test_drafts_are_verified_with_states_by_row(served, version, name, family, t
     served_layers = made.backend.switchrail
     served_layers.steps.end()
     assert served_layers.steps.bypassed == 0
-    chosen = {each for _, op, _, each in served_layers.verified.plan.table if op == family}
+    bound = served_layers.steps.dispatchers["verify"].bound
+    chosen = {each for _, op, _, each in bound.plan.table if op == family}
     assert len(chosen) == 1
     if version == "v23":  # 0.5.11 has no option for drafts, so the core decides
         assert chosen == {name.split(":")[1]}
@@ -532,8 +535,8 @@ def test_in_the_draft_worker_the_drafts_layers_count(served):
     """A draft without linear layers needs no backend for them, although the target has some."""
     made = served("switchrail:plain", "switchrail:plain", drafts=(6, 4), draft_model=nn.ModuleList())
     served_layers = made.backend.switchrail
-    assert not served_layers.bound.plan.table
-    assert served_layers.verified is None
+    assert not served_layers.steps.dispatchers["decode"].bound.plan.table
+    assert "verify" not in served_layers.steps.dispatchers
     for mode in ("extend", "verify"):
         passed(made, mode, [6], [1], [0])
     assert served_layers.steps.bypassed == 0

@@ -254,7 +254,8 @@ def test_prompts_tokens_and_drafts(made, kind):
     served.steps.end()
     assert served.steps.bypassed == 0
     assert backend.kept == [0, 2]
-    assert {name for _, op, _, name in served.bound.plan.table if op == model.op} == {"torch"}
+    bound = served.steps.dispatchers["decode"].bound
+    assert {name for _, op, _, name in bound.plan.table if op == model.op} == {"torch"}
 
 
 @pytest.mark.parametrize("kind", [LightningModel, MambaModel, ConvolutionModel], ids=lambda kind: kind.op)

@@ -11,7 +11,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from switchrail.adapters import needed_features, sequences
 from switchrail.bridges.sglang.drafts import drafts_of
-from switchrail.bridges.sglang.routes import HeadSizes, bind_layers, planned_together
+from switchrail.bridges.sglang.routes import bind_layers, planned_together, radix_heads
 from switchrail.bridges.sglang.steps import Steps
 from switchrail.dispatch import Part
 from switchrail.errors import BridgeError
@@ -21,7 +21,6 @@ from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from switchrail._core import BoundPlan
     from switchrail.bridges.sglang.versions import Places
     from switchrail.dispatch import Dispatcher
     from switchrail.ops.batch import Phase
@@ -34,8 +33,6 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     Attributes:
         kind: The kind of the layers in a layout.
         op: The op of the layers.
-        bound: The route plan of the layers, with its backends. Prompts can have a plan of their own.
-        verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
 
@@ -71,17 +68,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         for module in self._modules.values():
             self._check_layer(module)
         self._layers: dict[Phase, dict[int, Any]] = {}
-        self.bound: BoundPlan | None = None
-        self.verified: BoundPlan | None = None
-        dispatchers: dict[str, Dispatcher] = {}
+        dispatchers: dict[Phase, Dispatcher] = {}
         asked = _asked(places, model_runner, name, verifies=self._drafts is not None)
         for group in planned_together(places, model_runner, asked):
             dispatcher = self._bind(runtime, places, model_runner, group)
             dispatchers.update(dict.fromkeys(group, dispatcher))
-            if "verify" in group:
-                self.verified = dispatcher.bound
-            elif self.bound is None or "decode" in group:
-                self.bound = dispatcher.bound
         self.steps = Steps(dispatchers)
 
     def _bind(
@@ -101,10 +92,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             places,
             model_runner,
             self.kind,
-            {
-                id: HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
-                for id, m in self._modules.items()
-            },
+            {id: radix_heads(module) for id, module in self._modules.items()},
             asked,
             {self.op: needed},
             page_size=self._page,

@@ -11,7 +11,7 @@ import torch
 from switchrail.bridges.sglang.asked import serve
 from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of
-from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution, mode_of
+from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
 from switchrail.ops import (
     GatedDeltaCall,
     GatedDeltaLayer,
@@ -123,12 +123,11 @@ class Family(Kind):
     ) -> Any:
         """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`.
 
-            In decode, SGLang may pass the undivided projections `q | k | v | z` and `b | a`. It then
-        expects z with the result.
+        In decode, SGLang may pass the undivided projections `q | k | v | z` and `b | a`. It then expects z
+        with the result.
         """
         served: ServedLayers | None = backend.switchrail
-        mode = mode_of(forward_batch)
-        if served is None or not served.serves(mode):
+        if served is None or not served.serves(forward_batch):
             return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
         z = None
         if isinstance(mixed_qkv, tuple):
@@ -136,12 +135,9 @@ class Family(Kind):
             channels = layer.q_dim + layer.k_dim + layer.v_dim
             mixed_qkv, z = whole[:, :channels], whole[:, channels:]
             b, a = gates.chunk(2, dim=-1)
-        convolved, call = self.calls(layer, served.layers(layer.layer_id), mixed_qkv, a, b)
-        served.steps.dispatch(convolved)
-        served.steps.dispatch(call)
-        out: torch.Tensor = call.out
-        served.steps.zero_padding(out)
-        served.track(layer.layer_id, forward_batch)
+        calls = self.calls(layer, served.layers(layer.layer_id), mixed_qkv, a, b)
+        served.run(layer.layer_id, forward_batch, *calls)
+        out: torch.Tensor = calls[-1].out
         if z is None:
             return out.unsqueeze(0)
         return out.unsqueeze(0), z.view(len(z), layer.num_v_heads, layer.head_v_dim)

@@ -10,8 +10,8 @@ import torch
 
 from switchrail.bridges.sglang.asked import serve
 from switchrail.bridges.sglang.names import OURS
-from switchrail.bridges.sglang.routes import HeadSizes, modules_of
-from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution, mode_of
+from switchrail.bridges.sglang.routes import HeadSizes, modules_of, radix_heads
+from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
 from switchrail.errors import BridgeError
 from switchrail.ops import (
     Layer,
@@ -56,8 +56,7 @@ class Lightning(Kind):
 
     def heads(self, module: Any) -> HeadSizes:
         """See `Kind`."""
-        m = module
-        return HeadSizes(m.qk_head_dim, m.v_head_dim, m.tp_q_head_num, m.tp_k_head_num, m.tp_v_head_num)
+        return radix_heads(module)
 
     def layers(self, module: Any, memory: Memory) -> tuple[Layer, ...]:
         """See `Kind`."""
@@ -92,15 +91,13 @@ class Lightning(Kind):
     ) -> Any:
         """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`."""
         served: ServedLayers | None = backend.switchrail
-        mode = mode_of(forward_batch)
-        if served is None or not served.serves(mode):
+        if served is None or not served.serves(forward_batch):
             return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **more)
         q, k = (each.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim) for each in (q, k))
         v = v.reshape(-1, layer.tp_v_head_num, layer.v_head_dim)
         out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-        served.steps.dispatch(LightningCall(served.layers(layer.layer_id)[0], q, k, v, out))
-        served.steps.zero_padding(out)
-        served.track(layer.layer_id, forward_batch)
+        call = LightningCall(served.layers(layer.layer_id)[0], q, k, v, out)
+        served.run(layer.layer_id, forward_batch, call)
         return out.flatten(1)
 
 
@@ -186,8 +183,7 @@ class Mamba2(Kind):
     ) -> Any:
         """Runs a layer, with SGLang's projections and norm; a hook around the module's `forward`."""
         served: ServedLayers | None = backend.switchrail
-        mode = mode_of(forward_batch)
-        if served is None or not served.serves(mode):
+        if served is None or not served.serves(forward_batch):
             return original(
                 *(backend, mixer, hidden_states, output, layer_id, forward_batch),
                 *(mup_vector, use_triton_causal_conv),
@@ -196,12 +192,9 @@ class Mamba2(Kind):
         if mup_vector is not None:
             projected = projected * mup_vector
         gate, mixed, dt = torch.split(projected, [*cls._sizes(mixer)], dim=-1)
-        convolved, scan = cls._calls(mixer, served.layers(layer_id), mixed, dt)
-        served.steps.dispatch(convolved)
-        served.steps.dispatch(scan)
-        served.steps.zero_padding(scan.out)
-        served.track(layer_id, forward_batch)
-        result, _ = mixer.out_proj(mixer.norm(scan.out.flatten(1), gate))
+        calls = cls._calls(mixer, served.layers(layer_id), mixed, dt)
+        served.run(layer_id, forward_batch, *calls)
+        result, _ = mixer.out_proj(mixer.norm(calls[-1].out.flatten(1), gate))
         if output is not None:
             output[: len(result)].copy_(result)
         return result
@@ -245,14 +238,13 @@ class Convolution(Kind):
         from sglang.srt.model_executor.forward_context import get_attn_backend
 
         served: ServedLayers | None = get_attn_backend().linear_attn_backend.switchrail
-        if served is None or not served.serves(mode_of(forward_batch)):
+        if served is None or not served.serves(forward_batch):
             return original(module, hidden_states, forward_batch)
         before, after, x = module.in_proj(hidden_states)[0].chunk(3, dim=-1)
         x = before * x
         out = torch.empty_like(x)
-        served.steps.dispatch(ShortConvCall(served.layers(module.layer_idx)[0], x, out))
-        served.steps.zero_padding(out)
-        served.track(module.layer_idx, forward_batch)
+        call = ShortConvCall(served.layers(module.layer_idx)[0], x, out)
+        served.run(module.layer_idx, forward_batch, call)
         return module.out_proj(after * out)[0]
 
 

@@ -124,6 +124,17 @@ def all_have(bound: BoundPlan, ops: Collection[str], feature: str) -> bool:
     return all(feature in features_of(backend) for backend in backends)
 
 
+def radix_heads(module: Any) -> HeadSizes:
+    """The heads of one of SGLang's `RadixAttention` modules."""
+    return HeadSizes(
+        module.qk_head_dim,
+        module.v_head_dim,
+        module.tp_q_head_num,
+        module.tp_k_head_num,
+        module.tp_v_head_num,
+    )
+
+
 def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     """A model's layers of one class, by id."""
     found: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
@@ -156,4 +167,5 @@ __all__ = [
     "modules_of",
     "planned_together",
     "platform_of",
+    "radix_heads",
 ]

@@ -17,7 +17,6 @@ from switchrail.ops.batch import Bounds
 from switchrail.ops.short_conv.contract import ShortConvLayer
 
 if TYPE_CHECKING:
-    from switchrail._core import BoundPlan
     from switchrail.bridges.sglang.drafts import Drafts
     from switchrail.bridges.sglang.versions import Places
     from switchrail.dispatch import Dispatcher, Part
@@ -84,8 +83,6 @@ class ServedLayers:
 
     Attributes:
         asked: The user's names of Switchrail's backends, by phase.
-        bound: The route plan of the layers, with its backends. Prompts can have a plan of their own.
-        verified: The route plan for the verification of drafts; None if there is none.
         steps: The passes of the model.
     """
 
@@ -116,18 +113,12 @@ class ServedLayers:
             )
         self._kept = 0
         self._layers: dict[Phase, dict[int, tuple[Layer, ...]]] = {}
-        self.bound: BoundPlan | None = None
-        self.verified: BoundPlan | None = None
-        dispatchers: dict[str, Dispatcher] = {}
+        dispatchers: dict[Phase, Dispatcher] = {}
         for group in planned_together(places, model_runner, asked):
             dispatcher = self._bind(runtime, places, kind, model_runner, group)
             dispatchers.update(dict.fromkeys(group, dispatcher))
-            if "verify" in group:
-                self.verified = dispatcher.bound
-            elif self.bound is None or "decode" in group:
-                self.bound = dispatcher.bound
-            if "prefill" in group:
-                self._checkpoints = all_have(dispatcher.bound, kind.ops, "checkpoints")
+        if "prefill" in dispatchers:
+            self._checkpoints = all_have(dispatchers["prefill"].bound, kind.ops, "checkpoints")
         self.steps = Steps(dispatchers)
         self._last_states: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -185,13 +176,20 @@ class ServedLayers:
         """The constant arguments of a layer's ops in the current pass."""
         return self._layers[self.steps.phase][id]
 
-    def serves(self, mode: Any) -> bool:
-        """Whether the passes of a mode are served."""
-        return _phase(mode) in self.asked
+    def serves(self, forward_batch: Any) -> bool:
+        """Whether a pass is served."""
+        return _phase(_mode_of(forward_batch)) in self.asked
+
+    def run(self, id: int, forward_batch: Any, *calls: Any) -> None:
+        """Runs a layer's calls; the last one has the result."""
+        for call in calls:
+            self.steps.dispatch(call)
+        self.steps.zero_padding(calls[-1].out)
+        self._track(id, forward_batch)
 
     def begin(self, forward_batch: Any) -> None:
         """Plans an eager pass."""
-        mode = mode_of(forward_batch)
+        mode = _mode_of(forward_batch)
         metadata = self._backend.forward_metadata
         phase = _phase(mode)
         if not self._modules or mode.is_idle() or phase not in self.asked:
@@ -239,7 +237,7 @@ class ServedLayers:
         assert self._drafts is not None
         return self._drafts.states(metadata.mamba_cache_indices, metadata, self._kept)
 
-    def track(self, id: int, forward_batch: Any) -> None:
+    def _track(self, id: int, forward_batch: Any) -> None:
         """Keeps a layer's states for SGLang's prefix cache, after it ran."""
         phase = self.steps.phase
         if phase == "verify" or (phase == "prefill" and self._last_states is None):
@@ -257,7 +255,7 @@ class ServedLayers:
                 states[target] = states[source]
 
 
-def mode_of(forward_batch: Any) -> Any:
+def _mode_of(forward_batch: Any) -> Any:
     """The mode of a pass. SGLang 0.5.23 may relabel the decode rows of a data-parallel rank as prompts."""
     return getattr(forward_batch, "logical_forward_mode", forward_batch.forward_mode)
 
@@ -331,4 +329,4 @@ def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 
 
-__all__ = ["Kind", "Memory", "ServedLayers", "UnknownLayersError", "convolution", "mode_of"]
+__all__ = ["Kind", "Memory", "ServedLayers", "UnknownLayersError", "convolution"]

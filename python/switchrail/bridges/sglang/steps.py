@@ -29,7 +29,7 @@ class Steps:
         bypassed: The number of passes in which a layer was not called on this path, or none was.
     """
 
-    def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
+    def __init__(self, dispatchers: Mapping[Phase, Dispatcher]) -> None:
         self.dispatchers = dispatchers
         self.bypassed = 0
         self._prepared: Prepared = NOTHING
@@ -181,9 +181,8 @@ class Extended:
     def _split(self, tracked: Tracked) -> list[Part]:
         """Splits sequences in two: up to the state to keep, which goes to the slot for it, and the rest."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
-        groups: list[list[tuple[int, int, bool, bool]]] = [
-            []
-        ]  # sequence, rows, reads and writes the kept slot
+        # sequence, rows, whether it reads and whether it writes the kept slot
+        groups: list[list[tuple[int, int, bool, bool]]] = [[]]
         for n, (length, after) in enumerate(zip(self.seqlens, tracked.after, strict=True)):
             if not 0 < after < length:
                 groups[-1].append((n, length, False, False))
