@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,7 @@ class DraftModel(Drafts):
             for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
                 tokens[task].append(token)
                 odds[task].append(row)
-        drafted = [torch.stack(each) if each else () for each in tokens.values()]
-        rows = [row for each in odds.values() for row in each]
-        return Drafted(drafted, torch.stack(rows) if is_drawn else None)
+        return Drafted(_stacked(tokens.values()), _drawn_from(odds.values()) if is_drawn else None)
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
         """Run the tokens that the memory lacks, up to the rows of a step; tasks that lack few come first.
@@ -225,10 +224,9 @@ class DraftTrees(DraftModel):
                 if is_first:
                     logits = logits.scatter(1, chosen.unsqueeze(1), -torch.inf)
             active = [task for task in active if len(tokens[task]) < limit[task]]
-        rows = [row for each in odds.values() for row in each]
         return Drafted(
-            [torch.stack(each) if each else () for each in tokens.values()],
-            torch.stack(rows) if is_drawn else None,
+            _stacked(tokens.values()),
+            _drawn_from(odds.values()) if is_drawn else None,
             [self._parents(len(each)) for each in tokens.values()],
         )
 
@@ -241,7 +239,7 @@ class DraftTrees(DraftModel):
         """Run all trees; return the tasks of the rows to continue, and the logits after these rows."""
         none = np.zeros(0, dtype=np.int64)
         drafted = Drafted(
-            [torch.stack(tokens[task]) if tokens[task] else () for task in tasks],
+            _stacked(tokens[task] for task in tasks),
             parents=[self._parents(len(tokens[task])) for task in tasks],
         )
         decode: Any = [Text(task.slot, task.length, none) for task in tasks]
@@ -260,6 +258,16 @@ class DraftTrees(DraftModel):
 
     def _parents(self, count: int) -> list[int]:
         return [max(-1, i - self._branches) for i in range(count)]
+
+
+def _stacked(drafted: Iterable[list[torch.Tensor]]) -> list[torch.Tensor | tuple[()]]:
+    """The tokens of each sequence as one tensor."""
+    return [torch.stack(tokens) if tokens else () for tokens in drafted]
+
+
+def _drawn_from(odds: Iterable[list[torch.Tensor]]) -> torch.Tensor:
+    """The distributions of all sequences' tokens as one tensor."""
+    return torch.stack([*chain.from_iterable(odds)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,26 +353,18 @@ class LoadedDraft:
     Attributes:
         model: The model with its routes.
         options: The options of its runners, except for `num_pages`.
-        branches: The number of branches of its trees; 1 for chains.
         needs: The memory of its pools.
         capture: The steps to capture; None for none.
         max_length: Tokens of the longest sequence.
-        sequences: Maximum concurrent sequences.
-        rows: Maximum rows of a step.
-        pin_memory: Whether the device copies from pinned memory.
-        choose_tokens: Chooses the tokens of sampled requests.
+        propose: Makes the drafts from a runner.
     """
 
     model: LoadedModel
     options: EngineOptions
-    branches: int
     needs: Needs
     capture: Capture | None
     max_length: int
-    sequences: int
-    rows: int
-    pin_memory: bool
-    choose_tokens: Choose
+    propose: Callable[[Runner], DraftModel]
 
     def make(self, target: Runner) -> DraftModel:
         """Allocate pools with as many pages as the engine's model has, and connect the model."""
@@ -373,14 +373,29 @@ class LoadedDraft:
             max_length=self.max_length,
             sequences=target.sequences,
         )
-        kind = partial(DraftTrees, self.branches) if self.branches > 1 else DraftModel
-        return kind(
-            runner,
-            slots=self.sequences,
-            rows=self.rows,
-            pin_memory=self.pin_memory,
-            choose_tokens=self.choose_tokens,
-        )
+        return self.propose(runner)
+
+
+def runner_options(options: EngineOptions) -> EngineOptions:
+    """The options of a draft's runners, which have two slots per sequence of the engine."""
+    sequences = 2 * options.max_sequences
+    return replace(
+        options,
+        max_sequences=sequences,
+        max_tokens_per_step=max(options.max_tokens_per_step, sequences),
+        draft=None,
+        draft_branches=1,
+    )
+
+
+def proposing(options: EngineOptions, platform: Platform, choose_tokens: Choose) -> dict[str, Any]:
+    """The arguments of `DraftModel` that follow from an engine's options."""
+    return {
+        "slots": options.max_sequences,
+        "rows": options.max_tokens_per_step,
+        "pin_memory": platform.hardware.pin_memory_available(),
+        "choose_tokens": choose_tokens,
+    }
 
 
 def load_draft(
@@ -410,14 +425,7 @@ def load_draft(
         ConfigError: The draft model's vocabulary differs, or its sequences are shorter.
         SwitchrailError: As for `Engine`.
     """
-    sequences = options.max_sequences
-    own = replace(
-        options,
-        max_sequences=2 * sequences,
-        max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
-        draft=None,
-        draft_branches=1,
-    )
+    own, sequences = runner_options(options), options.max_sequences
     are_trees = options.draft_branches > 1
     loaded = load_model(
         runtime,
@@ -434,18 +442,24 @@ def load_draft(
     )
     model = loaded.checkpoint
     _check_sizes(draft.path, model.vocab_size, vocab_size, model.max_length, max_length)
+    kind = partial(DraftTrees, options.draft_branches) if are_trees else DraftModel
     return LoadedDraft(
         loaded,
         own,
-        options.draft_branches,
         loaded.needs(own),
         loaded.capture(replace(own, max_sequences=sequences), max_length=max_length, preferences=None),
         max_length,
-        sequences,
-        options.max_tokens_per_step,
-        platform.hardware.pin_memory_available(),
-        choose_tokens,
+        partial(kind, **proposing(options, platform, choose_tokens)),
     )
 
 
-__all__ = ["DraftCheckpoint", "DraftModel", "LoadedDraft", "Text", "find_draft", "load_draft"]
+__all__ = [
+    "DraftCheckpoint",
+    "DraftModel",
+    "LoadedDraft",
+    "Text",
+    "find_draft",
+    "load_draft",
+    "proposing",
+    "runner_options",
+]

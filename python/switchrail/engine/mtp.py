@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from torch import nn
 
 from switchrail._core import Layout
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.draft_model import DraftModel, Text
+from switchrail.engine.draft_model import DraftModel, Text, proposing, runner_options
 from switchrail.engine.files import CONFIG, MTP_WEIGHTS, read_weights
 from switchrail.engine.loading import LoadedModel, ready_model
 from switchrail.engine.memory import Needs
@@ -245,10 +245,7 @@ class LoadedMtp:
         options: The options of their runners, except for `num_pages`.
         needs: The memory of their pools and of the hidden states.
         max_length: Maximum tokens per sequence.
-        slots: Maximum concurrent sequences.
-        rows: Maximum rows of a step.
-        pin_memory: Whether the device copies from pinned memory.
-        choose_tokens: Chooses the tokens of sampled requests.
+        propose: Makes the drafts from the model's runner and those of the steps.
         capture: The steps to capture; none yet.
     """
 
@@ -256,10 +253,7 @@ class LoadedMtp:
     options: EngineOptions
     needs: Needs
     max_length: int
-    slots: int
-    rows: int
-    pin_memory: bool
-    choose_tokens: Choose
+    propose: Callable[[Runner, Sequence[Runner]], MtpDrafts]
     capture: Capture | None = None
 
     def make(self, target: Runner) -> MtpDrafts:
@@ -270,15 +264,7 @@ class LoadedMtp:
             for step in self.steps:
                 runners.append(step.make(options, max_length=self.max_length, sequences=target.sequences))
                 undo.callback(runners[-1].disconnect)
-            drafts = MtpDrafts(
-                target,
-                runners,
-                page_size=options.page_size,
-                slots=self.slots,
-                rows=self.rows,
-                pin_memory=self.pin_memory,
-                choose_tokens=self.choose_tokens,
-            )
+            drafts = self.propose(target, runners)
             undo.pop_all()
             return drafts
 
@@ -350,14 +336,7 @@ def load_mtp(
     Raises:
         SwitchrailError: As for `Engine`.
     """
-    sequences = options.max_sequences
-    own = replace(
-        options,
-        max_sequences=2 * sequences,
-        max_tokens_per_step=max(options.max_tokens_per_step, 2 * sequences),
-        draft=None,
-        draft_branches=1,
-    )
+    own = runner_options(options)
     head = load_head(target.path, target.model, target.family, drafts)
     steps = []
     for layout, step in zip(drafts, head.steps, strict=True):
@@ -381,10 +360,7 @@ def load_mtp(
         own,
         Needs(sum(one.page + hidden for one in each), sum(one.slots for one in each)),
         max_length,
-        sequences,
-        options.max_tokens_per_step,
-        platform.hardware.pin_memory_available(),
-        choose_tokens,
+        partial(MtpDrafts, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
     )
 
 
