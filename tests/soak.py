@@ -3,9 +3,10 @@
 The cores are divided into lanes. Each lane has its own busy processes and runs rounds until all are done. A
 round is one run of pytest with its own seed, which is printed; its output is kept if it fails.
 
-    python tests/soak.py --rounds 3                       # all tests python tests/soak.py --rounds 50
-    --racing             # tests with threads, processes, signals or order python tests/soak.py --rounds 10
-    tests/hooks -k race  # any arguments of pytest
+    python tests/soak.py --rounds 3                      # all tests
+    python tests/soak.py --rounds 50 --racing            # tests with threads, processes, signals or order
+    python tests/soak.py --rounds 50 --racing --sampled  # with as many interrupted places as in `make test`
+    python tests/soak.py --rounds 10 tests/hooks -k race # any arguments of pytest
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ def busy(cores: set[int], count: int) -> Iterator[None]:
         yield
 
 
-def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
+def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path, sampled: bool) -> int:
     """Run pytest once, on some cores, in the random order of a seed."""
+    # see tests/interleaving.py and tests/engine/test_interrupts.py
+    places = {} if sampled else {"SWITCH_EVERY": "1", "INTERRUPT_EVERY": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(len(cores))]
     command += ["-p", "no:cacheprovider", "--random-order", f"--random-order-seed={seed}"]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, *arguments],
             cwd=TESTS.parent,
-            env=os.environ
-            # see tests/interleaving.py and tests/engine/test_interrupts.py
-            | {"SWITCH_EVERY": "1", "INTERRUPT_EVERY": "1"},
+            env=os.environ | places,
             stdout=out,
             stderr=subprocess.STDOUT,
         )
@@ -69,6 +70,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--racing", action="store_true", help="only tests with threads, processes, signals, order"
+    )
+    parser.add_argument(
+        "--sampled", action="store_true", help="interrupt and switch at some places, not at all"
     )
     parser.add_argument("--busy", type=int, default=4, help="busy processes beside each lane")
     parser.add_argument("--lane", type=int, default=2, help="cores of a lane, and processes that test there")
@@ -91,7 +95,7 @@ def main() -> int:
                 if seed is None:
                     return
                 log, start = options.logs / f"{seed}.log", time.monotonic()
-                code = run(seed, lane, arguments, log)
+                code = run(seed, lane, arguments, log, options.sampled)
                 last = (log.read_text().splitlines() or [""])[-1]
                 print(f"seed {seed}: {last} ({time.monotonic() - start:.0f} s, {log})", flush=True)
                 if code:
