@@ -16,6 +16,7 @@ from switchrail.engine.footprint import footprint
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
+from benchmarks.serving import slices
 from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
 
@@ -69,3 +70,28 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
     assert 0 < small["tokens"] < large["tokens"]
     assert small["fraction"] == 0.25
     assert run("--memory", "much").exit_code == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_bytes_of_the_slice_are_those_allocated_on_a_gpu(tmp_path: Path) -> None:
+    """The 12-layer slice of benchmarks/serving.py, Qwen3-Next at its real widths."""
+    path = slices.make_checkpoint(tmp_path, 12, 64, 3072)
+    runtime = switchrail.Runtime()
+    options = {"max_sequences": 256, "max_length": 8192, "num_pages": 4096, "capture": "off"}
+    before = torch.cuda.memory_allocated()
+    with Engine(path, runtime=runtime, device="cuda", options=options) as engine:
+        needed = footprint(
+            runtime,
+            path,
+            engine.plan.layout,
+            EngineOptions(**options),
+            platform=engine.platform,
+            dtype=torch.bfloat16,
+            memory=torch.cuda.mem_get_info()[1],
+        )
+        tokens = sum(kind.token for kind in needed.kinds) * 4096 * needed.page_size
+        assert needed.states + tokens == engine.pools.nbytes
+        planned, allocated = needed.weights + needed.states + tokens, torch.cuda.memory_allocated() - before
+        print(f"{planned} bytes planned, {allocated} allocated")
+        assert planned == pytest.approx(allocated, rel=0.02)
