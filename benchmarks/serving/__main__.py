@@ -31,7 +31,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,14 @@ from benchmarks.serving import host, kernels, plots, runs, start, transformers_p
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.runs import Contender
 from benchmarks.serving.sglang_peer import SGLang
-from benchmarks.serving.slices import LONG, TINY, WIDTHS, make_checkpoint, make_prompts
+from benchmarks.serving.slices import (
+    LONG,
+    TINY,
+    WIDTHS,
+    make_checkpoint,
+    make_prompts,
+    random_weights,
+)
 
 BATCHES = (1, 32, 128, 256)
 SAMPLED = {"temperature": 0.7, "top_p": 0.9}
@@ -253,8 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         if not options.no_check:
             check(make(folder / "check", 4, 16, 3072), device)
-        path = make(folder / "slice", options.layers, options.experts, options.vocabulary)
-        document |= time_all(options, path, folder, sizes, device)
+        stored = bool(options.sglang or options.start or options.peer)  # other processes read the weights
+        path = make(folder / "slice", options.layers, options.experts, options.vocabulary, stored=stored)
+        with nullcontext() if stored else random_weights(device):
+            document |= time_all(options, path, folder, sizes, device)
         gc.collect()
         torch.cuda.empty_cache()
         document["transformers_rows"] = []

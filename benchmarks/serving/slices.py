@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from switchrail.engine import checkpoint
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 SHORTEST, LONGEST, LONG = 200, 600, 8192
@@ -75,12 +78,20 @@ def make_checkpoint(
     *,
     widths: dict[str, Any] = WIDTHS,
     device: str = "cuda",
+    stored: bool = True,
 ) -> Path:
-    """Save a slice with random weights and the tokenizer of the repository's checkpoint."""
+    """Save a slice with the tokenizer of the repository's checkpoint.
+
+    With `stored`, it has random weights; without, only `random_weights` can load it.
+    """
     config = Qwen3NextConfig(
         num_hidden_layers=layers, num_experts=experts, vocab_size=vocabulary, dtype="bfloat16", **widths
     )
-    save_random(config, folder, device)
+    if stored:
+        save_random(config, folder, device)
+    else:
+        config.save_pretrained(folder)
+        _copy_tokenizer(folder)
     _add_published_names(folder / "config.json")
     return folder
 
@@ -91,11 +102,41 @@ def save_random(config: Any, folder: Path, device: str) -> None:
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder)
+    _copy_tokenizer(folder)
     del model
     if device == "cuda":
         torch.cuda.empty_cache()
+
+
+def _copy_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+
+
+@contextmanager
+def random_weights(device: str) -> Iterator[None]:
+    """In the block, engines get random weights that are made on the device, and read no weight files.
+
+    So a slice whose weights take minutes to write and to read is ready within seconds.
+    """
+
+    def make(path: Path, *, config: Any, dtype: torch.dtype, attn_implementation: str, **_: Any) -> Any:
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attn_implementation
+            )
+        return model, dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), ())
+
+    def make_skeleton(path: Path, config: Any, model_config: Any, *_: Any) -> Any:
+        return checkpoint._make_skeleton(path, model_config)
+
+    with (
+        patch.object(checkpoint, "read_weights", lambda path: {}),
+        patch.object(checkpoint, "_skeleton", make_skeleton),
+        patch.object(AutoModelForCausalLM, "from_pretrained", make),
+    ):
+        yield
 
 
 def _add_published_names(path: Path) -> None:

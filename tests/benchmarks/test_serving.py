@@ -7,14 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from switchrail.engine import Engine
+from switchrail.engine import Engine, SamplingParams
+from switchrail.errors import CheckpointError
 from switchrail.testing import isolated
 
 from benchmarks.serving import __main__ as command
 from benchmarks.serving import runs, slices
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.sglang_peer import SGLang
-from benchmarks.serving.slices import Work
+from benchmarks.serving.slices import TINY, Work, make_checkpoint, make_prompts, random_weights
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 
@@ -102,6 +103,16 @@ def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypa
     assert first["requests"] == second["requests"] == len(seen[-1])
     assert all(0 < before <= later for before, later in pairwise(seen[-1]))
     assert 0 < first["first_ms"]["p50"] <= first["first_ms"]["p99"]
+
+
+def test_a_slice_without_weight_files_is_served(tmp_path):
+    path = make_checkpoint(tmp_path, 4, 12, 3072, widths=TINY, device="cpu", stored=False)
+    assert not list(path.glob("*.safetensors"))
+    with random_weights("cpu"), Engine(path, device="cpu", options={"max_length": 700}) as engine:
+        (output,) = engine.generate(make_prompts(1), SamplingParams(max_new_tokens=2, ignore_eos=True))
+    assert len(output.tokens) == 2
+    with pytest.raises(CheckpointError, match="no model.safetensors"):
+        Engine(path, device="cpu")
 
 
 def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
