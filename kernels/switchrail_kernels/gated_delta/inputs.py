@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import linear
 
 from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.products.forward import products
-from switchrail_kernels.softplus import softplus
+from switchrail_kernels.products.forward import Gates, log_decay, multiply
 
 BLOCK = 256
 """Approximate number of gates per program."""
@@ -34,9 +34,8 @@ def gates(
     b_beta = tl.load(p_row, mask=mask, other=0.0).to(tl.float32)
     b_a = tl.load(p_row + HV, mask=mask, other=0.0).to(tl.float32)
     b_A = tl.load(p_A_log + o_h, mask=o_h < HV, other=0.0).to(tl.float32)
-    b_a += tl.load(p_dt_bias + o_h, mask=o_h < HV, other=0.0).to(tl.float32)[None, :]
-    b_g = -tl.exp(b_A)[None, :] * softplus(b_a)
-    tl.store(p_g + o_out, b_g, mask=mask)
+    b_bias = tl.load(p_dt_bias + o_h, mask=o_h < HV, other=0.0).to(tl.float32)
+    tl.store(p_g + o_out, log_decay(b_a, b_A[None, :], b_bias[None, :]), mask=mask)
     tl.store(p_beta + o_out, (1.0 / (1.0 + tl.exp(-b_beta))).to(p_beta.dtype.element_ty), mask=mask)
 
 
@@ -47,20 +46,21 @@ def gated_delta_inputs(
     x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `switchrail.platforms.operations.GatedDeltaInputs`."""
-    product = products(x, weight)
     rows, heads = len(x), A_log.shape[0]
-    last = product[:, -2 * heads :]
     g = torch.empty((rows, heads), dtype=torch.float32, device=x.device)
     beta = torch.empty((rows, heads), dtype=x.dtype, device=x.device)
-    block = max(1, BLOCK // padded(heads))
-    if rows:
-        _gates(
-            (triton.cdiv(rows, block), 1, 1),
-            (last, A_log, dt_bias, g, beta),
-            (product.stride(0), rows, heads),
-            (block, padded(heads)),
-            num_warps=2,
-        )
+    product = multiply(x, weight, Gates(A_log, dt_bias, g, beta))
+    if product is None:
+        product = linear(x, weight)
+        if rows:
+            block = max(1, BLOCK // padded(heads))
+            _gates(
+                (triton.cdiv(rows, block), 1, 1),
+                (product[:, -2 * heads :], A_log, dt_bias, g, beta),
+                (product.stride(0), rows, heads),
+                (block, padded(heads)),
+                num_warps=2,
+            )
     return product[:, :channels], product[:, channels : -2 * heads], g, beta
 
 
