@@ -50,7 +50,7 @@ def run_batch(original, scheduler, *args, **kwargs):
 def served(backend):
     """The objects through which Switchrail serves SGLang's hybrid backend, and their numbers of calls."""
     linear = getattr(backend.linear_attn_backend, "switchrail", None)
-    full = backend.full_attn_backend if hasattr(backend.full_attn_backend, "bound") else None
+    full = backend.full_attn_backend if hasattr(backend.full_attn_backend, "steps") else None
     found = {}
     if linear is not None:
         found["backends"] = routes(linear)
