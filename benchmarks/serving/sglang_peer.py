@@ -98,6 +98,18 @@ class SGLang(AbstractContextManager["SGLang"]):
         )
         return found
 
+    def tokens(self, work: Work) -> list[dict[str, Any]]:
+        """For each prompt its new `tokens`, the prompt tokens `cached`, and the drafts `accepted`."""
+        found: list[dict[str, Any]] = self._ask(
+            {"call": "tokens", "prompts": work.prompts, "params": _params(work)}
+        )
+        return found
+
+    def scores(self, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
+        """For each prompt's tokens from the second on, the `scores` (log-probabilities) and `best` tokens."""
+        found: list[dict[str, Any]] = self._ask({"call": "scores", "prompts": prompts})
+        return found
+
     def _ask(self, request: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
         try:

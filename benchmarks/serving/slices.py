@@ -92,7 +92,7 @@ def make_checkpoint(
     else:
         config.save_pretrained(folder)
         _copy_tokenizer(folder)
-    _add_published_names(folder / "config.json")
+    add_published_names(folder / "config.json")
     return folder
 
 
@@ -139,7 +139,7 @@ def random_weights(device: str) -> Iterator[None]:
         yield
 
 
-def _add_published_names(path: Path) -> None:
+def add_published_names(path: Path) -> None:
     """Add the config's published names, which SGLang needs and transformers does not save."""
     config = json.loads(path.read_text())
     rope = config.get("rope_parameters") or {}

@@ -39,12 +39,51 @@ def run(engine, prompts, params):
     return seconds
 
 
+def tokens(engine, prompts, params):
+    """The new tokens of each prompt, its tokens from the prefix cache, and the accepted drafts."""
+    return [
+        {
+            "tokens": one["output_ids"],
+            "cached": one["meta_info"]["cached_tokens"],
+            "accepted": accepted(one["meta_info"]),
+        }
+        for one in engine.generate(input_ids=prompts, sampling_params=params)
+    ]
+
+
+def accepted(meta):
+    """The number of accepted drafts, which SGLang's versions name in different ways."""
+    names = ("spec_num_correct_drafts", "spec_accepted_drafts")
+    return next((meta[name] for name in names if meta.get(name) is not None), 0)
+
+
+def scores(engine, prompts):
+    """For each token of each prompt from the second on, its log-probability and the most probable token."""
+    outputs = engine.generate(
+        input_ids=prompts,
+        sampling_params={"max_new_tokens": 1, "temperature": 0},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=1,
+    )
+    return [
+        {
+            "scores": [score for score, *_ in one["meta_info"]["input_token_logprobs"][1:]],
+            "best": [best[1] for best, *_ in one["meta_info"]["input_top_logprobs"][1:]],
+        }
+        for one in outputs
+    ]
+
+
 def answer(engine, request):
     if request["call"] == "serve":
         return engine.loop.run_until_complete(
             serve(engine, request["prompts"], request["arrivals"], request["params"])
         )
-    return run(engine, request["prompts"], request["params"])
+    if request["call"] == "scores":
+        return scores(engine, request["prompts"])
+    work = {"run": run, "tokens": tokens}[request["call"]]
+    return work(engine, request["prompts"], request["params"])
 
 
 def main():

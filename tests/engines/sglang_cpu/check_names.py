@@ -15,6 +15,7 @@ load_plugins()
 from sglang.srt.arg_groups import choices
 choices.add_linear_attn_kernel_backend_choices(["one", "two"])
 from sglang.srt.layers.attention.linear.gdn_backend import GDNKernelDispatcher
+from sglang.srt.layers.attention.linear.kda_backend import KDAKernelDispatcher
 from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
 
 def told(work):
@@ -26,8 +27,8 @@ def told(work):
 def member(value):
     return told(lambda: LinearAttnKernelBackend(value).value)
 
-def dispatched(value):
-    made = lambda: GDNKernelDispatcher(*[LinearAttnKernelBackend(value)] * 2)
+def dispatched(kind, count, value):
+    made = lambda: kind(*[LinearAttnKernelBackend(value)] * count)
     return told(lambda: type(made().decode_kernel).__name__)
 
 unknown, ours = json.loads(sys.argv[1])
@@ -35,7 +36,8 @@ print(json.dumps({
     "unknown": [member(value) for value in unknown],
     "two": [member("one"), member("two"), LinearAttnKernelBackend("one") is LinearAttnKernelBackend("two")],
     "custom": told(LinearAttnKernelBackend("one").is_custom),
-    "dispatched": dispatched(ours),
+    "GDN": dispatched(GDNKernelDispatcher, 2, ours),
+    "KDA": dispatched(KDAKernelDispatcher, 3, ours),
     "choices": choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES,
 }))
 """
@@ -71,11 +73,12 @@ def test_names_of_two_plugins(found):
     assert answers["custom"] is True
 
 
-def test_a_plugins_name_reaches_a_kernel(found):
+@pytest.mark.parametrize("kind", ["GDN", "KDA"])
+def test_a_plugins_name_reaches_a_kernel(found, kind):
     bridged, answers = found
-    assert answers["dispatched"] == (
-        "TritonGDNKernel"
-        if bridged
-        else "ValueError: Unsupported GDN decode backend: LinearAttnKernelBackend.CUSTOM"
-    )
+    if bridged:
+        assert answers[kind] == f"Triton{kind}Kernel"
+    else:
+        refusal = f"ValueError: Unsupported {kind} decode backend: LinearAttnKernelBackend.CUSTOM"
+        assert answers[kind].startswith(refusal)
     assert ("switchrail:acme" in answers["choices"]) == bridged

@@ -1,0 +1,257 @@
+"""Compares SGLang's tokens with those of transformers, with its own kernels and with Switchrail's.
+
+    python -m benchmarks.sglang_tokens PYTHON
+    python -m benchmarks.sglang_tokens PYTHON --options '{"attention_backend": "triton"}' --way own --way all
+    python -m benchmarks.sglang_tokens PYTHON --jobs 8
+
+PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the repository's trained
+checkpoint in bfloat16, with experts in every layer. 30 prompts of 4 to 90 tokens have 16 new tokens each,
+greedy. *tokens*: they must be those of transformers in float32, up to the first near tie at which they
+differ: there the first two logits of transformers are within 0.1. Near ties may drop at most a tenth of the
+tokens. *texts*: for each token of the prompts and their continuations, the most probable token and the
+mean distance of the log-probability from float32's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.arguments import make_parser
+from benchmarks.serving.sglang_peer import SGLang
+from benchmarks.serving.slices import Work
+from benchmarks.serving.trained import TRAINED, for_sglang
+
+NEAR = 0.1
+PROMPTS, NEW_TOKENS = 30, 16
+
+_LINEAR = {"linear_attn_backend": "switchrail"}
+_ALL = {**_LINEAR, "attention_backend": "switchrail"}
+_NGRAM = {"speculative_algorithm": "NGRAM"}
+WAYS: dict[str, dict[str, Any]] = {
+    "own": {},
+    "linear": _LINEAR,
+    "attention": {"attention_backend": "switchrail"},
+    "all": _ALL,
+    "eager": {**_ALL, "disable_cuda_graph": True},
+    "cache": {**_ALL, "disable_radix_cache": False, "mamba_scheduler_strategy": "extra_buffer"},
+    "chains": {
+        **_ALL,
+        **_NGRAM,
+        "speculative_num_draft_tokens": 4,
+        "speculative_ngram_max_bfs_breadth": 1,
+    },
+    "trees": {**_ALL, **_NGRAM, "speculative_num_draft_tokens": 8, "speculative_ngram_max_bfs_breadth": 4},
+}
+"""Arguments of SGLang's engine: its own kernels, or Switchrail's in linear, attention or all layers."""
+
+Tokens = list[list[int]]
+
+
+class Expected(NamedTuple):
+    """Results of transformers.
+
+    Attributes:
+        tokens: The new tokens of each prompt, in float32.
+        gaps: For each text, the distance of the first two logits before each token from the second on.
+        best: The most probable tokens there.
+        scores: The log-probabilities of the text's tokens there, in float32.
+        rounded: The same in bfloat16.
+    """
+
+    tokens: Tokens
+    gaps: list[list[float]]
+    best: Tokens
+    scores: list[list[float]]
+    rounded: list[list[float]]
+
+
+class Compared(NamedTuple):
+    """A comparison of tokens.
+
+    Attributes:
+        equal: The number of equal tokens.
+        dropped: The number of tokens after near ties.
+        wrong: The numbers of the prompts with a different token that is not at a near tie.
+    """
+
+    equal: int
+    dropped: int
+    wrong: list[int]
+
+
+def make_prompts(count: int) -> Tokens:
+    """Passages of the text that the checkpoint was not trained on."""
+    text = (TRAINED.parent / "held_out.txt").read_text()[:80_000]
+    ids = AutoTokenizer.from_pretrained(TRAINED)(text)["input_ids"]
+    draw = random.Random(0)
+    lengths = [draw.randint(4, 90) for _ in range(count)]
+    starts = [draw.randrange(len(ids) - length) for length in lengths]
+    return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+@torch.inference_mode()
+def expect(prompts: Tokens, new_tokens: int, device: str) -> Expected:
+    """Run transformers on the checkpoint as it is."""
+    found = Expected([], [], [], [], [])
+    model = AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval().to(device)
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=device)
+        more = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "eos_token_id": None}
+        text = model.generate(ids, do_sample=False, pad_token_id=1, **more)
+        found.tokens.append(text[0, len(prompt) :].tolist())
+        logits = model(text).logits[0, :-1]
+        first, second = logits.topk(2).values.unbind(-1)
+        found.gaps.append((first - second).tolist())
+        found.best.append(logits.argmax(-1).tolist())
+        found.scores.append(_scores(logits, text))
+    model = model.to(torch.bfloat16)
+    for prompt, tokens in zip(prompts, found.tokens, strict=True):
+        text = torch.tensor([prompt + tokens], device=device)
+        found.rounded.append(_scores(model(text).logits[0, :-1], text))
+    return found
+
+
+def _scores(logits: torch.Tensor, text: torch.Tensor) -> list[float]:
+    scores: list[float] = logits.float().log_softmax(-1).gather(1, text[0, 1:, None])[:, 0].tolist()
+    return scores
+
+
+def compare(prompts: Tokens, found: Tokens, expected: Expected) -> Compared:
+    """Compare new tokens up to the first different one of each prompt."""
+    equal, dropped, wrong = 0, 0, []
+    for number, (prompt, own, peer) in enumerate(zip(prompts, found, expected.tokens, strict=True)):
+        same = next((i for i, (a, b) in enumerate(zip(own, peer, strict=True)) if a != b), len(peer))
+        equal += same
+        dropped += len(peer) - same
+        if same < len(peer) and expected.gaps[number][len(prompt) - 1 + same] >= NEAR:
+            wrong.append(number)
+    return Compared(equal, dropped, wrong)
+
+
+def check_tokens(way: str, sglang: SGLang, prompts: Tokens, expected: Expected) -> bool:
+    """Compare the new tokens of two runs; in the second, prefixes may come from SGLang's cache."""
+    fine = True
+    for run in ("first", "second"):
+        answers = sglang.tokens(Work(prompts, len(expected.tokens[0]), {}))
+        found = compare(prompts, [one["tokens"] for one in answers], expected)
+        total = found.equal + found.dropped
+        fine &= not found.wrong and found.dropped <= total / 10
+        print(
+            f"{way}, {run} run: {found.equal} of {total} new tokens equal; prompts that differ without "
+            f"a near tie: {found.wrong}; prompt tokens from the cache: "
+            f"{sum(one['cached'] for one in answers)}; accepted drafts: "
+            f"{sum(one['accepted'] for one in answers)}",
+            flush=True,
+        )
+    return fine
+
+
+def check_texts(way: str, sglang: SGLang, prompts: Tokens, expected: Expected) -> bool:
+    """Compare the most probable token at each place of the texts, and the log-probabilities."""
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected.tokens, strict=True)]
+    answers = sglang.scores(texts)
+    other = [
+        gap
+        for one, best, gaps in zip(answers, expected.best, expected.gaps, strict=True)
+        for own, peer, gap in zip(one["best"], best, gaps, strict=True)
+        if own != peer
+    ]
+    distance = _distance([one["scores"] for one in answers], expected.scores)
+    rounded = _distance(expected.rounded, expected.scores)
+    places = sum(map(len, expected.best))
+    print(
+        f"{way}, texts: {places - len(other)} of {places} most probable tokens equal, the others at gaps of "
+        f"at most {max(other, default=0.0):.3f}; mean distance of log-probabilities to float32 "
+        f"{distance:.4f}, transformers' in bfloat16 {rounded:.4f}",
+        flush=True,
+    )
+    return max(other, default=0.0) < NEAR
+
+
+def _distance(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
+    return statistics.mean(
+        abs(a - b) for own, peer in zip(found, expected, strict=True) for a, b in zip(own, peer, strict=True)
+    )
+
+
+def check(
+    way: str,
+    folder: Path,
+    log: Path,
+    python: str,
+    options: Mapping[str, Any],
+    prompts: Tokens,
+    new_tokens: int,
+    peer: Future[Expected],
+) -> bool:
+    """Compare one way of running with transformers, which may still run while SGLang starts."""
+    with SGLang(
+        folder,
+        python=python,
+        sequences=8,
+        new_tokens=new_tokens,
+        options={
+            "context_length": 1024,
+            "mem_fraction_static": 0.9,
+            "max_mamba_cache_size": 64,
+            "cuda_graph_max_bs": 8,
+            **options,
+        },
+        log=log,
+    ) as sglang:
+        expected = peer.result()
+        fine = check_tokens(way, sglang, prompts, expected)
+        if "speculative_algorithm" not in options:
+            fine &= check_texts(way, sglang, prompts, expected)
+    return fine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser("sglang_tokens", __doc__)
+    parser.add_argument("python")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways of running")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of SGLang's engine")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="where the output of the engines goes")
+    parser.add_argument("--jobs", type=int, default=1, help="ways of running at the same time")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    prompts = make_prompts(options.prompts)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        ThreadPoolExecutor(1) as other,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        expected = other.submit(expect, prompts, options.new_tokens, device)
+        folder = for_sglang(Path(name))
+        logs = options.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+
+        def run(way: str) -> bool:
+            more = {**options.options, **WAYS[way]}
+            log = logs / f"{way}.log"
+            try:
+                return check(way, folder, log, options.python, more, prompts, options.new_tokens, expected)
+            except RuntimeError as error:
+                print(f"{way}: {error}", flush=True)
+                return False
+
+        fine = all([*pool.map(run, options.way or WAYS)])
+    print("all as in transformers" if fine else "NOT as in transformers")
+    return not fine
+
+
+if __name__ == "__main__":
+    sys.exit(main())

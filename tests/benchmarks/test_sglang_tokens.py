@@ -1,0 +1,82 @@
+"""Small CPU runs of the comparison of SGLang with transformers; transformers stands in for SGLang."""
+
+import json
+import sys
+
+import pytest
+from safetensors import safe_open
+
+from benchmarks import sglang_tokens
+from benchmarks.serving.trained import TRAINED, for_sglang
+
+STAND_IN = '''
+"""The parts of SGLang that the comparison needs."""
+import torch
+from transformers import AutoModelForCausalLM
+
+__version__ = "0"
+
+class Engine:
+    def __init__(self, model_path, wrong=0, **options):
+        self.model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+        self.wrong = wrong
+
+    @torch.inference_mode()
+    def generate(self, input_ids, sampling_params, return_logprob=False, **more):
+        return [self.one(ids, sampling_params["max_new_tokens"], return_logprob) for ids in input_ids]
+
+    def one(self, prompt, new_tokens, scored):
+        text = list(prompt)
+        for _ in range(new_tokens):
+            logits = self.model(torch.tensor([text])).logits[0]
+            text.append(int(logits[-1].argmax()))
+        found = {"cached_tokens": 0}
+        if scored:
+            scores, best = logits[:-1].log_softmax(-1), logits[:-1].argmax(-1)
+            own = [(float(row[token]), token, None) for row, token in zip(scores, prompt[1:])]
+            found["input_token_logprobs"] = [(None, prompt[0], None), *own]
+            found["input_top_logprobs"] = [None, *([(0.0, int(token), None)] for token in best)]
+        text[-1] += self.wrong
+        return {"output_ids": text[len(prompt):], "meta_info": found}
+
+    def shutdown(self):
+        pass
+'''
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the comparison with a stand-in for SGLang, and returns its exit status."""
+    (tmp_path / "sglang.py").write_text(STAND_IN)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    small = ["--prompts", "2", "--new-tokens", "3", "--way", "own"]
+    return lambda **options: sglang_tokens.main([str(script), *small, "--options", json.dumps(options)])
+
+
+def test_equal_tokens_pass(run, capsys):
+    assert run() == 0
+    printed = capsys.readouterr().out
+    assert "own, second run: 6 of 6 new tokens equal" in printed
+    assert "distance of log-probabilities to float32 0.0000" in printed
+
+
+def test_a_wrong_token_is_found(run, capsys):
+    assert run(wrong=1) == 1
+    assert (
+        "4 of 6 new tokens equal; prompts that differ without a near tie: [0, 1]" in capsys.readouterr().out
+    )
+
+
+def test_the_checkpoint_has_experts_in_every_layer_and_a_head(tmp_path):
+    folder = for_sglang(tmp_path / "new")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["decoder_sparse_step"], config["tie_word_embeddings"]) == (1, False)
+    with (
+        safe_open(folder / "model.safetensors", "pt") as file,
+        safe_open(TRAINED / "model.safetensors", "pt") as old,
+    ):
+        assert file.get_tensor("lm_head.weight").equal(old.get_tensor("model.embed_tokens.weight"))
+        routed = [name for name in file.keys() if name.endswith(".mlp.gate.weight")]  # noqa: SIM118
+    assert len(routed) == config["num_hidden_layers"]
