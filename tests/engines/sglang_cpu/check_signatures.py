@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,29 @@ MODULES = (".in_proj", ".out_proj", ".norm")
 FILES = sorted(file for part in ("common", "v23") for file in STANDINS.glob(f"{part}/sglang/**/*.py"))
 
 
-def functions(owner, module):
-    """The functions and methods that a module or one of its classes defines, by dotted name."""
-    for name, value in vars(owner).items():
-        if isinstance(value, type) and value.__module__ == module:
-            for inner, function in functions(value, module):
-                yield f"{name}.{inner}", function
-        function = value.__func__ if isinstance(value, classmethod) else value
-        if inspect.isfunction(function) and function.__module__ == module:
-            yield name, getattr(owner, name)
+SHARED = STANDINS / "v23/standin_delta.py"
+"""The classes from which stand-ins inherit."""
+
+
+def load(name, file):
+    """Import a file of the stand-ins under a name of its own, beside the real SGLang."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def functions(module):
+    """The functions of a stand-in and the methods of its classes, inherited ones too, by dotted name."""
+    for name, value in inspect.getmembers(module):
+        if getattr(value, "__module__", None) != "standin":
+            continue
+        if inspect.isfunction(value):
+            yield name, value
+        for inner, method in inspect.getmembers(value) if inspect.isclass(value) else ():
+            function = getattr(method, "__func__", method)
+            if inspect.isfunction(function) and function.__module__ in ("standin", SHARED.stem):
+                yield f"{name}.{inner}", method
 
 
 def shape(function):
@@ -36,11 +51,10 @@ def text(parameters):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_signatures(file):
     name = ".".join(file.relative_to(STANDINS).with_suffix("").parts[1:])
-    spec = importlib.util.spec_from_file_location("standin", file)
-    standin = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(standin)
+    load(SHARED.stem, SHARED)
+    standin = load("standin", file)
     real = importlib.import_module(name)
-    for path, function in functions(standin, "standin"):
+    for path, function in functions(standin):
         if path.endswith(MODULES):
             continue
         found = real

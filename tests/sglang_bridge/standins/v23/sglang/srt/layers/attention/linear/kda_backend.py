@@ -1,10 +1,11 @@
 """Stand-in: the backend of Kimi delta attention layers, without SGLang's own kernels."""
 
-from sglang.srt.layers.attention.linear.delta import DeltaAttnBackend, DeltaKernelDispatcher
+from standin_delta import DeltaAttnBackend, check_backends
 
 
-class KDAKernelDispatcher(DeltaKernelDispatcher):
-    name = "KDA"
+class KDAKernelDispatcher:
+    def __init__(self, decode_backend, prefill_backend, verify_backend):
+        check_backends("KDA", decode_backend, prefill_backend, verify_backend)
 
 
 class KDAAttnBackend(DeltaAttnBackend):

@@ -3,13 +3,10 @@
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 
 
-class DeltaKernelDispatcher:
-    name: str
-
-    def __init__(self, decode_backend, prefill_backend, verify_backend=None):
-        for backend in (decode_backend, prefill_backend, verify_backend):
-            if not backend.is_triton():
-                raise ValueError(f"Unsupported {self.name} backend: {backend}")
+def check_backends(name, *backends):
+    for backend in backends:
+        if not backend.is_triton():
+            raise ValueError(f"Unsupported {name} backend: {backend}")
 
 
 class DeltaAttnBackend(MambaAttnBackendBase):
