@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from switchrail import garbage
 
+pytestmark = pytest.mark.usefixtures("whole_heap")
+
 
 class Cycle:
     def __init__(self) -> None:
@@ -16,7 +18,7 @@ class Cycle:
 
 
 @pytest.fixture
-def frozen() -> Iterator[None]:
+def frozen(whole_heap: None) -> Iterator[None]:
     garbage.freeze()
     yield
     garbage.thaw()

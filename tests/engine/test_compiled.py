@@ -372,6 +372,7 @@ def test_a_kind_is_eager_where_the_platform_says_so_or_compiling_fails(compiled:
     assert all("no_such_backend" in str(reason) for reason in reasons(engine).values())
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_closed_engine_frees_its_weights_and_pools(compiled: Make) -> None:
     engine = compiled()
     tokens(engine, ONE, 3)

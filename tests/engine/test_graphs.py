@@ -305,6 +305,7 @@ def test_two_engines_in_turn(make_engine: Make, captured_runtime: switchrail.Run
         assert [tuple(request.tokens) for request in each] == expected
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_closed_engine_frees_what_was_captured_without_the_collector(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:

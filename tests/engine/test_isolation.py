@@ -106,6 +106,7 @@ def test_engines_of_several_backends_run_in_threads_beside_plain_transformers(
     assert found == [True] * 12
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_dropped_engine_takes_its_hooks_along(checkpoint: Path) -> None:
     before = codes()
     engine = Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu")

@@ -234,6 +234,7 @@ def test_progress_of_captures(make_engine: Make, captured_runtime: switchrail.Ru
     assert told == [(done, count) for done in range(count + 1)]
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_progress_raises_ends_the_making_of_an_engine(
     make_engine: Make,
@@ -257,6 +258,7 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
     assert len(switchrail.hooks.chain.table().chains) == hooks
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_the_collector_leaves_out_what_an_engine_that_captures_found(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:

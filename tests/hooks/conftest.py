@@ -1,5 +1,3 @@
-import gc
-
 import pytest
 from switchrail.hooks import Hooks, chain
 
@@ -30,12 +28,8 @@ def counter(start):
 
 
 @pytest.fixture(autouse=True)
-def a_small_heap():
-    """Let the search for an object's holders see only the test's own objects, not those of all earlier
-    imports."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def fast_searches(small_heap):
+    """Searches for an object's holders visit the test's own objects only."""
 
 
 @pytest.fixture(autouse=True)

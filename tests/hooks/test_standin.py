@@ -141,7 +141,7 @@ def test_c_functions(hooks, objects):
     assert math.sqrt is other.root is original
 
 
-def test_holders_that_are_older_than_an_engine(hooks, objects):
+def test_holders_that_are_older_than_an_engine(hooks, objects, whole_heap):
     """An engine hides objects from garbage collection, but the search for holders still finds them."""
     other, original = types.SimpleNamespace(root=math.sqrt), math.sqrt
     garbage.freeze()

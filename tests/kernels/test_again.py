@@ -449,6 +449,7 @@ def test_a_layer_keeps_no_backend_alive(gpu, op, phase):
     assert gone() is None
 
 
+@pytest.mark.usefixtures("small_heap")
 @EACH
 @PHASES
 def test_a_dropped_layer_frees_its_tensors_and_the_last_of_a_kind_frees_the_records(gpu, op, phase):

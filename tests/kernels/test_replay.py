@@ -522,6 +522,7 @@ def test_parameters_of_a_class_of_their_own_are_tensors_like_others(gpu: Driver)
     assert [values for _, _, values in gpu.launched] == [[layer.state.data_ptr()] for layer in layers]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_what_is_remembered_goes_with_the_last_layer_of_its_kind(gpu: Driver) -> None:
     class Kernel(Plain):
         pass

@@ -310,6 +310,7 @@ def test_threads_read_at_once(runtime):
     assert not wrong
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_routes_of_a_batch_keep_their_plan_and_let_it_go(runtime):
     routes = bind(runtime).at("prefill", (32768,))
     backend = weakref.ref(routes.backend("gated_delta", 0))

@@ -13,6 +13,7 @@ from switchrail.errors import NameTakenError
 from switchrail.ops import GatedDeltaBackend
 from switchrail.staging import Staging
 
+pytestmark = pytest.mark.usefixtures("small_heap")
 LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
 
