@@ -15,7 +15,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
-    KimiLinearConfig,
-    NemotronHConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen3NextConfig,
 )
 from transformers.models.kimi_linear import modeling_kimi_linear
 
@@ -99,100 +97,29 @@ def train_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedToke
     )
 
 
-def _shared(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """The settings that all shapes have."""
-    return {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+SHAPES: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("shapes.json").read_text())
+"""The sizes of each checkpoint's model, by model type.
+
+Every fourth layer of `qwen3_next` is full attention, and every second MLP a mixture of experts. One layer in
+four of `kimi_linear` is latent attention, and its first MLP is dense. Each layer of `nemotron_h` is a mixer,
+experts or a dense MLP.
+"""
 
 
-def qwen3_next(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
-    """Every fourth layer is full attention, every second MLP a mixture of experts."""
-    return Qwen3NextConfig(
-        **_shared(tokenizer),
-        hidden_size=192,
-        intermediate_size=384,
-        num_hidden_layers=8,
-        full_attention_interval=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        linear_num_key_heads=4,
-        linear_num_value_heads=8,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        linear_conv_kernel_dim=4,
-        decoder_sparse_step=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=128,
-        norm_topk_prob=True,
-        router_aux_loss_coef=0.01,
+def config_of(shape: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
+    """The configuration of a shape with the tokenizer's vocabulary."""
+    config = AutoConfig.for_model(
+        shape,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **SHAPES[shape],
     )
-
-
-def kimi_linear(tokenizer: PreTrainedTokenizerFast) -> KimiLinearConfig:
-    """Kimi delta attention, and latent attention in one layer of four; the first MLP is dense."""
-    return KimiLinearConfig(
-        **_shared(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-        linear_num_heads=4,
-        linear_head_dim=16,
-        linear_conv_kernel_dim=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=32,
-        q_lora_rank=None,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        n_group=1,
-        topk_group=1,
-        routed_scaling_factor=1.0,
-        bos_token_id=tokenizer.eos_token_id,
-    )
-
-
-def nemotron_h(tokenizer: PreTrainedTokenizerFast) -> NemotronHConfig:
-    """Mamba2 layers, one of attention, experts and a dense MLP, each a layer of its own."""
-    return NemotronHConfig(
-        **_shared(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        layers_block_type=["mamba", "mlp", "mamba", "attention", "moe", "mamba", "mlp"],
-        mamba_num_heads=8,
-        mamba_head_dim=32,
-        n_groups=2,
-        ssm_state_size=32,
-        conv_kernel=4,
-        chunk_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=128,
-        moe_shared_expert_intermediate_size=128,
-        bos_token_id=tokenizer.eos_token_id,
-    )
-
-
-SHAPES: Mapping[str, Callable[[PreTrainedTokenizerFast], PreTrainedConfig]] = {
-    "qwen3_next": qwen3_next,
-    "kimi_linear": kimi_linear,
-    "nemotron_h": nemotron_h,
-}
+    if config.bos_token_id is not None:  # the default lies outside a small vocabulary
+        config.bos_token_id = tokenizer.eos_token_id
+    return config
 
 
 def add_dropout(model: nn.Module, probability: float) -> None:
@@ -482,7 +409,7 @@ def main() -> None:
         modeling_kimi_linear.chunk_kimi_delta_attention = partial(scan, chunk_size=16)
     split = split_documents(text.read_text(encoding="utf-8"))
     tokenizer = train_tokenizer(split.train, recipe.vocab_size)
-    model = AutoModelForCausalLM.from_config(SHAPES[shape](tokenizer)).to(device)
+    model = AutoModelForCausalLM.from_config(config_of(shape, tokenizer)).to(device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, {len(tokenizer)} tokens, on {device}", flush=True)
 

@@ -33,6 +33,11 @@ class SwitchrailError(Exception):
         for name, value in fields.items():
             setattr(self, name, value)
 
+    def extend(self, hint: str) -> None:
+        """Appends a hint to the message."""
+        self.message = in_lines(f"{self.message}; {hint}")
+        self.args = (self.message,)
+
 
 class UnknownOpError(SwitchrailError, ValueError):
     """The name of an op is unknown. Fields: `found`, `valid`, `nearest`."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.builtin_backends import register_builtins
-from switchrail.errors import ConfigError, PlatformError, UnknownBackendError
+from switchrail.errors import ConfigError, PlatformError, StalePlanError, UnknownBackendError
 from switchrail.functions import Functions
 from switchrail.implementation import Implementation
 from switchrail.nearest import unknown
 from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
-from switchrail.plugins import Loader, Plugin
+from switchrail.plugins import GROUP, Loader, Plugin
 from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
 from switchrail.policy import with_policy
@@ -92,9 +92,9 @@ class Runtime(Registrar):
             )
         self._platforms.use(platform)
 
-    def find_platform(self, platform: Platform | str | torch.device) -> Platform:
-        """Finds a platform by name, device or class path; see `PlatformChoice.find`."""
-        return self._platforms.find(platform)
+    def find_platform(self, platform: Platform | str | torch.device | None) -> Platform:
+        """Finds a platform by name, device or class path; see `PlatformChoice.find`. None: `platform`."""
+        return self.platform if platform is None else self._platforms.find(platform)
 
     def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:
         """The function for an operation: the platform's own, else a registered one, else None.
@@ -218,7 +218,21 @@ class Runtime(Registrar):
             return stack[-1]
         valid = tuple(dict.fromkeys(backend.name for backend in self.backends(op)))
         problem = f"there is no {op} backend {name!r}"
-        raise unknown(UnknownBackendError, problem, name, valid, op=op, found=name)
+        with self._hint_at_load():
+            raise unknown(UnknownBackendError, problem, name, valid, op=op, found=name)
+
+    @contextmanager
+    def _hint_at_load(self) -> Iterator[None]:
+        """Completes errors about missing backends with the installed plugins that were not loaded."""
+        try:
+            yield
+        except (UnknownBackendError, StalePlanError) as error:
+            waiting = [
+                one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")
+            ]
+            if waiting:
+                error.extend(f"not loaded: {', '.join(waiting)}; `Runtime.load()` loads installed plugins")
+            raise
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
         """Whether a later registration overrides a registration of this name.
@@ -304,24 +318,24 @@ class Runtime(Registrar):
             PreferenceError: A preference's key is invalid. Other unknown names raise their own errors.
             ArgumentError: An argument has a wrong type.
         """
-        return self._core.resolve(
-            {
-                "op": arguments.text("op", op),
-                "phase": arguments.text("phase", phase),
-                "device": _device(device, capability),
-                "dtype": dtype_name("dtype", dtype),
-                "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
-                "head_size": None if head_size is None else read_head_size("head_size", head_size, 1),
-                "page_size": _page_size(page_size),
-                "state_layout": arguments.optional_text("state_layout", state_layout),
-                "features": arguments.texts("features", features),
-                "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
-                "installed": self._loader.installed(),
-                "heads": None if heads is None else arguments.pair("heads", heads, 1),
-                "no_decay": arguments.flag("no_decay", no_decay),
-                "measurements": self._measurements(device, measurements),
-            }
-        )
+        query = {
+            "op": arguments.text("op", op),
+            "phase": arguments.text("phase", phase),
+            "device": _device(device, capability),
+            "dtype": dtype_name("dtype", dtype),
+            "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
+            "head_size": None if head_size is None else read_head_size("head_size", head_size, 1),
+            "page_size": _page_size(page_size),
+            "state_layout": arguments.optional_text("state_layout", state_layout),
+            "features": arguments.texts("features", features),
+            "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
+            "installed": self._loader.installed(),
+            "heads": None if heads is None else arguments.pair("heads", heads, 1),
+            "no_decay": arguments.flag("no_decay", no_decay),
+            "measurements": self._measurements(device, measurements),
+        }
+        with self._hint_at_load():
+            return self._core.resolve(query)
 
     @arguments.names_checked
     def plan(
@@ -382,7 +396,9 @@ class Runtime(Registrar):
             "no_decay": arguments.texts("no_decay", no_decay),
             "measurements": self._measurements(device, measurements),
         }
-        return _core.RoutePlan(self._core, arguments.instance("layout", layout, _core.Layout), request)
+        layout = arguments.instance("layout", layout, _core.Layout)
+        with self._hint_at_load():
+            return _core.RoutePlan(self._core, layout, request)
 
     def bind(self, plan: RoutePlan) -> BoundPlan:
         """Imports and constructs each backend of a plan once, with the plan's configurations.
@@ -396,7 +412,9 @@ class Runtime(Registrar):
             BackendImportError: A backend's path doesn't lead to a backend.
             ConfigError: A backend's configuration is invalid.
         """
-        return _core.BoundPlan(self._core, arguments.instance("plan", plan, _core.RoutePlan), _build)
+        plan = arguments.instance("plan", plan, _core.RoutePlan)
+        with self._hint_at_load():
+            return _core.BoundPlan(self._core, plan, _build)
 
     def _measurements(
         self, device: Platform | str, given: Iterable[Mapping[str, Any]] | None

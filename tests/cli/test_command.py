@@ -159,6 +159,34 @@ print(sorted(heavy & (set(sys.modules) - before)), file=sys.stderr)
 
 
 @pytest.mark.parametrize(
+    ("command", "arguments", "problem"),
+    [
+        ("run", ["--prompt", "hi", "--backend", "gated_delta=trch"], "unknown backend"),
+        ("run", ["--prompt", "hi", "--backend", "gated_dleta=torch"], "gated_dleta"),
+        ("run", ["--prompt", "hi", "--dtype", "float17"], "unknown dtype"),
+        ("run", ["--prompt", "hi", "--temperature", "-1"], "temperature"),
+        ("run", ["--prompt", "hi", "--draft", "ngramm"], "nearest: ngram"),
+        ("warmup", ["--backend", "gated_delta=trch"], "unknown backend"),
+        ("warmup", ["--dtype", "float17"], "unknown dtype"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_torch_is_imported(checkpoint, command, arguments, problem):
+    program = f"""
+import sys
+from switchrail.cli.app import main
+sys.argv = {["switchrail", command, str(checkpoint), *arguments]!r}
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 2
+print(sorted({{"torch", "transformers"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["explain", "{checkpoint}"]]
 )
 def test_output_that_nobody_reads_ends_the_command_as_it_ends_others(checkpoint, arguments):

@@ -1,5 +1,7 @@
 import json
 
+from tests.sizes import GATED_DELTA
+
 CONFIG = {
     "model_type": "qwen3_next",
     "num_hidden_layers": 2,
@@ -7,12 +9,7 @@ CONFIG = {
     "hidden_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
+    **GATED_DELTA,
     "max_position_embeddings": 128,
     "mtp_layer_types": ["full_attention", "linear_attention"],
 }

@@ -70,7 +70,15 @@ class CapturableAttention(Capturable, AttentionBackend):
 class Verifying:
     """Base of the backends with a state: runs the rows of all sequences one by one, and keeps all states."""
 
-    def verify(self, call: Any, batch: Any, plan: Any, step: Any) -> torch.Tensor:
+    run_single: Any
+    step: Any
+
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        if plan is not None and plan.rows != plan.sequences:
+            return self.verify(call, batch, plan)
+        return self.run_single(call, batch, batch.read_slots >= 0, batch.read_slots.clamp(min=0))
+
+    def verify(self, call: Any, batch: Any, plan: Any) -> torch.Tensor:
         count, width = plan.sequences, plan.rows // plan.sequences
         live = batch.read_slots >= 0
         initial = call.layer.state[batch.read_slots.clamp(min=0)]
@@ -81,7 +89,7 @@ class Verifying:
         for row in range(width):
             before = torch.stack(states)[parents[:, row] + 1, every]
             rows = every * width + row
-            after, out = step(before, rows)
+            after, out = self.step(call, before, rows)
             states.append(after)
             call.out[rows] = out.masked_fill(~live.view(-1, *[1] * (out.ndim - 1)), 0)
         return torch.stack(states)
@@ -98,12 +106,8 @@ class Verifying:
 
 
 class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
-    def run(self, call: Any, batch: Any, plan: Any) -> Any:
-        if plan is not None and plan.rows != plan.sequences:
-            return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
+    def run_single(self, call: Any, batch: Any, live: torch.Tensor, slots: torch.Tensor) -> None:
         layer = call.layer
-        live = batch.read_slots >= 0
-        slots = batch.read_slots.clamp(min=0)
         state = layer.state[slots].masked_fill(~live[:, None, None, None], 0).float()
         repeat = call.v.shape[1] // call.q.shape[1]
         q, k = (self.normal(x.float()).repeat_interleave(repeat, 1) for x in (call.q, call.k))
@@ -128,12 +132,8 @@ class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
 
 
 class CapturableConv(Verifying, Capturable, ShortConvBackend):
-    def run(self, call: Any, batch: Any, plan: Any) -> Any:
-        if plan is not None and plan.rows != plan.sequences:
-            return self.verify(call, batch, plan, lambda states, rows: self.step(call, states, rows))
+    def run_single(self, call: Any, batch: Any, live: torch.Tensor, slots: torch.Tensor) -> None:
         layer = call.layer
-        live = batch.read_slots >= 0
-        slots = batch.read_slots.clamp(min=0)
         window = torch.cat([layer.state[slots], call.x.unsqueeze(-1)], -1)
         out = (window * layer.weight).sum(-1)
         assert layer.bias is None

@@ -14,6 +14,8 @@ from switchrail.engine import Engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
 
+from tests.sizes import GATED_DELTA
+
 CONFIG: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -22,12 +24,7 @@ CONFIG: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
+    **GATED_DELTA,
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,

@@ -21,7 +21,7 @@ from switchrail.engine.drafts import Drafted
 from switchrail.errors import ConfigError, SwitchrailError
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from .conftest import byte_tokenizer, make_checkpoint
+from .conftest import CONFIG, byte_tokenizer, make_checkpoint
 from .idle import is_idle
 from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
 from .test_graphs import GraphPlatform, captured_runtime
@@ -325,20 +325,9 @@ def test_drafts_that_do_not_fit(make_engine: Make, tmp_path: Path, monkeypatch: 
 
 
 def test_trees_need_models_without_windows(make_engine: Make, tmp_path: Path) -> None:
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        use_sliding_window=True,
-        sliding_window=8,
-        layer_types=["full_attention", "sliding_attention"],
-        max_position_embeddings=256,
-        eos_token_id=256,
-    )
+    layers = ["full_attention", "sliding_attention"]
+    windows = {"layer_types": layers, "use_sliding_window": True, "sliding_window": 8}
+    config = Qwen3Config(**{**CONFIG, "num_hidden_layers": 2, **windows})
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     trees = {**DRAFTED, "draft": str(tmp_path), "draft_branches": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,19 @@ def test_trained_drafts_are_accepted(draft: str, trained: tuple[Engine, list[Out
         assert drafting.stats.accepted_per_verification > 0.6
 
 
+def use_samples(
+    engine: Engine, kind: str, params: Iterable[SamplingParams], expected: Iterable[Output]
+) -> Oracle:
+    """An oracle that drafts the expected outputs of each request's samples."""
+    oracle = Oracle([], FORCED[kind])
+    outputs = iter(expected)
+    for param in params:
+        for sample in param.samples():
+            oracle.expect(sample.seed, next(outputs))
+    use(engine, oracle)
+    return oracle
+
+
 @pytest.mark.parametrize("kind", FORCED)
 def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
     """Outputs with drafts end by length, token and text as without, in and after an accepted run.
@@ -117,12 +130,7 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
             params[number] = replace(param, stop=(first.text[len(first.text) // 2],))
     expected = plain.generate(prompts, params)
     engine = make_engine(options=DRAFTED)
-    oracle = Oracle([], FORCED[kind])
-    outputs = iter(expected)
-    for param in params:
-        for sample in param.samples():
-            oracle.expect(sample.seed, next(outputs))
-    use(engine, oracle)
+    oracle = use_samples(engine, kind, params, expected)
     assert engine.generate(prompts, params) == expected
     assert {"stop", "length"} <= {output.finish_reason for output in expected}
     assert len(oracle.steps) > 10
@@ -413,12 +421,7 @@ def test_verifications_are_captured(
     expected = make_engine(options=OPTIONS).generate(prompts, params)
     engine = make_engine(runtime=verified_runtime, device=GraphPlatform(), options=DRAFTED)
     assert [state.reason for state in engine.graphs if state.kind == "verify"] == [None] * 4
-    oracle = Oracle([], FORCED[kind])
-    outputs = iter(expected)
-    for param in params:
-        for sample in param.samples():
-            oracle.expect(sample.seed, next(outputs))
-    use(engine, oracle)
+    oracle = use_samples(engine, kind, params, expected)
     seen = count_replays(engine)
     forward = engine._runner.forward
     eager = list[Any]()

@@ -15,6 +15,7 @@ import transformers
 from switchrail.engine.models.families import family_of
 
 from tests.engine.conftest import byte_tokenizer
+from tests.sizes import GATED_DELTA
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
@@ -32,12 +33,7 @@ _COMMON: dict[str, Any] = {
     "dtype": "float32",
 }
 _GATED_DELTA: dict[str, Any] = {
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
+    **GATED_DELTA,
     "layer_types": [LINEAR, FULL, LINEAR],
 }
 _EXPERTS: dict[str, Any] = {

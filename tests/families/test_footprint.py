@@ -61,6 +61,7 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
     assert "85% of the rest (memory_fraction)" in shown.output
     assert "that fit: 32 (limited by max_sequences)" in shown.output
     for_host = run("--device", "cpu", "--memory", "80")
+    assert for_host.exit_code == 1
     assert "the weights don't fit into 80 bytes; a SIZE without K, M, G or T is in bytes" in for_host.output
     assert "that fit: 0\n" in for_host.output
     small, large = (
@@ -69,6 +70,11 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
     assert {kind["kind"] for kind in small["kinds"]} == {"kda", "mla"}
     assert 0 < small["tokens"] < large["tokens"]
     assert small["fraction"] == 0.25
+    assert small["fits"]
+    for size in ("80", str(small["weights"] + 1000)):  # the weights fit into the second, but not the states
+        refused = run("--device", "cpu", "--json", "--memory", size)
+        assert refused.exit_code == 1
+        assert not json.loads(refused.stdout)["fits"]
     assert run("--memory", "much").exit_code == 2
 
 

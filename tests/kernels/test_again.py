@@ -181,13 +181,19 @@ def test_a_repeated_call_launches_the_same_as_one_without_records(gpu, op, phase
         gpu.check(expected)
 
 
-@EACH
-@PHASES
-def test_a_wrong_call_is_refused_although_a_right_one_is_recorded(gpu, op, phase):
+def recorded(gpu, op, phase):
+    """A backend with a call that has been recorded and repeated."""
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     gpu.expect(backend, call, backend.plan(phase, call.batch))
     assert not gpu.run(backend, call, backend.plan(phase, call.batch))
+    return backend, call
+
+
+@EACH
+@PHASES
+def test_a_wrong_call_is_refused_although_a_right_one_is_recorded(gpu, op, phase):
+    backend, call = recorded(gpu, op, phase)
     tried = 0
     layer = gpu.layers[backend]
     for name, tensor in call.tensors.items():
@@ -257,10 +263,7 @@ def test_single_tokens_are_only_run_as_a_decode_in_a_decode(gpu, op, recorded):
 @pytest.mark.parametrize("op", PAGED)
 @PHASES
 def test_a_page_table_without_room_is_refused_although_its_shape_is_recorded(gpu, op, phase):
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
-    gpu.expect(backend, call, backend.plan(phase, call.batch))
-    assert not gpu.run(backend, call, backend.plan(phase, call.batch))
+    backend, call = recorded(gpu, op, phase)
     cache = call.tensors["v_cache" if op == "attention" else "kv_cache"]
     room = call.batch.page_table.shape[1] * cache.shape[1]
     batch = dataclasses.replace(call.batch, kv_seqlens=(room + 1, *call.batch.kv_seqlens[1:]))

@@ -19,6 +19,8 @@ from switchrail.errors import (
     LockError,
     PlatformError,
     PluginError,
+    StalePlanError,
+    UnknownBackendError,
     UnknownPluginError,
 )
 from switchrail.plugins import Plugin
@@ -51,6 +53,28 @@ def test_a_plugin_registers_under_its_own_origin(runtime: Runtime, install: Inst
     runtime.clear("gated_delta", "acme")
     runtime.load(["acme-good"])
     assert "acme" not in {backend.name for backend in runtime.backends()}
+
+
+def test_a_missing_backend_of_an_installed_plugin_hints_at_load(runtime: Runtime, install: Install) -> None:
+    install("acme-good", GOOD)
+    query: dict[str, Any] = {"device": "cpu", "dtype": "float32", "preferences": {"gated_delta": "acme"}}
+    runtime.discover()
+    hint = r"not loaded: .*acme-good.*; `Runtime.load\(\)` loads installed plugins"
+    with pytest.raises(UnknownBackendError, match=hint):
+        runtime.backend("gated_delta", "acme")
+    with pytest.raises(UnknownBackendError, match=hint):
+        runtime.resolve("gated_delta", "decode", **query)
+    layout = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
+    with pytest.raises(UnknownBackendError, match=hint):
+        runtime.plan(layout, **query)
+    other = Runtime()
+    other.load(["acme-good"])
+    with pytest.raises(StalePlanError, match=hint):
+        runtime.bind(other.plan(layout, **query))
+    runtime.load(["acme-good"])
+    with pytest.raises(UnknownBackendError) as caught:
+        runtime.backend("gated_delta", "acmee")
+    assert "load" not in caught.value.message
 
 
 def test_the_default_runtime_is_loaded_by_one_name(runtime: Runtime, install: Install) -> None:

@@ -23,9 +23,7 @@ FEATURES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def backend():
-    return TorchAttention()
+BACKEND = TorchAttention
 
 
 @settings(max_examples=250, derandomize=True)

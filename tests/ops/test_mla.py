@@ -10,9 +10,7 @@ from switchrail.testing.steps import run_in_steps
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def backend():
-    return TorchMla()
+BACKEND = TorchMla
 
 
 @settings(max_examples=200, derandomize=True)

@@ -10,9 +10,7 @@ from switchrail.testing.steps import run_in_steps
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def backend():
-    return TorchShortConv()
+BACKEND = TorchShortConv
 
 
 @settings(max_examples=250, derandomize=True)

@@ -56,7 +56,8 @@ class _Command(_FlagsAreFalse, TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:
             if parameter.name == "backend":
-                from switchrail.cli.choices import BACKEND_HELP, installed_backends
+                from switchrail.cli.choices import installed_backends
+                from switchrail.cli.flags import BACKEND_HELP
 
                 parameter.help = f"{BACKEND_HELP} {in_lines(installed_backends())}"  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)

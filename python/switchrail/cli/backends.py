@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
+from switchrail.cli import flags
+from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.cli.show import console, print_json, table
 
 if TYPE_CHECKING:
     from switchrail import Registration
 
 
-def backends(as_json: JsonOption = False) -> None:
+def backends(as_json: flags.Json = False) -> None:
     """List the backends by op; with --json, including their capabilities."""
     found = loaded_runtime(Choices()).backends()
     if as_json:

@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchrail.cli import complete
+from switchrail.cli import complete, flags
 from switchrail.cli.choices import (
-    ConfigOption,
-    DeviceOption,
-    JsonOption,
-    PhaseOption,
     loaded_runtime,
     read_choices,
 )
@@ -46,7 +42,7 @@ def check_backend(
             autocompletion=complete.ops,
         ),
     ] = None,
-    phase: PhaseOption = None,
+    phase: flags.Phase = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -55,18 +51,18 @@ def check_backend(
             autocompletion=complete.dtypes,
         ),
     ] = None,
-    device: DeviceOption = None,
+    device: flags.Device = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Use shorter sequences, and run most cases in one dtype only.")
     ] = False,
     matching: Annotated[
         str | None, typer.Option("-k", metavar="TEXT", help="Run only cases with this text in their id.")
     ] = None,
-    config: ConfigOption = None,
+    config: flags.Config = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print a line for each case, and tracebacks.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Compare a backend with the float64 oracle, over all parts of its op's contract that it claims.
 
@@ -76,7 +72,7 @@ def check_backend(
     from switchrail.testing.summary import summarise
 
     runtime = loaded_runtime(read_choices(config, None))
-    platform = runtime.platform if device is None else runtime.find_platform(device)
+    platform = runtime.find_platform(device)
     selection = select_named(runtime, name, op=op, phase=phase, dtype=dtype, platform=platform, quick=quick)
     cases, left_out = selection.cases, selection.left_out
     chosen = [case for case in cases if matching is None or matching in case.id]

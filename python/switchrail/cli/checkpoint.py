@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchrail.engine.files import no_checkpoint
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
 from switchrail.engine.options import MTP, NGRAM
@@ -23,13 +24,18 @@ CheckpointArgument = Annotated[
         f"Model types that run: {', '.join(MODEL_TYPES)}.",
     ),
 ]
-DownloadOption = Annotated[
-    bool,
-    typer.Option(
-        "--download",
-        help="Download missing files of a model on the Hugging Face hub; by default the network is not used.",
-    ),
-]
+
+
+def find_folder(checkpoint: Path, *, download: bool) -> Path:
+    """The folder of a checkpoint that is to run.
+
+    Raises:
+        CheckpointError: See `find_checkpoint`; or the path leads to no folder.
+    """
+    folder = find_checkpoint(checkpoint, download=download)
+    if not folder.is_dir():
+        raise no_checkpoint(folder)
+    return folder
 
 
 def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:

@@ -5,77 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import switchrail
-from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
 from switchrail.policy import check_table_name, choices_of, preferences_of, read_toml, with_denials
 from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from switchrail.runtime import Runtime
-
-BACKEND_HELP = (
-    "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops "
-    "(linear, linear.decode); can be given several times."
-)
-BackendOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--backend",
-        metavar="KEY=NAME",
-        help=BACKEND_HELP,
-        autocompletion=complete.backend_choices,
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="A TOML file with tables: backends (KEY = NAME or [NAMES], the first that fits), deny (KEY = "
-        "[NAMES]), config.OP.NAME (a backend's own values), engine (its sizes). Options of the command line "
-        "take precedence over the file.",
-    ),
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="Such as cpu, cuda:0, or the name of a platform plugin; by default the platform in use.",
-        autocompletion=complete.devices,
-    ),
-]
-DescribedDeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--as",
-        metavar="KIND[:MAJOR.MINOR]",
-        help="Plan for a device that this machine need not have, such as cuda:9.0; replaces --device.",
-    ),
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="float32, float16 or bfloat16; by default chosen for the device.",
-        autocompletion=complete.dtypes,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-
-
-PhaseOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PHASE",
-        help="The only phase to cover: prefill, decode or verify; by default all that apply.",
-        autocompletion=complete.phases,
-    ),
-]
 
 
 def installed_backends() -> str:

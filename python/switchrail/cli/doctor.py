@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from switchrail.cli.choices import JsonOption
+from switchrail.cli import flags
 from switchrail.cli.logs import failures_shown
 from switchrail.cli.output import say
 from switchrail.cli.show import print_json
@@ -15,7 +15,7 @@ from switchrail.foreign import one_line
 WRONG = 1
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(as_json: flags.Json = False) -> None:
     """Find problems of this installation, with advice; exit with 1 if there are any."""
     from switchrail.doctor import diagnose
 

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchrail.cli import flags
 from switchrail.cli.captured import capture_document, print_capture
-from switchrail.cli.checkpoint import DownloadOption
 from switchrail.cli.choices import (
-    BackendOption,
-    ConfigOption,
-    DescribedDeviceOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PhaseOption,
     loaded_runtime,
     read_choices,
 )
@@ -53,14 +46,14 @@ def explain(
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="The id of the only layer to show.")] = None,
-    phase: PhaseOption = None,
-    backend: BackendOption = None,
-    config: ConfigOption = None,
-    device: DeviceOption = None,
-    described_device: DescribedDeviceOption = None,
-    dtype: DtypeOption = None,
-    download: DownloadOption = False,
-    as_json: JsonOption = False,
+    phase: flags.Phase = None,
+    backend: flags.Backend = None,
+    config: flags.Config = None,
+    device: flags.Device = None,
+    described_device: flags.DescribedDevice = None,
+    dtype: flags.Dtype = None,
+    download: flags.Download = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Show which backend would serve each layer, and why the others would not."""
     choices = read_choices(config, backend)

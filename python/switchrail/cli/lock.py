@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from switchrail.cli.choices import JsonOption
+from switchrail.cli import flags
 from switchrail.cli.output import say
 from switchrail.cli.show import print_json
 from switchrail.foreign import in_lines
@@ -30,7 +30,7 @@ CheckOption = Annotated[
 
 
 def lock(
-    output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: JsonOption = False
+    output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: flags.Json = False
 ) -> None:
     """Record the installed distributions. If SWITCHRAIL_LOCK names the file, only these can be loaded."""
     if check:

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchrail.cli.checkpoint import DownloadOption
+from switchrail.cli import flags
 from switchrail.cli.choices import (
-    BackendOption,
-    ConfigOption,
-    DescribedDeviceOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PhaseOption,
     read_choices,
 )
 from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
@@ -40,13 +33,13 @@ def plan(
             "Face hub.",
         ),
     ],
-    phase: PhaseOption = None,
-    backend: BackendOption = None,
-    config: ConfigOption = None,
-    device: DeviceOption = None,
-    described_device: DescribedDeviceOption = None,
-    dtype: DtypeOption = None,
-    download: DownloadOption = False,
+    phase: flags.Phase = None,
+    backend: flags.Backend = None,
+    config: flags.Config = None,
+    device: flags.Device = None,
+    described_device: flags.DescribedDevice = None,
+    dtype: flags.Dtype = None,
+    download: flags.Download = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -65,9 +58,12 @@ def plan(
             "this size, such as 80G; without K, M, G or T, in bytes. With --json, print only these numbers.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: flags.Json = False,
 ) -> None:
-    """Show which backend serves each layer; `explain` shows the reasons. Imports no backend."""
+    """Show which backend serves each layer; `explain` shows the reasons. Imports no backend.
+
+    Exits with 1 if the model does not fit into the size of --memory.
+    """
     size = None if memory is None else _bytes(memory)
     found = planned(
         checkpoint,
@@ -87,8 +83,14 @@ def plan(
     needed = None if size is None else _footprint(found, size)
     if as_json:
         print_json(made.to_dict() if needed is None else asdict(needed))
-        return
-    shown = console()
+    else:
+        _show(found, needed)
+    if needed is not None and not needed.fits:
+        raise typer.Exit(1)
+
+
+def _show(found: Planned, needed: Footprint | None) -> None:
+    made, shown = found.plan, console()
     shown.print(platform_text(found.platform))
     shown.print(NOT_IMPORTED)
     shown.print()

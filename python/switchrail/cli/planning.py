@@ -53,10 +53,10 @@ def planned(
     choices: Choices,
     *,
     device: str | None,
-    described_device: str | None,
     dtype: str | None,
-    phase: str | None,
-    download: bool,
+    described_device: str | None = None,
+    phase: str | None = None,
+    download: bool = False,
 ) -> Planned:
     """Loads the plugins and plans a checkpoint. Arguments are the command's options of the same names.
 
@@ -137,11 +137,9 @@ def _platform(runtime: Runtime, device: str | None, described_device: str | None
         if device is not None:
             raise typer.BadParameter("valid: either --device or --as")
         return described(described_device)
-    if device is None:
-        return runtime.platform
     try:
         return runtime.find_platform(device)
     except PlatformError as error:
-        if is_builtin(device):
+        if device is not None and is_builtin(device):
             error.__notes__ = ["--as cuda:9.0 plans for a device that this machine lacks"]  # type: ignore[attr-defined]
         raise

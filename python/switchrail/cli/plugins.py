@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
+from switchrail.cli import flags
+from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.cli.hooks import show_hooks
 from switchrail.cli.logs import failures_shown
 from switchrail.cli.show import console, plugin_table, print_json
@@ -15,7 +16,7 @@ from switchrail.errors import PlatformError, PlatformPluginError
 
 def plugins(
     hooks: Annotated[bool, typer.Option("--hooks", help="List the active hooks instead, by target.")] = False,
-    as_json: JsonOption = False,
+    as_json: flags.Json = False,
 ) -> None:
     """List the installed plugins: loaded, blocked or failed, with the reason."""
     if hooks:

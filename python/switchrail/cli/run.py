@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,21 +17,16 @@ import typer
 from rich.console import Console
 
 import switchrail
+from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
-from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
+from switchrail.cli.checkpoint import CheckpointArgument, find_folder, with_draft
 from switchrail.cli.choices import (
-    BackendOption,
-    ConfigOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
     loaded_runtime,
     read_choices,
 )
 from switchrail.cli.logs import LOG, failures_shown
+from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
-from switchrail.engine.hub import find_checkpoint
-from switchrail.engine.options import options_on
 from switchrail.engine.prompts import check_length, prompt_named, tokenize
 from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
@@ -79,18 +74,18 @@ def run(
             "head (mtp), or with a checkpoint.",
         ),
     ] = None,
-    backend: BackendOption = None,
-    config: ConfigOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    download: DownloadOption = False,
+    backend: flags.Backend = None,
+    config: flags.Config = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    download: flags.Download = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only warnings and errors to standard error.")
     ] = False,
     with_traceback: Annotated[
         bool, typer.Option("--traceback", help="Print the traceback if a backend raises an exception.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Continue prompts, greedily unless options say otherwise.
 
@@ -110,17 +105,20 @@ def run(
         ignore_eos=ignore_eos,
     )
     choices = read_choices(config, backend)
-    folder = find_checkpoint(checkpoint, download=download)
+    if draft is not None:
+        choices = replace(choices, engine={**choices.engine, "draft": draft})
+    folder = find_folder(checkpoint, download=download)
     if quiet:
         context.call_on_close(partial(LOG.setLevel, LOG.level))
         LOG.setLevel(logging.WARNING)
     told = console(stderr=True, quiet=quiet or as_json)
     with nullcontext() if told.quiet else failures_shown():
         runtime = loaded_runtime(choices)
-    platform = runtime.platform if device is None else runtime.find_platform(device)
+    platform = runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
-    options = options_on(platform, {**choices.engine, **({} if draft is None else {"draft": draft})})
-    options = with_draft(options, download=download)
+    # Wrong arguments are refused here, before torch and transformers are imported.
+    found = planned(folder, choices, device=device, dtype=dtype)
+    options = with_draft(found.options, download=download)
     _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar

@@ -10,9 +10,8 @@ from rich.text import Text
 
 import switchrail
 from switchrail import _core
-from switchrail.cli import complete
-from switchrail.cli.checkpoint import DownloadOption
-from switchrail.cli.choices import Choices, DeviceOption, JsonOption, PhaseOption, loaded_runtime
+from switchrail.cli import complete, flags
+from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
 from switchrail.foreign import one_line
@@ -40,7 +39,7 @@ def tune(
             autocompletion=complete.ops,
         ),
     ] = None,
-    phase: PhaseOption = None,
+    phase: flags.Phase = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +48,7 @@ def tune(
             autocompletion=complete.dtypes,
         ),
     ] = None,
-    device: DeviceOption = None,
+    device: flags.Device = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -57,8 +56,8 @@ def tune(
             help="The file to write; by default SWITCHRAIL_TIMES, or a file in the user's cache folder.",
         ),
     ] = None,
-    download: DownloadOption = False,
-    as_json: JsonOption = False,
+    download: flags.Download = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Time the backends that fit, and save the times for `auto`; `explain` shows them.
 
@@ -73,7 +72,7 @@ def tune(
     if phase is not None and phase not in _core.PHASES:
         raise unknown(UnknownPhaseError, f"unknown phase {phase!r}", phase, _core.PHASES, found=phase)
     runtime = loaded_runtime(Choices())
-    platform = runtime.platform if device is None else runtime.find_platform(device)
+    platform = runtime.find_platform(device)
     usual = "float32" if platform.kind == "cpu" else "bfloat16"
     dtypes = [choose_dtype(name, {}, platform.hardware) for name in dtype or (usual,)]
     sizes = None

@@ -8,46 +8,42 @@ from dataclasses import asdict
 import typer
 from rich.progress import track
 
+from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
-from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption, with_draft
+from switchrail.cli.checkpoint import CheckpointArgument, find_folder, with_draft
 from switchrail.cli.choices import (
-    BackendOption,
-    ConfigOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
     loaded_runtime,
     read_choices,
 )
+from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, print_json, table
-from switchrail.engine.hub import find_checkpoint
-from switchrail.engine.options import options_on
 
 
 def warmup(
     checkpoint: CheckpointArgument,
-    backend: BackendOption = None,
-    config: ConfigOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    download: DownloadOption = False,
-    as_json: JsonOption = False,
+    backend: flags.Backend = None,
+    config: flags.Config = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    download: flags.Download = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Compile the kernels that a checkpoint needs and capture its decodes, before the first request.
 
     Triton's cache keeps the kernels on disk, for all later processes with the same versions.
     """
-    from switchrail.engine.warmup import warm_up
-
     choices = read_choices(config, backend)
-    folder = find_checkpoint(checkpoint, download=download)
+    folder = find_folder(checkpoint, download=download)
     runtime = loaded_runtime(choices)
-    platform = runtime.platform if device is None else runtime.find_platform(device)
+    platform = runtime.find_platform(device)
     told = console(stderr=True, quiet=as_json)
     told.print(platform_text(platform))
     start = time.perf_counter()
-    options = with_draft(options_on(platform, choices.engine), download=download)
+    found = planned(folder, choices, device=device, dtype=dtype)
+    options = with_draft(found.options, download=download)
     chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
+    from switchrail.engine.warmup import warm_up
+
     with make_engine(told, folder, runtime=runtime, device=platform, **chosen) as engine:
         made = time.perf_counter() - start
         graphs = engine.graphs

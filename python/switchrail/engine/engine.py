@@ -128,7 +128,7 @@ class Engine(AbstractContextManager["Engine"]):
             runtime = current_runtime()
             runtime.load()
         config, family = read_config(path, runtime.family_of)
-        self.platform: Platform = runtime.platform if device is None else runtime.find_platform(device)
+        self.platform: Platform = runtime.find_platform(device)
         self.device = torch.device(self.platform.device)
         self.options = options_on(self.platform, options)
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))

@@ -53,6 +53,7 @@ class Footprint:
         fraction: The usable fraction of the memory that the weights leave.
         tokens: Number of tokens that fit beside weights, states and table; None if tokens take no memory.
         sequences: Number of sequences of `max_length` tokens that fit, at most `max_sequences`.
+        fits: Whether weights, states, table and a page of tokens fit; if not, no engine can be made.
     """
 
     weights: int
@@ -66,6 +67,7 @@ class Footprint:
     fraction: float
     tokens: int | None
     sequences: int
+    fits: bool
 
 
 def footprint(
@@ -123,9 +125,11 @@ def footprint(
     table = table_bytes(options, max_length)
     fraction = options.memory_fraction or FRACTION
     room = (memory - weights) * fraction - states - table
-    tokens, sequences = None, options.max_sequences if room >= 0 else 0
+    fits = room >= 0
+    tokens, sequences = None, options.max_sequences if fits else 0
     if page:
         pages = max(0, int(room // page) - 1)  # page 0 is reserved
+        fits = pages > 0
         tokens = pages * options.page_size
         sequences = min(sequences, pages // pages_of(max_length, options.page_size))
     return Footprint(
@@ -140,6 +144,7 @@ def footprint(
         fraction=fraction,
         tokens=tokens,
         sequences=sequences,
+        fits=fits,
     )
 
 

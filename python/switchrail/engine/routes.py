@@ -46,10 +46,12 @@ def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapp
     """
     try:
         return switchrail.Layout.from_config(checkpoint)
-    except LayoutError:
+    except LayoutError as error:
         config = read_config()
         kinds = runtime.kinds_of(config)
         if kinds is None:
+            if str(checkpoint) not in error.message:
+                error.extend(f"in {checkpoint}")
             raise
         return switchrail.Layout.from_kinds(str(config["model_type"]), kinds)
 

@@ -145,9 +145,6 @@ def _stack(
         yield str(error)
 
 
-"""The data of a registration that is equal in all processes. Versions are compared per plugin instead."""
-
-
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
     """The process-independent data of a registration, without versions, which are compared per plugin."""
     document: dict[str, Any] = registration.to_dict()

@@ -23,15 +23,14 @@ from torch.nn import functional as F
 if not hasattr(torch.cpu, "device"):
     torch.cpu.device = lambda index=None: contextlib.nullcontext()
 
+import one_rank
 from qwen_mtp_config import CONFIG
 from sglang.srt.configs import Qwen3NextConfig
-from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models import qwen3_next
 from sglang.srt.models.qwen3_next_mtp import Qwen3NextForCausalLMMTP
-from sglang.srt.runtime_context import get_context, get_parallel
 
 ROWS = 24
 
@@ -59,13 +58,8 @@ class Batch(SimpleNamespace):
 
 
 def prepare() -> None:
-    """Makes this process SGLang's only rank."""
-    get_context().override_server_args(device="cpu").install()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29678")
-    address = "tcp://127.0.0.1:29678"
-    parallel_state.init_distributed_environment(1, 0, address, 0, "gloo")
-    parallel_state.initialize_model_parallel()
-    get_parallel().override_permanently(tp_rank=0, attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
+    """Makes this process SGLang's only rank, with attention of its own."""
+    one_rank.prepare(tp_rank=0, attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
     RadixAttention.forward = attend
 
 

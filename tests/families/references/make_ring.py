@@ -26,10 +26,10 @@ from torch.nn import functional as F
 if not hasattr(torch.cpu, "device"):
     torch.cpu.device = lambda index=None: contextlib.nullcontext()
 
+import one_rank
 from ring_config import CONFIG, LATENT, LAYER, LAYERS
 from sglang.kernels.ops.attention.fla import layernorm_gated
 from sglang.kernels.ops.attention.linear.seg_la import SegLaMeta, seg_la_fwd
-from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.attention.linear.lightning_backend import LightningAttentionBackend
 from sglang.srt.layers.layer_boundary.adapters.attention import AttentionInputs, get_attn_tp_context
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -37,7 +37,6 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.models import bailing_moe_linear, deepseek_v2
 from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mha
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
-from sglang.srt.runtime_context import get_context, get_parallel
 from transformers import PretrainedConfig
 
 ROWS = 40
@@ -81,13 +80,8 @@ def rotary(
 
 
 def prepare() -> None:
-    """Makes this process SGLang's only rank."""
-    get_context().override_server_args(device="cpu").install()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29677")
-    address = "tcp://127.0.0.1:29677"
-    parallel_state.init_distributed_environment(1, 0, address, 0, "gloo")
-    parallel_state.initialize_model_parallel()
-    get_parallel().override_permanently(attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
+    """Makes this process SGLang's only rank, with attention of its own."""
+    one_rank.prepare(attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
     bailing_moe_linear.get_rope_wrapper = deepseek_v2.get_rope_wrapper = rotary
     layernorm_gated._get_sm_count = lambda device: 1
     forward_mha.resolve_attn_backend = lambda batch: None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from switchrail._core import OPS
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.samples.engine import FORMS
 from switchrail.ops.samples.scenario import Scenario
 from switchrail.testing.conformance import behaviour, engine, host, memory, prefix, special
-from switchrail.testing.conformance.one_layer import calls_of_one_layer
+from switchrail.testing.conformance.one_layer import one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
 from switchrail.testing.conformance.setting import (
@@ -84,6 +85,13 @@ def _of_scenario(scenario: Scenario) -> Check:
     )
 
 
+def _of(run: Callable[[Setting], Measured | None], **restrictions: Any) -> Check:
+    """A check with the name of its function, described by the first sentence of the function's docstring."""
+    about = (run.__doc__ or "").partition("\n")[0].removeprefix("Checks ").removeprefix("that ")
+    name = run.__name__.replace("_", "-")
+    return Check(name=name, about=about.partition(". ")[0].rstrip("."), run=run, **restrictions)
+
+
 def head_size_check(size: tuple[int, int], *, quick: bool) -> Check:
     """A check of one head size, given as (size of q and k, size of v)."""
 
@@ -134,112 +142,24 @@ def _of_feature(feature: str) -> Check:
 
 CHECKS: tuple[Check, ...] = (
     *map(_of_scenario, SCENARIOS),
-    Check(
-        name="time-innermost",
-        about="inputs such as gates with time innermost in memory",
-        run=memory.time_innermost,
-        ops=GATED,
-    ),
-    Check(
-        name="following-slots",
-        about="slots with consecutive numbers",
-        run=behaviour.following_slots,
-        ops=RECURRENT,
-    ),
-    Check(
-        name="untouched-slots",
-        about="slots that no sequence writes keep their contents",
-        run=special.untouched_slots,
-        ops=RECURRENT,
-    ),
-    Check(
-        name="forgetting",
-        about="every eighth decay is 0, and the others are near 1",
-        run=special.forgetting,
-        ops=DELTA,
-        core=True,
-    ),
-    Check(
-        name="as-given",
-        about="queries and keys are used unnormalised without qk_l2norm",
-        run=special.as_given,
-        ops=DELTA,
-    ),
-    Check(
-        name="checkpoints",
-        about="intermediate states are stored in the given slots",
-        run=behaviour.checkpoints,
-        ops=RECURRENT,
-        phases=("prefill",),
-        features=("checkpoints",),
-    ),
-    *(
-        Check(
-            name="trees",
-            about="drafted rows form trees",
-            run=behaviour.trees,
-            ops=ops,
-            phases=("verify",),
-            features=features,
-            core=True,
-        )
-        for ops, features in ((RECURRENT, ()), (PAGED, ("trees",)))
-    ),
-    Check(name="shared-pages", about="sequences that share pages", run=behaviour.shared_pages, ops=PAGED),
-    Check(
-        name="neighbours",
-        about="a sequence of NaN changes no bit of any other",
-        run=behaviour.neighbours,
-        core=True,
-    ),
-    Check(
-        name="company",
-        about="a sequence has the same result alone as in a batch",
-        run=behaviour.company,
-    ),
-    Check(
-        name="again",
-        about="a repeated call gives the same bits, even with one plan for both",
-        run=behaviour.again,
-    ),
-    Check(
-        name="one-layer",
-        about="a layer that was called before has the results of a new layer",
-        run=calls_of_one_layer,
-    ),
-    Check(
-        name="in-chunks",
-        about="a prefill in chunks of any size gives the result of one pass",
-        run=behaviour.in_chunks,
-        phases=("prefill",),
-    ),
-    Check(
-        name="token-by-token",
-        about="decoding token by token gives the result of one prefill",
-        run=behaviour.token_by_token,
-        phases=("decode",),
-    ),
-    Check(
-        name="growth",
-        about="the error does not grow with the length of a sequence",
-        run=behaviour.growth,
-        ops=RECURRENT,
-        phases=("prefill",),
-    ),
-    Check(
-        name="merged",
-        about="attention over parts of a cache, merged by log-sum-exp, equals that over the whole",
-        run=behaviour.merged,
-        ops=PAGED,
-        features=("lse",),
-    ),
-    Check(
-        name="chunked-prefix",
-        about="a prefill planned with and without ragged keys and chunks of the prefix has one result",
-        run=prefix.chunked_prefix,
-        phases=("prefill",),
-        features=("plan_chunked_prefix",),
-    ),
+    _of(memory.time_innermost, ops=GATED),
+    _of(behaviour.following_slots, ops=RECURRENT),
+    _of(special.untouched_slots, ops=RECURRENT),
+    _of(special.forgetting, ops=DELTA, core=True),
+    _of(special.as_given, ops=DELTA),
+    _of(behaviour.checkpoints, ops=RECURRENT, phases=("prefill",), features=("checkpoints",)),
+    _of(behaviour.trees, ops=RECURRENT, phases=("verify",), core=True),
+    _of(behaviour.trees, ops=PAGED, phases=("verify",), features=("trees",), core=True),
+    _of(behaviour.shared_pages, ops=PAGED),
+    _of(behaviour.neighbours, core=True),
+    _of(behaviour.company),
+    _of(behaviour.again),
+    _of(one_layer),
+    _of(behaviour.in_chunks, phases=("prefill",)),
+    _of(behaviour.token_by_token, phases=("decode",)),
+    _of(behaviour.growth, ops=RECURRENT, phases=("prefill",)),
+    _of(behaviour.merged, ops=PAGED, features=("lse",)),
+    _of(prefix.chunked_prefix, phases=("prefill",), features=("plan_chunked_prefix",)),
     *map(_of_feature, FORMS),
     Check(
         name="engine-device-trees",
@@ -249,48 +169,15 @@ CHECKS: tuple[Check, ...] = (
         phases=("verify",),
         features=("device_parents", "trees"),
     ),
-    Check(
-        name="engine-memory",
-        about="all claimed forms of an engine's memory at once",
-        run=engine.all_claimed,
-        core=True,
-    ),
-    Check(name="guards", about="nothing is written beside the outputs and the states", run=memory.guards),
-    Check(
-        name="far-slots", about="slots or pages more than 2^31 elements into their pool", run=memory.far_slots
-    ),
-    Check(name="far-rows", about="rows more than 2^31 elements apart", run=memory.far_rows),
-    Check(
-        name="refusals",
-        about="inputs that break the contract are refused, and nothing is written",
-        run=refusals,
-    ),
-    Check(
-        name="no-waiting",
-        about="the host never waits for the device",
-        run=host.no_waiting,
-        device="cuda",
-    ),
-    Check(
-        name="another-stream",
-        about="a stream that is not the default one",
-        run=host.another_stream,
-        device="cuda",
-    ),
-    Check(
-        name="another-device",
-        about="a device that is not the current one",
-        run=host.another_device,
-        device="cuda",
-    ),
-    Check(
-        name="graph",
-        about="a captured call is replayed with other numbers, lengths and slots",
-        run=host.graph,
-        phases=("decode",),
-        features=("cuda_graph",),
-        device="cuda",
-    ),
+    _of(engine.engine_memory, core=True),
+    _of(memory.guards),
+    _of(memory.far_slots),
+    _of(memory.far_rows),
+    _of(refusals),
+    _of(host.no_waiting, device="cuda"),
+    _of(host.another_stream, device="cuda"),
+    _of(host.another_device, device="cuda"),
+    _of(host.graph, phases=("decode",), features=("cuda_graph",), device="cuda"),
 )
 
 __all__ = ["CHECKS", "Check", "head_size_check", "head_size_pair", "page_size_check", "state_dtype_check"]

@@ -50,12 +50,12 @@ def _smallest(setting: Setting) -> list[dict[str, int]]:
     return [{"page": 1}] if setting.op in PAGED and (not claimed or 1 in claimed) else []
 
 
-def all_claimed(setting: Setting) -> Measured | None:
-    """Checks calls that need all claimed features about memory at once."""
+def engine_memory(setting: Setting) -> Measured | None:
+    """Checks all claimed forms of an engine's memory at once."""
     features = set(FORMS) & setting.subject.features
     if setting.phase != "verify" or (setting.op in PAGED and "trees" not in setting.subject.features):
         features -= set(VERIFIED)
     return on_engine_memory(setting, features) if features else None
 
 
-__all__ = ["VERIFIED", "all_claimed", "on_engine_memory"]
+__all__ = ["VERIFIED", "engine_memory", "on_engine_memory"]

@@ -85,7 +85,7 @@ def on_one_layer(setting: Setting) -> Setting:
     )
 
 
-def calls_of_one_layer(setting: Setting) -> Measured:
+def one_layer(setting: Setting) -> Measured:
     """Checks repeated calls of a layer with new values and batches, also between calls of other phases.
 
     As in an engine, the layer's weights and options do not change.
@@ -174,4 +174,4 @@ def _of_one_size(calls: list[Sample]) -> list[Sample]:
     ]
 
 
-__all__ = ["OneLayer", "calls_of_one_layer", "on_one_layer"]
+__all__ = ["OneLayer", "on_one_layer", "one_layer"]

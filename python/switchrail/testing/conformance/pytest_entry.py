@@ -59,7 +59,7 @@ def backend_test(
     with isolated() if runtime is None else nullcontext(runtime) as where:
         if runtime is None:
             where.load()
-        platform = where.platform if device is None else where.find_platform(device)
+        platform = where.find_platform(device)
         selection = select_named(where, name, platform=platform, op=op, phase=phase, dtype=dtype, quick=quick)
     parameters = [pytest.param(case, id=case.id) for case in selection.cases]
     for left in selection.left_out:

@@ -1,0 +1,74 @@
+"""Options that several subcommands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from switchrail.cli import complete
+
+BACKEND_HELP = (
+    "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops "
+    "(linear, linear.decode); can be given several times."
+)
+Backend = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        metavar="KEY=NAME",
+        help=BACKEND_HELP,
+        autocompletion=complete.backend_choices,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file with tables: backends (KEY = NAME or [NAMES], the first that fits), deny (KEY = "
+        "[NAMES]), config.OP.NAME (a backend's own values), engine (its sizes). Options of the command line "
+        "take precedence over the file.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="Such as cpu, cuda:0, or the name of a platform plugin; by default the platform in use.",
+        autocompletion=complete.devices,
+    ),
+]
+DescribedDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="KIND[:MAJOR.MINOR]",
+        help="Plan for a device that this machine need not have, such as cuda:9.0; replaces --device.",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="float32, float16 or bfloat16; by default chosen for the device.",
+        autocompletion=complete.dtypes,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Phase = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PHASE",
+        help="The only phase to cover: prefill, decode or verify; by default all that apply.",
+        autocompletion=complete.phases,
+    ),
+]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Download missing files of a model on the Hugging Face hub; by default the network is not used.",
+    ),
+]

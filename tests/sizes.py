@@ -1,0 +1,11 @@
+"""Sizes of small models that several tests make."""
+
+GATED_DELTA = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+"""Heads of full attention and of the gated delta rule, as Qwen3-Next's config names them."""
