@@ -1,4 +1,4 @@
-"""Reads the file that names, for all programs, backends to prefer and to deny."""
+"""Reads the file that names, for all programs, backends to prefer and to deny, and configures backends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from switchrail.nearest import nearest
 from switchrail.variables import POLICY, blamed_on
 
 TABLES: Final = {"backends": "a name or a list of names", "deny": "a list of names"}
-"""The tables of the file, and the valid values of their keys."""
+"""The tables with preferences, and the valid values of their keys."""
+
+CONFIG: Final = "config.OP.NAME"
+"""The tables with values for a backend's configuration."""
 
 
-def read_toml(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, Any]:
     """The contents of a TOML file.
 
     Raises:
@@ -36,26 +39,38 @@ def read_toml(file: Path) -> dict[str, Any]:
     return tables
 
 
-def check_table_name(file: Path, name: str, valid: Mapping[str, str]) -> None:
-    """Refuse an unknown table of a file.
+def read_tables(file: Path, *more: str) -> dict[str, Any]:
+    """The tables of a file with preferences and configurations.
 
     Args:
-        file: The file, for messages.
-        name: The table's name.
-        valid: The known names, each as a file writes it between brackets.
+        file: The file.
+        *more: The names of further valid tables.
 
     Raises:
-        ConfigError: There is no such table.
+        ConfigError: The file can't be read, has an unknown table, or a value in place of a table.
     """
-    if name not in valid:
-        names, hint = nearest(name, valid)
-        raise ConfigError(
-            f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in valid.values())}",
-            path=str(file),
-            found=name,
-            valid=tuple(valid),
-            nearest=names,
-        )
+    valid = {**{name: name for name in TABLES}, "config": CONFIG, **{name: name for name in more}}
+    tables = _read_toml(file)
+    for name, table in tables.items():
+        if name not in valid:
+            names, hint = nearest(name, valid)
+            raise ConfigError(
+                f"{file} has {name!r}{hint}; valid: {', '.join(f'[{one}]' for one in valid.values())}",
+                path=str(file),
+                found=name,
+                valid=tuple(valid),
+                nearest=names,
+            )
+        _check_tables(file, name, table, depth=1 + valid[name].count("."))
+    return tables
+
+
+def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file} has {table!r} for {name}; valid: a table", path=str(file), found=name)
+    if depth > 1:
+        for key, inner in table.items():
+            _check_tables(file, f"{name}.{key}", inner, depth - 1)
 
 
 def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
@@ -71,8 +86,6 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for name in TABLES:
         table = tables.get(name, {})
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{file} has {table!r} for {name}; valid: a table", path=str(file), found=name)
         for key, value in table.items():
             names = [value] if isinstance(value, str) and name == "backends" else value
             if not isinstance(names, list) or not all(_is_name(one) for one in names):
@@ -133,16 +146,23 @@ def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
         return chosen
     file = Path(named)
     with blamed_on(POLICY, ConfigError):
-        policy = _read_policy(file)
+        policy = preferences_of(file, read_tables(file))
     own = choices_of(chosen)
     return with_denials(_left(choices_of(policy), own) | own, chosen, policy)
 
 
-def _read_policy(file: Path) -> dict[str, str]:
-    tables = read_toml(file)
-    for name in tables:
-        check_table_name(file, name, {one: one for one in TABLES})
-    return preferences_of(file, tables)
+def policy_config() -> dict[str, dict[str, dict[str, Any]]]:
+    """The values in the same file for backends' configurations, by op and backend name.
+
+    Raises:
+        ConfigError: The file can't be read or is invalid.
+    """
+    named = os.environ.get(POLICY)
+    if not named:
+        return {}
+    with blamed_on(POLICY, ConfigError):
+        found: dict[str, dict[str, dict[str, Any]]] = read_tables(Path(named)).get("config", {})
+    return found
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
@@ -161,12 +181,11 @@ def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str
 
 
 __all__ = [
-    "TABLES",
-    "check_table_name",
     "choices_of",
     "denials_of",
+    "policy_config",
     "preferences_of",
-    "read_toml",
+    "read_tables",
     "with_denials",
     "with_policy",
 ]

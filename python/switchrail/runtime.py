@@ -18,12 +18,13 @@ from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
 from switchrail.plugins import GROUP, Loader, Plugin
 from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
-from switchrail.policy import with_policy
+from switchrail.policy import policy_config, with_policy
 from switchrail.registration import Registrar, Registry, dtype_name
 from switchrail.registration import capability as read_capability
 from switchrail.registration import head_size as read_head_size
 from switchrail.staging import StagedHooks, Staging, staging_of
 from switchrail.times import as_arguments, measurements_for
+from switchrail.variables import POLICY, blamed_on
 
 if TYPE_CHECKING:
     import torch
@@ -194,6 +195,14 @@ class Runtime(Registrar):
         with self._open() as staging:
             staging.registrations.configure(op, name, given)
 
+    def _configure_by_policy(self) -> None:
+        """Configures the backends that the policy file configures and the program does not."""
+        for op, backends in policy_config().items():
+            for name, values in backends.items():
+                if not self.backend(op, name).configuration:
+                    with blamed_on(POLICY, ConfigError):
+                        self.configure(op, name, **values)
+
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The backends, of one op or of all, that are active in at least one phase; sorted by op and name."""
         return tuple(self._core.backends(op))
@@ -360,6 +369,9 @@ class Runtime(Registrar):
         returns the backends for one batch. All backends of one op in a plan use the same form of state or
         cache.
 
+        Backends that the file of `SWITCHRAIL_POLICY` configures, and the program does not, are configured
+        before.
+
         The plan is data. It can be pickled, and includes the registrations that it was made from, so later
         changes do not affect it.
 
@@ -380,6 +392,7 @@ class Runtime(Registrar):
         Raises:
             SwitchrailError: See `resolve`; messages and fields also name the layers.
         """
+        self._configure_by_policy()
         request = {
             "device": _device(device, capability),
             "dtype": dtype_name("dtype", dtype),

@@ -28,7 +28,7 @@ TIMES: Final = "SWITCHRAIL_TIMES"
 """The file with the times that `switchrail tune` measured; unset means one in the user's cache folder."""
 
 POLICY: Final = "SWITCHRAIL_POLICY"
-"""A file with the backends to prefer and to deny, for all programs."""
+"""A file with the backends to prefer and to deny and their configurations, for all programs."""
 
 VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES, POLICY)
 """All of these variables."""

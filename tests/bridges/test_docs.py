@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,20 +23,29 @@ def test_the_example_prints_what_is_shown(processes: Helper) -> None:
     assert run.stdout == printed
 
 
+@dataclass
+class AcmeConfig:
+    """The configuration of the backend that the policy configures."""
+
+    sequences_at_once: int = 1
+
+
 def test_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (policy,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     file = tmp_path / "policy.toml"
     file.write_text(policy)
     monkeypatch.setenv("SWITCHRAIL_POLICY", str(file))
     runtime = switchrail.Runtime()
-    for name in ("acme", "triton"):
-        runtime.register(name, "nowhere:Kernel", op="gated_delta")
+    runtime.register("acme", "nowhere:Kernel", op="gated_delta", config=AcmeConfig)
+    runtime.register("triton", "nowhere:Kernel", op="gated_delta")
     runtime.register("flashinfer", "nowhere:Kernel", op="attention", priority=9)
     where = {"device": "cpu", "dtype": "float32"}
     assert runtime.resolve("gated_delta", "decode", **where).chosen == "acme"
     found = runtime.resolve("attention", "decode", **where)
     assert found.chosen == "torch"
     assert list(found.rejected[0].reasons) == ["denied for attention"]
+    runtime.plan(switchrail.Layout.from_kinds("small", ["gated_delta"]), device="cpu", dtype="float32")
+    assert runtime.backend("gated_delta", "acme").effective_config == {"sequences_at_once": 8}
 
 
 def test_the_table_names_the_tested_versions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,7 @@ def test_what_a_program_chooses_takes_precedence(runtime: Runtime, policy: Write
         ("[backends]\nkda = ['a,b']\n", "backends.kda"),
         ("[backends]\nkda.decode = 'torch'\n", "quotes around a key"),
         ("backends = 3\n", "valid: a table"),
+        ("[config.gated_delta]\nfast = 3\n", "config.gated_delta.fast; valid: a table"),
         ("[[", "can't be read"),
     ],
 )
@@ -167,3 +169,43 @@ def test_a_name_that_nobody_registered(runtime: Runtime, policy: Write) -> None:
     with pytest.raises(UnknownBackendError, match="fats") as caught:
         chosen(runtime, "decode")
     assert caught.value.nearest[0] == "fast"
+
+
+@dataclass
+class Sizes:
+    """The configuration of the backend `sized`."""
+
+    rows: int = 1
+
+
+def planned(runtime: Runtime) -> dict[str, object]:
+    """The configuration of the backend `sized` in a new plan."""
+    layout = Layout.from_kinds("small", ["gated_delta"])
+    plan = runtime.plan(layout, device="cpu", dtype="float32", preferences={"linear": "sized"})
+    (found,) = (backend.effective_config for backend in plan.backends if backend.name == "sized")
+    return found
+
+
+def test_it_configures_backends(runtime: Runtime, policy: Write) -> None:
+    runtime.register("sized", "nowhere:Sized", op="gated_delta", config=Sizes)
+    policy("[config.gated_delta.sized]\nrows = 8\n")
+    assert planned(runtime) == {"rows": 8}
+    runtime.configure("gated_delta", "sized", rows=4)
+    assert planned(runtime) == {"rows": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("[config.gated_delta.sized]\nrow = 8\n", ConfigError, "SWITCHRAIL_POLICY is .*row"),
+        ("[config.gated_delta.fast]\nrows = 8\n", ConfigError, "takes no configuration"),
+        ("[config.gated_delta.size]\nrows = 8\n", UnknownBackendError, "nearest: .*sized"),
+    ],
+)
+def test_an_invalid_configuration(
+    runtime: Runtime, policy: Write, text: str, error: type[Exception], words: str
+) -> None:
+    runtime.register("sized", "nowhere:Sized", op="gated_delta", config=Sizes)
+    policy(text)
+    with pytest.raises(error, match=words):
+        planned(runtime)

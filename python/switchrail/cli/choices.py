@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import switchrail
 from switchrail.errors import ConfigError, SwitchrailError
-from switchrail.policy import check_table_name, choices_of, preferences_of, read_toml, with_denials
+from switchrail.policy import choices_of, preferences_of, read_tables, with_denials
 from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
     Raises:
         ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.
     """
-    tables = {} if file is None else _read_tables(file)
+    tables = {} if file is None else read_tables(file, "engine")
     chosen: dict[str, str] = {}
     for choice in backends or ():
         key, separator, name = choice.partition("=")
@@ -58,26 +58,9 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
                 f"--backend {choice!r}; valid: KEY=NAME, such as gated_delta=torch", found=choice
             )
         chosen[key] = name
-    listed = tables.get("backends", {})
+    listed = {} if file is None else preferences_of(file, tables)
     choices = choices_of(listed) | choices_of(chosen)
     return Choices(with_denials(choices, listed, chosen), tables.get("config", {}), tables.get("engine", {}))
-
-
-def _read_tables(file: Path) -> dict[str, Any]:
-    valid = {"backends": "backends", "deny": "deny", "config": "config.OP.NAME", "engine": "engine"}
-    tables = read_toml(file)
-    for name, table in tables.items():
-        check_table_name(file, name, valid)
-        _check_tables(file, name, table, depth=1 + valid[name].count("."))
-    return {**tables, "backends": preferences_of(file, tables)}
-
-
-def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{file} has {table!r} for {name}; valid: a table", path=str(file), found=name)
-    if depth > 1:
-        for key, inner in table.items():
-            _check_tables(file, f"{name}.{key}", inner, depth - 1)
 
 
 def loaded_runtime(choices: Choices) -> Runtime:

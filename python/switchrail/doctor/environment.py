@@ -37,7 +37,7 @@ READERS: Mapping[str, tuple[Read, str]] = {
     ),
     POLICY: (
         lambda *_: with_policy(None),
-        "name a TOML file with the tables [backends] and [deny], or unset it",
+        "name a TOML file with the tables [backends], [deny] and [config.OP.NAME], or unset it",
     ),
 }
 """Each variable's check, and the advice to give if the check fails."""

@@ -170,6 +170,15 @@ def test_a_vendors_platform_of_switchrail_is_sglangs(engine, options, batches, m
     assert {name for line in run.watched for _, name in line["full"]} == {"acme_ops"}
 
 
+def test_the_policy_file_configures_the_vendors_kernel(engine, options, batches, model, tmp_path):
+    first, *_ = batches
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[config.gated_delta.acme]\nscale = -1\n")
+    run = engine({**options, **OURS}, [first], SWITCHRAIL_POLICY=str(policy))
+    assert run.status == 0, run.log[-4000:]
+    assert [one["tokens"] for one in run.answers[0]] != [tokens for _, tokens in model[1]][:4]
+
+
 def test_all_is_resolved_before_the_first_request(engine, options, batches):
     run = engine({**options, **OURS, "linear_attn_backend": "switchrail:acne"}, batches)
     assert run.status != 0

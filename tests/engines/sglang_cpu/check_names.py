@@ -17,6 +17,7 @@ choices.add_linear_attn_kernel_backend_choices(["one", "two"])
 from sglang.srt.layers.attention.linear.gdn_backend import GDNKernelDispatcher
 from sglang.srt.layers.attention.linear.kda_backend import KDAKernelDispatcher
 from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
+from sglang.srt.platforms.interface import SRTPlatform
 
 def told(work):
     try:
@@ -38,6 +39,7 @@ print(json.dumps({
     "custom": told(LinearAttnKernelBackend("one").is_custom),
     "GDN": dispatched(GDNKernelDispatcher, 2, ours),
     "KDA": dispatched(KDAKernelDispatcher, 3, ours),
+    "platform": [name for name in dir(SRTPlatform) if "linear" in name],
     "choices": choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES,
 }))
 """
@@ -82,3 +84,8 @@ def test_a_plugins_name_reaches_a_kernel(found, kind):
         refusal = f"ValueError: Unsupported {kind} decode backend: LinearAttnKernelBackend.CUSTOM"
         assert answers[kind].startswith(refusal)
     assert ("switchrail:acme" in answers["choices"]) == bridged
+
+
+def test_sglangs_platforms_have_no_linear_kernels(found):
+    """With the bridge they come from Switchrail's platforms; see `check_engine.py`."""
+    assert found[1]["platform"] == []
