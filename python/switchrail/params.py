@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from switchrail.checks import is_count, is_integer, is_number, refuse
 from switchrail.errors import RequestError
@@ -153,3 +153,16 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
 def seed_of(draw: Random) -> float:
     """A random integer from 0 to 2**53 - 1, from one number of the source."""
     return draw.random() * _ALL  # `random()` is a multiple of 2**-53
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def capturable(choose: F) -> F:
+    """Mark a function that chooses tokens, so that captured greedy decodes contain its launches.
+
+    If no row is sampled, such a function only launches work that depends on the logits. It is then called
+    only at the capture, with parameters for greedy rows and without sources of random numbers.
+    """
+    choose.capturable = True  # type: ignore[attr-defined]
+    return choose

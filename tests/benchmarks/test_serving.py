@@ -111,7 +111,7 @@ def test_a_slice_without_weight_files_is_served(tmp_path):
     with random_weights("cpu"), Engine(path, device="cpu", options={"max_length": 700}) as engine:
         (output,) = engine.generate(make_prompts(1), SamplingParams(max_new_tokens=2, ignore_eos=True))
     assert len(output.tokens) == 2
-    with pytest.raises(CheckpointError, match="no model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         Engine(path, device="cpu")
 
 

@@ -427,7 +427,7 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
                 raise
 
     def failing(self: Any, call: Any, batch: Any, plan: Any) -> None:
-        if len(batch.seqlens) == 4 and len(shared) > 1:
+        if len(batch.seqlens) == 4 and len(shared) > 2:
             raise ValueError("not four")
         run(self, call, batch, plan)
 
@@ -436,9 +436,9 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     options = {**OPTIONS, "capture": "decode"}
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
     assert [state.rows for state in engine.graphs if state.reason] == [4]
-    assert shared == [False, True, ended, True]
+    assert shared == [False, True, True, ended, True, True, True]  # a key's second graph chooses tokens
     graphs = engine._runner.graphs
     assert graphs is not None
     graphs._drop()
     graphs.capture(graphs.in_order)
-    assert shared[4:] == [True] * 3
+    assert shared[7:] == [True] * 6

@@ -121,7 +121,7 @@ choose_tokens(x, [SamplingParams(temperature=1.0, top_p=0.5)] * 3, [random.Rando
 choose_tokens(x, [SamplingParams()] * 3, [random.Random(0)] * 3)
 sigmoid_gate(x, x)
 decode_rows(
-    *(torch.zeros(size, dtype=torch.int64) for size in ((2, 3), 9)), torch.zeros(9, 5, dtype=torch.int32),
+    *(torch.zeros(size, dtype=torch.int64) for size in ((3, 3), 9)), torch.zeros(9, 5, dtype=torch.int32),
     page_size=16,
     out=(
         torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.int32),

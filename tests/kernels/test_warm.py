@@ -132,3 +132,26 @@ def test_nothing_is_left_to_compile_after_the_warm_up(engine, forms):
                 )
         engine.step()
     assert forms - warm == set()
+
+
+def test_tokens_are_chosen_greedily_and_at_random_in_the_warm_up(tmp_path):
+    seen = set()
+
+    def choose(logits, params, draws):
+        seen.update(one.temperature > 0 for one in params)
+        return torch.zeros(len(params), dtype=torch.int64)
+
+    torch.manual_seed(0)
+    Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES)).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((TOKENIZER / name).read_bytes())
+    platform = CpuPlatform()
+    platform.serving.register_oot_forward(ChooseTokens.name, choose)
+    options = {"max_sequences": 1, "max_tokens_per_step": 16, "max_length": 20}
+    with (
+        isolated() as runtime,
+        Engine(tmp_path, runtime=runtime, device=platform, options=options) as engine,
+    ):
+        for _ in warm_up(engine):
+            pass
+    assert seen == {False, True}

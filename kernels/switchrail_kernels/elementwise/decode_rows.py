@@ -24,14 +24,17 @@ def _derive(
 ):  # fmt: skip
     wait(EARLY)
     i_n = tl.program_id(0)
-    position = tl.load(p_rows + i_n)
     slot = tl.load(p_rows + s_rows + i_n)
+    is_real = slot >= 0
+    position = tl.load(p_rows + i_n) + tl.where(is_real, tl.load(p_rows + 2 * s_rows + i_n), 0)
+    tl.store(p_rows + i_n, position)
+    tl.store(p_rows + 2 * s_rows + i_n, is_real.to(tl.int64))
     owner = tl.maximum(slot, 0)
     p_table += owner * s_table
     page = tl.load(p_table + position // PAGE).to(tl.int64)
     tl.store(p_ids + i_n, tl.load(p_tokens + owner))
     tl.store(p_kv_rows + i_n, page * PAGE + position % PAGE)
-    tl.store(p_kv_lens + i_n, tl.where(slot >= 0, position + 1, 0).to(tl.int32))
+    tl.store(p_kv_lens + i_n, tl.where(is_real, position + 1, 0).to(tl.int32))
     tl.store(p_sequences + i_n, slot.to(tl.int32))
     for i_p in range(0, P, BP):
         o_p = i_p + tl.arange(0, BP)
@@ -56,7 +59,7 @@ def decode_rows(
     """Compute the inputs of a captured decode; see `switchrail.engine.inputs.decode_rows`.
 
     Args:
-        rows: [2, N] int64.
+        rows: [3, N] int64.
         last_tokens: [slots] int64.
         page_table: [slots, pages] int32.
         page_size: Page size in tokens.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import triton
-from switchrail.params import SamplingParams, filters_of, seed_of
+from switchrail.params import SamplingParams, capturable, filters_of, seed_of
 
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.sampling.best import best
@@ -46,6 +46,7 @@ class _Batch:
 _last = _Batch([], np.empty((0, 5)), [])
 
 
+@capturable
 def choose_tokens(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
 ) -> torch.Tensor:

@@ -30,6 +30,8 @@ class Captured:
         step: The inputs that its graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
         accept: The graph that keeps accepted drafts in memory; None if the step has no drafts.
+        choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
+        chosen: The tokens that `choose` writes, [R] int64.
     """
 
     key: Key
@@ -37,6 +39,8 @@ class Captured:
     step: Step
     prepared: Prepared
     accept: Pieces | None = None
+    choose: Pieces | None = None
+    chosen: torch.Tensor | None = None
 
 
 class Capturer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from switchrail.engine.drafts import Drafted, Drafts, proposed
-from switchrail.engine.flight import Flight, Sent, Verification
+from switchrail.engine.flight import Flight, Sent, Spare, Verification
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
@@ -77,6 +77,7 @@ class EngineCore:
         self._ahead = 1 if options.overlap and drafts is None and hardware.pin_memory_available() else 0
         self._pause = options.prompt_pause or 0.0
         self._last_read, self._hold_until = 0.0, 0.0
+        self._spare: Spare = defaultdict(list)
         self._flights: tuple[Flight, ...] = ()  # the launched steps whose tokens were not read yet
         self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or has failed
         self._giving: Task | None = None  # the task that is receiving its token, or failed while receiving it
@@ -302,12 +303,14 @@ class EngineCore:
             logits = logits[sent(leaders, torch.int64, logits.device, pin_memory=pinned)]
             ready = ready + self._fork(runner, schedule.forks)
             slots = sent([task.slot for task in ready], torch.int64, slots.device, pin_memory=pinned)
-        if ready:
+        if ran.choose is not None and runner.choose is self._choose:
+            news = ran.choose()
+        elif ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
             sequences.last_tokens.scatter_(0, slots, tokens.clamp(min=0))
             news = torch.cat([news, tokens]) if verified else tokens
         given = [(task, task.length - len(task.ids)) for task in ready]
-        sent_news = Sent(news, pinned)
+        sent_news = Sent(news, self._spare if pinned else None)
         return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Final
 
 import torch
 
@@ -11,8 +14,19 @@ from switchrail.dispatch import Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
 from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.keys import Key
+from switchrail.engine.pieces import Pieces
+from switchrail.engine.sampling import Choose
+from switchrail.engine.step import Ran, Step
 from switchrail.engine.task import Task
+from switchrail.hooks import chain
+from switchrail.hooks.site import Site
+from switchrail.hooks.target import resolve
 from switchrail.ops.batch import Bounds
+from switchrail.params import SamplingParams
+
+_temperature = attrgetter("params.temperature")
+
+_GREEDY: Final = SamplingParams()
 
 
 class Decodes:
@@ -29,6 +43,7 @@ class Decodes:
         inputs: DecodeInputs,
         eager: Collection[str],
         keys: Iterable[Key],
+        choose: Choose | None,
     ) -> None:
         """Store the arguments, and let backends allocate their graph state. This captures nothing.
 
@@ -39,6 +54,7 @@ class Decodes:
             inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
             keys: All keys of the engine; those of the kind `decode` may be captured here.
+            choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 
         Raises:
             DispatchError: Backends return different fill values.
@@ -48,6 +64,7 @@ class Decodes:
         self._bound = bound
         self._inputs = inputs
         self._eager = frozenset(eager)
+        self._choose = choose
         sizes = [(key.rows, key.tokens) for key in keys if key.kind == "decode" and key.tokens is not None]
         routes = {bound.at("decode", (1,) * rows, (tokens,) * rows) for rows, tokens in sizes}
         ops = dispatcher.ops - self._eager
@@ -65,31 +82,56 @@ class Decodes:
         ops = self._dispatcher.ops - self._eager
         prepared = self._dispatcher.prepare(step.parts, bounds, self._bound, ops)
         pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
-        return Captured(key, pieces, step, prepared)
+        return Captured(key, pieces, step, prepared, None, *self._capture_choice(step))
 
-    def run(
-        self, captured: Captured, tasks: Sequence[Task], *, fresh: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _capture_choice(self, step: Step) -> tuple[Pieces | None, torch.Tensor | None]:
+        """Capture the choice of the likeliest tokens, unless a replay would leave out what else it does."""
+        choose = self._choose
+        if choose is None or not getattr(choose, "capturable", False) or _has_hooks(choose):
+            return None, None
+        chosen: list[torch.Tensor] = []
+
+        def work() -> None:
+            logits, slots = self._capturer.logits_of(step.logit_slots)
+            chosen[:] = [choose(logits, [_GREEDY] * len(slots), ())]
+            self._inputs.store(slots, chosen[0])
+
+        pieces = self._capturer.capture_after(work)
+        return pieces, chosen[0]
+
+    def run(self, captured: Captured, tasks: Sequence[Task], *, fresh: bool = False) -> Ran:
         """Run the last token of each task in a captured step.
 
         Args:
             captured: The captured step.
             tasks: The tasks.
             fresh: See `DecodeInputs.fill`.
-
-        Returns:
-            [R, vocabulary], and the slots of the R tasks. The next step overwrites both.
         """
         dispatcher, inputs, step = self._dispatcher, self._inputs, captured.step
         inputs.fill(tasks, fresh=fresh)
-        dispatcher.refresh(captured.prepared, (inputs.part(step, tasks, padded=True),))
+        dispatcher.refresh(captured.prepared, (inputs.part(step, padded=True),))
         if self._eager:
-            prepared = dispatcher.prepare((inputs.part(step, tasks, padded=False),), ops=self._eager)
+            prepared = dispatcher.prepare((inputs.part(step, padded=False),), ops=self._eager)
             with dispatcher.running(prepared):
                 captured.pieces.replay(dispatcher.dispatch_rows)
         else:
             captured.pieces.replay(dispatcher.dispatch)
-        return self._capturer.logits_of(step.logit_slots[: len(tasks)])
+        inputs.launched()
+        choose = None
+        if captured.choose is not None and not any(map(_temperature, tasks)):
+            choose = partial(self._chosen, captured, len(tasks))
+        return Ran(*self._capturer.logits_of(step.logit_slots[: len(tasks)]), choose=choose)
+
+    def _chosen(self, captured: Captured, count: int) -> torch.Tensor:
+        assert captured.choose is not None
+        assert captured.chosen is not None
+        captured.choose.replay(self._dispatcher.dispatch)
+        return captured.chosen[:count]
+
+
+def _has_hooks(function: Choose) -> bool:
+    site = resolve(function)
+    return isinstance(site, Site) and bool(chain.running(site))
 
 
 __all__ = ["Decodes"]

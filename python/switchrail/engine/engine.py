@@ -162,7 +162,7 @@ class Engine(AbstractContextManager["Engine"]):
                     drafts = made = draft.make(self._runner)
                     self._unhook_draft = weakref.finalize(self, made.runner.disconnect)
                 if capture is not None:
-                    graphs = [self._runner.prepare_graphs(capture)]
+                    graphs = [self._runner.prepare_graphs(capture, choose_tokens or choose)]
                     if draft is not None and draft.capture is not None:
                         graphs.append(made.prepare_graphs(draft.capture))
                     capture_all(graphs, progress)

@@ -10,30 +10,44 @@ import torch
 
 from switchrail.engine.task import Task
 
+Spare = dict[int, list[tuple[torch.Tensor, torch.Event]]]
+"""Pinned tensors that no copy uses, by their number of elements, each with an event."""
+
 
 class Sent:
     """Token ids that are being copied to the host."""
 
-    def __init__(self, tokens: torch.Tensor, pin_memory: bool) -> None:
+    def __init__(self, tokens: torch.Tensor, spare: Spare | None) -> None:
         """Start the copy without waiting for it.
 
         Args:
-            tokens: [R] int64.
-            pin_memory: Whether the device copies asynchronously to pinned memory.
+            tokens: [R] int64, which the next step may overwrite.
+            spare: Provides pinned memory, which `read` gives back; None if the device doesn't copy
+                asynchronously.
         """
-        self._event: torch.Event | None = None
-        self._host = tokens
-        if pin_memory:
-            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            self._host.copy_(tokens, non_blocking=True)
-            self._event = torch.Event(tokens.device)
-            self._event.record()
+        self._spare = spare
+        self._tokens: list[int] | None = None
+        if spare is None:
+            self._host = tokens.clone()
+            return
+        free = spare[len(tokens)]
+        self._host, self._event = (
+            free.pop()
+            if free
+            else (torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True), torch.Event(tokens.device))
+        )
+        self._host.copy_(tokens, non_blocking=True)
+        self._event.record()
 
     def read(self) -> list[int]:
         """Wait for the step to finish, even if it has no tokens; return the tokens."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host.tolist()
+        if self._tokens is None:
+            if self._spare is not None:
+                self._event.synchronize()
+            self._tokens = self._host.tolist()
+            if self._spare is not None:
+                self._spare[len(self._host)].append((self._host, self._event))
+        return self._tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Graphs:
         if captured is None:
             return None
         if key.kind == "decode":
-            return Ran(*self._decodes.run(captured, schedule.decode, fresh=schedule.fresh))
+            return self._decodes.run(captured, schedule.decode, fresh=schedule.fresh)
         if key.kind == "mixed":
             return self._mixed.run(captured, schedule)
         assert self._verifications is not None

@@ -13,14 +13,15 @@ from switchrail.engine.task import Task
 from switchrail.platforms.serving import Forward
 from switchrail.pools import pages_of
 
-_POSITIONS, _SLOTS = range(2)
+_POSITIONS, _SLOTS, _STEPS = range(3)
 
 
 class DecodeInputs:
     """The inputs of decodes, one row per sequence. Rows after the last sequence are padding, without a slot.
 
     The host sends only each row's position and slot. The device derives everything else from these and the
-    page table (`derive`), so that a step needs only one small transfer.
+    page table (`derive`), so that a step needs only one small transfer. If a decode of the same sequences
+    follows, the device moves the positions on by itself, and nothing is sent.
 
     Attributes:
         padding: The cached tokens of padding sequences, on the reserved page; 0 unless backends need more.
@@ -59,8 +60,12 @@ class DecodeInputs:
         self._last_tokens = last_tokens
         self._page_size = page_size
         self._pin_memory = pin_memory
-        self._rows = torch.zeros(2, sequences, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
+        self._filled: tuple[list[int], list[int]] = [], []  # the lengths and slots of the last `fill`
+        self._next: tuple[list[int], list[int]] | None = (
+            None  # those that the device has now; None if unknown
+        )
         self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._kv_rows = torch.zeros(sequences, dtype=torch.int64, device=device)
@@ -71,24 +76,35 @@ class DecodeInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task], *, fresh: bool = False) -> None:
-        """Send the rows of decoding tasks to the device, without waiting for the transfer.
+        """Give the device the rows of decoding tasks, without waiting for a transfer.
 
         Args:
             tasks: The tasks.
             fresh: Whether states are read from the first slots; see `apart`.
         """
+        known, self._next = self._next, None  # until `launched`, as a failure may come before or after it
+        self._filled = lengths, slots = [task.length for task in tasks], [task.slot for task in tasks]
+        if known == self._filled:
+            return
         host = torch.zeros(self._rows.shape, dtype=torch.int64, pin_memory=self._pin_memory)
         rows = host.numpy()
         rows[_SLOTS] = -1
-        rows[:, : len(tasks)] = [
-            [task.length for task in tasks],
-            [task.slot for task in tasks],
-        ]
+        rows[_POSITIONS, : len(tasks)], rows[_SLOTS, : len(tasks)] = lengths, slots
         self._rows.copy_(host, non_blocking=True)
         if self._apart:
-            slots = self._rows[_SLOTS]
+            here = self._rows[_SLOTS]
             for states, shift in zip(self._states, (0 if fresh else self._apart, self._apart), strict=True):
-                states.copy_(torch.where(slots < 0, slots, slots + shift))
+                states.copy_(torch.where(here < 0, here, here + shift))
+
+    def launched(self) -> None:
+        """Note that a decode of the rows of the last `fill` was launched; it makes them one token longer."""
+        if not self._apart:
+            lengths, slots = self._filled
+            self._next = [length + 1 for length in lengths], slots
+
+    def store(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Store the newest tokens of the sequences in these slots; 0 in place of -1."""
+        self._last_tokens.scatter_(0, slots.clamp(min=0), tokens.clamp(min=0))
 
     def step(self, sequences: int, tokens: int) -> Step:
         """A step of the first `sequences` rows and caches of up to `tokens` tokens; initially padding."""
@@ -105,17 +121,16 @@ class DecodeInputs:
             real_rows=self._real_rows,
         )
 
-    def part(self, step: Step, tasks: Sequence[Task], *, padded: bool) -> Part:
-        """The part of a step made by `step`, with the lengths that the host knows.
+    def part(self, step: Step, *, padded: bool) -> Part:
+        """The part of a step made by `step`, with the lengths of the last `fill`.
 
         Args:
             step: The step.
-            tasks: The running tasks.
             padded: Whether to include the step's padding.
         """
         (made,) = step.parts
         assert made.pages is not None
-        lengths = [task.length + 1 for task in tasks]
+        lengths = [length + 1 for length in self._filled[0]]
         if not padded:
             return self._part(made.pages.page_table[: len(lengths)], tuple(lengths))
         lengths += [self.padding] * (len(made.lengths) - len(lengths))
@@ -165,8 +180,11 @@ def decode_rows(
 ) -> None:
     """Compute the inputs of a captured decode, without waiting for the device.
 
+    Each further call with the same rows is for the sequences' next tokens.
+
     Args:
-        rows: [2, N] int64, each row's position and slot; slot -1 is padding.
+        rows: [3, N] int64, each row's position and slot, and a number that is added to the position first and
+            then becomes 1. Slot -1 is padding, which stays as it is.
         last_tokens: [slots] int64, the newest token of the sequence in each slot.
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.
@@ -177,13 +195,15 @@ def decode_rows(
             number of rows without padding [1] int32.
     """
     ids, pages, kv_rows, kv_lens, sequence_ids, real = out
-    positions, slots = rows
+    positions, slots, steps = rows
+    is_real = slots >= 0
+    positions.add_(steps * is_real)
+    steps.copy_(is_real)
     owners = slots.clamp(min=0)
     torch.index_select(page_table[:, : pages.shape[1]], 0, owners, out=pages)
     torch.index_select(last_tokens, 0, owners, out=ids)
     page = pages.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1).long()
     torch.add(page * page_size, positions % page_size, out=kv_rows)
-    is_real = slots >= 0
     kv_lens.copy_((positions + 1) * is_real)
     sequence_ids.copy_(slots)
     real.copy_(is_real.sum())

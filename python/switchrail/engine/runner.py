@@ -25,6 +25,7 @@ from switchrail.engine.models.binding import Connection, connect, find_mixers, r
 from switchrail.engine.models.blocks import Blocks
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
+from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Ran, Running, Step, StepBuilder
@@ -64,6 +65,7 @@ class Runner:
         running: The current step.
         builder: Converts schedules to steps.
         graphs: The captured steps; None without capturing.
+        choose: The function that chooses tokens in the graphs; None without it.
         blocks: The compiled layers; None without compiling.
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
@@ -112,6 +114,7 @@ class Runner:
         self.model = checkpoint.model
         self.vocab_size = checkpoint.vocab_size
         self.graphs: Graphs | None = None
+        self.choose: Choose | None = None
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
         self._options = options
@@ -175,15 +178,22 @@ class Runner:
 
     @torch.inference_mode()
     def prepare_graphs(
-        self, capture: Capture, *, last_tokens: torch.Tensor | None = None, apart: int = 0
+        self,
+        capture: Capture,
+        choose: Choose | None = None,
+        *,
+        last_tokens: torch.Tensor | None = None,
+        apart: int = 0,
     ) -> Graphs:
         """Create `graphs`, without capturing anything yet.
 
         Args:
             capture: What to capture.
+            choose: See `Decodes`.
             last_tokens: [slots] int64, the newest tokens; None for those of `sequences`.
             apart: See `DecodeInputs`.
         """
+        self.choose = choose
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         plan = capture.plan
         width = 1 if options.draft is None else 1 + options.draft_tokens
@@ -222,6 +232,7 @@ class Runner:
                 DecodeInputs(*memory, derived=self._derived, apart=apart, **shared),
                 plan.eager,
                 plan.keys,
+                choose,
             ),
             MixedSteps(
                 capturer,

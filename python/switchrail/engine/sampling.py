@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from switchrail.engine.transfer import sent
-from switchrail.params import SamplingParams, filters_of
+from switchrail.params import SamplingParams, capturable, filters_of
 
 _UNIT: Final = 1 << 40
 """The weight of the most likely token. Sums of integer weights don't depend on order or batch."""
@@ -23,6 +23,7 @@ _BITS: Final = 11
 """Bits per digit of a sort key."""
 
 
+@capturable
 def choose(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
 ) -> torch.Tensor:

@@ -77,12 +77,15 @@ class Ran:
         widths: The rows of logits of each verified task, including padding; empty without drafts.
         accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
+        choose: Chooses the likeliest tokens in a captured decode, and stores them as the newest ones; returns
+            [R] int64 as `switchrail.engine.sampling.choose` does. None if they must be chosen otherwise.
     """
 
     logits: torch.Tensor
     slots: torch.Tensor
     widths: tuple[int, ...] = ()
     accept: Callable[[torch.Tensor], torch.Tensor] | None = None
+    choose: Callable[[], torch.Tensor] | None = None
 
 
 class Running:

@@ -21,6 +21,7 @@ from switchrail.engine.memory import memory_in_use
 from switchrail.engine.mtp import LoadedMtp
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Capture, Runner
+from switchrail.engine.sampling import choose
 from switchrail.engine.task import Task
 from switchrail.params import SamplingParams
 from switchrail.platforms import Platform
@@ -98,7 +99,7 @@ def try_out(
                 _run(core, lengths, params, options.page_size)
             more = 0.0
             if capture is not None:
-                graphs = [runner.prepare_graphs(capture)]
+                graphs = [runner.prepare_graphs(capture, choose_tokens or choose)]
                 if draft is not None and draft.capture is not None:
                     graphs.append(made.prepare_graphs(draft.capture))
                 more = sum(_capture(each, lambda: memory_in_use(platform, cached=True)) for each in graphs)

@@ -34,16 +34,17 @@ class HookWatch:
         chains = _chains(version)
         hooked = self._find()
         keys = [tuple(hooks) for hooks in hooked]
+        total = sum(map(len, keys))
         # as in `Sequences.admit`, no signal handler can raise between these statements
         self._version, self._chains = version, chains
-        self._count, self._hooked, self._keys = count, hooked, keys
+        self._count, self._hooked, self._keys, self._total = count, hooked, keys, total
 
     def has_changed(self) -> bool:
         """Whether hooks have changed since they were recorded."""
         count = RemovableHandle.next_id
         if count != self._count:  # torch has a new hook, but perhaps on another model
             found = self._find()
-            if len(found) != len(self._hooked):
+            if [tuple(hooks) for hooks in found] != self._keys:
                 return True
             self._hooked, self._count = found, count
         version = chain.version()
@@ -51,7 +52,7 @@ class HookWatch:
             if _chains(version) != self._chains:
                 return True
             self._version = version
-        return [tuple(hooks) for hooks in self._hooked] != self._keys
+        return sum(map(len, self._hooked)) != self._total  # without a new hook, only removals are possible
 
     def _find(self) -> list[Numbered]:
         """The torch hooks of all modules, by their numbers."""

@@ -328,7 +328,7 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it.
+    it. It may be marked with `switchrail.params.capturable`.
     """
 
     name = "choose_tokens"
