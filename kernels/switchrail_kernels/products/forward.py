@@ -62,9 +62,9 @@ def _multiply(
         tl.store(p_out + m * N + o_n, b_y, mask=m_n)
         if GATES:
             if tl.program_id(0) * BN + BN > N - 2 * HV:
-                b_y = b_y.to(tl.float32)
-                b_weight = 1.0 / (1.0 + tl.exp(-b_y))
-                tl.store(p_g + m * HV + o_a, log_decay(b_y, b_A, b_bias), mask=m_a)
+                b_raw = b_y.to(tl.float32)
+                b_weight = 1.0 / (1.0 + tl.exp(-b_raw))
+                tl.store(p_g + m * HV + o_a, log_decay(b_raw, b_A, b_bias), mask=m_a)
                 tl.store(p_beta + m * HV + o_b, b_weight.to(p_beta.dtype.element_ty), mask=m_b)
 
 
