@@ -1,4 +1,4 @@
-"""Lists SGLang's and Switchrail's hooks on SGLang's modules, which are stand-ins here."""
+"""Lists the hooks of SGLang and of Switchrail on SGLang's modules, here stand-ins."""
 
 import logging
 from importlib import import_module
@@ -28,5 +28,5 @@ def test_hooks_of_both_systems_are_listed_and_logged(runtime, version, caplog):
     with caplog.at_level(logging.INFO, logger="switchrail"):
         runner = import_module("sglang.srt.model_executor.model_runner").ModelRunner()
         getattr(runner, "init_attention_backend" + ("s" if version == "v23" else ""))()
-    assert f"{target}: after, by counting-plugin, with sglang's hooks" in caplog.text
+    assert f"{target}: `after` hook of counting-plugin, registered with sglang" in caplog.text
     assert "GDNAttnBackend" not in caplog.text

@@ -118,8 +118,8 @@ def test_the_vendors_kernel_serves_full_attention(ours):
 
 def test_hooks_of_both_systems_watch_the_scheduler(ours):
     assert [line["seen"] for line in ours.watched] == [*range(1, len(ours.watched) + 1)]
-    assert "Scheduler.run_batch: around, by engine-watch, with switchrail's hooks" in ours.log
-    assert "Scheduler.run_batch: before, by engine-watch, with sglang's hooks" in ours.log
+    assert "Scheduler.run_batch: `around` hook of engine-watch, registered with switchrail" in ours.log
+    assert "Scheduler.run_batch: `before` hook of engine-watch, registered with sglang" in ours.log
 
 
 @pytest.mark.parametrize("name", ["ours", "drafted"])

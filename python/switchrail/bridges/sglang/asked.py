@@ -1,4 +1,4 @@
-"""The backend names that the user chose for linear layers, and the hooks that serve these choices."""
+"""Reads the backend names that the user chose for linear layers, and hooks SGLang to serve these choices."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _log = logging.getLogger("switchrail")
 
 
 def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
-    """Hooks a backend class of SGLang, so that it has its served layers and announces each pass.
+    """Hooks a backend class of SGLang: its objects get their served layers, which then plan each pass.
 
     Args:
         runtime: The runtime.
         places: The places of SGLang's version.
         kind_of: Returns the kind of the layers of a backend.
-        owner: The path of the class.
+        owner: The dotted path of the class.
     """
     hooks = runtime.hooks
 
@@ -69,18 +69,18 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
 
 
 def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
-    """Refuses our prompts if SGLang verifies drafts from states that only its own prompts put in place."""
+    """Refuses to serve prompts if SGLang verifies drafts from states that only its own kernels write."""
     if getattr(backend, "accept_lens_pool", None) is None or "prefill" not in asked or "verify" in asked:
         return
     raise BridgeError(
-        f"{asked['prefill']} serves prompts, but the verification of drafts by FlashInfer needs SGLang's own "
-        f"there; choose one of Switchrail's names for --linear-attn-verify-backend too, or triton",
+        f"{asked['prefill']} was chosen for prompts, but FlashInfer verifies drafts, for which prompts need "
+        f"SGLang's own kernels; choose triton or one of Switchrail's names for --linear-attn-verify-backend",
         found=asked["prefill"],
     )
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's rules about its options, which know its own names only."""
+    """Hooks SGLang's functions that decide by the name of a backend and know only SGLang's own names."""
 
     def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
         if is_ours(view.linear_attn_backend):
@@ -88,7 +88,7 @@ def attach(runtime: Runtime, places: Places) -> None:
         return original(view, hf_config)
 
     def shares_windows(original: Callable[..., bool], *arguments: Any, **named: Any) -> bool:
-        """Whether the windows of drafted tokens overlap in memory: not where ours write them."""
+        """Whether the windows of drafted tokens overlap in memory; never if Switchrail verifies drafts."""
         return not is_ours(_verify_name()) and original(*arguments, **named)
 
     if places.extra_buffer is not None:
@@ -112,7 +112,7 @@ class _AsTriton:
 def _asked(model_runner: Any, places: Places) -> dict[Phase, str]:
     """The names of backends that the user chose, by phase.
 
-    If no name is given for drafts, the backend for decode verifies them if it is one of Switchrail's.
+    SGLang 0.5.11 has no option for verification: Switchrail verifies drafts if it serves decode.
     """
     if not places.verify_choice:
         from sglang.srt.layers.attention.linear import utils

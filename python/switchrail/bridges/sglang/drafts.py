@@ -1,4 +1,4 @@
-"""SGLang's drafts: their trees as parents of rows, and passes that verify them."""
+"""Describes the verification of SGLang's drafts as parts of a step, and their trees as parents of rows."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Drafts:
 
     Attributes:
         tokens: The drafted tokens of each sequence in a pass.
-        tree: Whether they form a tree. Only the device has the parents of the tree's rows.
+        tree: Whether the drafted tokens form a tree. Only the device has the parents of a tree's rows.
     """
 
     tokens: int
     tree: bool
 
     def states(self, slots: torch.Tensor, links: Any, kept: int) -> Part:
-        """The part of a pass for layers with states, which are kept after each row.
+        """Makes the part of a pass for layers with states, which writes the state after each row.
 
         Args:
             slots: [N], the slots of the states.
             links: An object with SGLang's links between drafted tokens; see `parents_of`.
-            kept: The number of sequences whose states can be kept.
+            kept: The number of sequences for which SGLang has memory for these states.
         """
         count = len(slots)
         rows = torch.arange(count * self.tokens, device=slots.device).view(count, self.tokens)
@@ -55,12 +55,12 @@ class Drafts:
         return Part(phase="verify", rows=slice(0, count * self.tokens), states=batch)
 
     def pages(self, table: torch.Tensor, kv_lens: torch.Tensor, lengths: Sequence[int], links: Any) -> Part:
-        """The part of a pass for attention layers.
+        """Makes the part of a pass for attention layers.
 
         Args:
             table: [N, P], the pages of each sequence.
             kv_lens: [N], the cached tokens of each sequence, the drafted ones included.
-            lengths: The same numbers on the host.
+            lengths: The numbers of `kv_lens`, on the host.
             links: See `states`.
         """
         count = len(lengths)
@@ -80,7 +80,10 @@ class Drafts:
     def parents(
         self, count: int, links: Any, device: torch.device
     ) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-        """The parents of all rows of a pass, on the device and on the host; trees are on the device only."""
+        """The parents of all rows of a pass, on the device and on the host.
+
+        The second value is None for trees, whose parents only the device has.
+        """
         first = getattr(links, "retrieve_next_token", None) if self.tree else None
         if first is not None:
             found = parents_of(first[:count], links.retrieve_next_sibling[:count])
@@ -98,20 +101,21 @@ def parents_of(first_child: torch.Tensor, next_sibling: torch.Tensor) -> torch.T
     """
     count, tokens = first_child.shape
     own = torch.arange(tokens, device=first_child.device).expand(count, tokens)
-    nowhere = own.new_full((count, tokens + 1), -1)  # one more column takes what links to nothing
+    nowhere = own.new_full((count, tokens + 1), -1)  # links of -1 write to the last column, which is dropped
     parents = nowhere.scatter(1, first_child.long() % (tokens + 1), own)
     siblings = torch.arange(tokens + 1, device=own.device).repeat(count, 1)
     siblings.scatter_(1, next_sibling.long() % (tokens + 1), own)
-    for _ in range(max(tokens - 1, 1).bit_length()):  # from each token to the first of its siblings
+    for _ in range(max(tokens - 1, 1).bit_length()):  # follow the links from each token to its first sibling
         siblings = siblings.gather(1, siblings)
     return parents.gather(1, siblings[:, :tokens]).flatten().int()
 
 
 def drafts_of(places: Places, model_runner: Any) -> Drafts | None:
-    """The drafts that a model runner verifies; None if it verifies none.
+    """The form of the drafts that a model runner verifies; None if it verifies none.
 
     Raises:
-        BridgeError: Rows of SGLang's memory for drafts are not in the order of the batch.
+        BridgeError: Sequences have different numbers of drafts, or the rows of SGLang's memory for drafts
+            are not in the order of the batch.
     """
     chosen = places.speculation(model_runner)
     if chosen.speculative_algorithm is None or model_runner.is_draft_worker:

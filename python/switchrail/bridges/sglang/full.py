@@ -130,7 +130,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Runs a layer on one token of each sequence; as `forward_extend`, on tokens of prompts."""
+        """Runs a layer on one token of each sequence; as `forward_extend`, on prompts or drafts."""
         used = [name for name, value in options.items() if value is not None]
         if used:
             raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
@@ -150,13 +150,13 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return 1
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Allocates the tables of recorded passes."""
+        """Allocates the tables of captured passes."""
         pages = -(-self._longest // self._page)
         self._tables = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
         self._kv_lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Plans a pass that is recorded, or updates the plans of a recorded one."""
+        """Plans a pass for the capture of a graph, or updates the plans of a captured pass."""
         self._prepare_graph(
             forward_batch.batch_size,
             forward_batch.req_pool_indices,
@@ -176,7 +176,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         forward_mode: Any,
         spec_info: object,
     ) -> None:
-        """Plans a pass that is recorded; SGLang 0.5.11."""
+        """Plans a pass for the capture of a graph; SGLang 0.5.11."""
         self._prepare_graph(bs, req_pool_indices, seq_lens, None, forward_mode, spec_info)
 
     def init_forward_metadata_replay_cuda_graph(
@@ -190,11 +190,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         spec_info: object,
         seq_lens_cpu: torch.Tensor,
     ) -> None:
-        """Updates the plans of a recorded pass; SGLang 0.5.11."""
+        """Updates the plans of a captured pass; SGLang 0.5.11."""
         self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, spec_info)
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
-        """Updates a recorded verification that was planned before the drafts were known."""
+        """Updates a captured verification that was planned before the drafts were known."""
         if self._drafts is None or not self._drafts.tree or cuda_graph_bs is None:
             return
         part = self.steps.captured("verify", cuda_graph_bs)
@@ -211,11 +211,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         mode: Any,
         links: object,
     ) -> None:
-        """Plans a recorded pass: without lengths on the host it is recorded, otherwise updated."""
+        """Plans a pass for the capture of a graph if `host_lens` is None; otherwise updates its plans."""
         verifies = mode.is_target_verify()
         if not verifies and not mode.is_decode_or_idle():
             raise BridgeError(
-                "Switchrail's attention records decode steps and verification only", found=str(mode)
+                "Switchrail's attention captures only decode steps and verification", found=str(mode)
             )
         drafted = self._drafts.tokens if verifies and self._drafts is not None else 0
         new = (
@@ -235,11 +235,11 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             rows = part.rows.stop
             self.steps.capture(part, Bounds(sequences=count, rows=rows, tokens=self._longest))
             return
-        recorded = self.steps.captured(part.phase, count).pages
-        assert recorded is not None
-        if isinstance(recorded, PagedTreeBatch) and isinstance(part.pages, PagedTreeBatch):
-            recorded.parents.copy_(part.pages.parents)
-        self.steps.replay(replace(part, pages=replace(recorded, kv_seqlens=part.pages.kv_seqlens)))
+        captured = self.steps.captured(part.phase, count).pages
+        assert captured is not None
+        if isinstance(captured, PagedTreeBatch) and isinstance(part.pages, PagedTreeBatch):
+            captured.parents.copy_(part.pages.parents)
+        self.steps.replay(replace(part, pages=replace(captured, kv_seqlens=part.pages.kv_seqlens)))
 
     def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
         """The pages [N, P] of requests, which SGLang lists by token."""
@@ -285,7 +285,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return AttentionCall(layer, q, torch.empty_like(q, memory_format=torch.contiguous_format))
 
     def _example(self, verifies: bool) -> Part:
-        """A pass over two requests, from which the needed features are read."""
+        """An example of a pass, with two requests; the needed features are read from it."""
         lengths = torch.ones(2, dtype=torch.int32, device=self.device)
         table = self._table(torch.zeros(2, dtype=torch.int64, device=self.device), 2 * self._page)
         if verifies:
@@ -295,9 +295,9 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
 
 def _asked(places: Places, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
-    """The phases for which SGLang uses the backend of a name; prompts can have another one than tokens.
+    """The phases in which SGLang uses the backend with this name. Each phase can have a different one.
 
-    Without a choice by phase, as for some draft models, a name is for all phases.
+    If a model runner has no names by phase, as for some draft models, the name is for all phases.
     """
     phases: tuple[Phase, ...] = ("prefill", "decode")
     live = [
@@ -340,7 +340,7 @@ def _check(model_runner: Any) -> None:
     """Refuses options that the backend does not serve, before the first request."""
     pool = model_runner.token_to_kv_pool
     if getattr(pool, "swa_kv_pool", None) is not None:
-        raise BridgeError("Switchrail serves no separate pool of sliding windows in SGLang")
+        raise BridgeError("Switchrail does not serve SGLang's separate pool for sliding windows")
     if model_runner.kv_cache_dtype != model_runner.dtype:
         raise BridgeError(
             f"the cache of keys and values has dtype {model_runner.kv_cache_dtype}; valid: "

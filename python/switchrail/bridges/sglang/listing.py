@@ -59,7 +59,7 @@ def attach(runtime: Runtime, places: Places) -> None:
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):
             if source != OURS:
-                _log.info("%s: %s, by %s, with %s's hooks", target, kind, source, system)
+                _log.info("%s: `%s` hook of %s, registered with %s", target, kind, source, system)
 
     runtime.hooks.add(places.attention_made, log, "before", source=OURS)
 

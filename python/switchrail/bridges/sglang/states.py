@@ -75,7 +75,7 @@ class Kind(ABC):
 
 
 class UnknownLayersError(BridgeError):
-    """A model has layers with states, but none that Switchrail knows."""
+    """A model has layers with states, but Switchrail knows none of them."""
 
 
 class ServedLayers:
@@ -205,7 +205,7 @@ class ServedLayers:
             self.steps.begin(extended.parts(checkpoints=self._checkpoints))
 
     def begin_graph(self, sequences: int, mode: Any, *, capture: bool) -> None:
-        """Plans a pass that is recorded, or updates the plans of a recorded one."""
+        """Plans a pass for the capture of a graph, or updates the plans of a captured pass."""
         phase = "decode" if mode.is_decode_or_idle() else _phase(mode)
         if not self._modules or phase is None or phase not in self.asked:
             return
@@ -217,12 +217,12 @@ class ServedLayers:
             part = self._verify_part(metadata)
         else:
             slots = metadata.mamba_cache_indices
-            # SGLang's own starts give padding sequences no row, but there is one for each.
+            # SGLang's own cu_seqlens gives padding sequences no row, but each has one.
             part = decode_part(torch.arange(sequences + 1, dtype=torch.int32, device=slots.device), slots)
         self.steps.capture(part, Bounds(sequences=sequences, rows=part.rows.stop, tokens=self._tokens))
 
     def reread_drafts(self, sequences: int) -> None:
-        """Updates a recorded verification that was planned before the drafts were known."""
+        """Updates a captured verification that was planned before the drafts were known."""
         if self._drafts is not None and self._drafts.tree and "verify" in self.asked and self._modules:
             self._replay("verify", sequences)
 
@@ -238,7 +238,7 @@ class ServedLayers:
         return self._drafts.states(metadata.mamba_cache_indices, metadata, self._kept)
 
     def _track(self, id: int, forward_batch: Any) -> None:
-        """Keeps a layer's states for SGLang's prefix cache, after it ran."""
+        """Copies a layer's states for SGLang's prefix cache, after the layer ran."""
         phase = self.steps.phase
         if phase == "verify" or (phase == "prefill" and self._last_states is None):
             return
@@ -261,7 +261,7 @@ def _mode_of(forward_batch: Any) -> Any:
 
 
 def _phase(mode: Any) -> Phase | None:
-    """The phase of a mode; None if it is none of ours."""
+    """The phase of passes with a mode; None if Switchrail serves no such passes."""
     if mode.is_decode():
         return "decode"
     if not mode.is_extend():
@@ -272,7 +272,7 @@ def _phase(mode: Any) -> Phase | None:
 def convolution(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, memory: Memory
 ) -> ShortConvLayer:
-    """A convolution [C, W] with windows [slots, C, W - 1], or longer ones whose last inputs count.
+    """Makes the layer of a convolution with weight [C, W]; uses the last W - 1 inputs of SGLang's windows.
 
     Raises:
         BridgeError: Switchrail has no such activation.
@@ -296,7 +296,7 @@ def convolution(
 
 
 def _chunk(backend: Any) -> int:
-    """Tokens between the states that SGLang's prefix cache can keep."""
+    """The number of tokens between two states that SGLang's prefix cache can keep."""
     return int(getattr(backend, "mamba_chunk_size", 64))
 
 
@@ -324,7 +324,7 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
 
 
 def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
-    """Numbers on the host. SGLang's own copy, if there is one, saves waiting for the device."""
+    """A batch's numbers on the host. SGLang's own copy, if there is one, saves waiting for the device."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
 

@@ -62,7 +62,7 @@ class Steps:
         self._prepared = NOTHING
 
     def served_elsewhere(self) -> None:
-        """Marks the pass as complete without calls: its layers don't need the planned ones."""
+        """Marks the pass as complete: its layers run without the planned calls."""
         self._is_due = False
 
     def capture(self, part: Part, bounds: Bounds) -> None:

@@ -1,4 +1,4 @@
-"""The places in SGLang that the bridge uses, for each version that it was tested with."""
+"""The functions and modules of SGLang that the bridge uses, for each known version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchrail.nearest import unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The places of one version of SGLang. Modules and attributes are paths for hooks.
+    """The functions and modules of one version of SGLang that the bridge uses, as dotted paths.
 
     Attributes:
         choices: The module with the lists of valid names of backends.
@@ -22,7 +22,7 @@ class Places:
         extra_buffer: The function that decides whether a server's linear backend can keep states within a
             prompt for the prefix cache; None if SGLang does not ask.
         linear_ops: The ops of the linear layers that the bridge serves.
-        records_prompts: The method of a linear attention backend that tells whether prompts can be recorded
+        records_prompts: The method of a linear attention backend that tells whether prompts can be captured
             in graphs; None if there is none.
         graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
         attention_made: The method that makes a model runner's attention backends.
@@ -32,7 +32,7 @@ class Places:
         late_drafts: The method of a linear attention backend that reads drafts which were made after the pass
             was planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
-        location: Whether places in the cache are passed as a `KVWriteLoc`.
+        location: Whether SGLang passes positions in the cache as a `KVWriteLoc`.
         captures: Whether a model runner's options let decode steps be captured as graphs.
     """
 
@@ -99,7 +99,7 @@ def _options(model_runner: Any) -> Any:
 def _captures(model_runner: Any) -> bool:
     from sglang.srt.runtime_context import get_exec
 
-    # Of several options only this one has the decision.
+    # SGLang derives this option from all others that concern graphs.
     config = get_exec().graph.cuda_graph_config
     return config is None or config.decode.backend != "disabled"
 
