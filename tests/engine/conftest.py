@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import switchrail
 import torch
-from switchrail.engine import Engine
+from switchrail.engine import Engine, Output, SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
 
@@ -89,3 +89,29 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
             return stack.enter_context(Engine(path, runtime=runtime, device=device, **arguments))
 
         yield make
+
+
+class Plain:
+    """In place of an engine of the tiny checkpoint without drafts and graphs: runs equal requests once."""
+
+    def __init__(self, checkpoint: Path, options: Mapping[str, Any], known: dict[str, list[Output]]) -> None:
+        self._checkpoint = checkpoint
+        self._options = options
+        self._known = known
+
+    def generate(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Output]:
+        key = repr((self._options, prompts, params))
+        if key not in self._known:
+            runtime = switchrail.Runtime()
+            with Engine(self._checkpoint, runtime=runtime, device="cpu", options=self._options) as engine:
+                self._known[key] = engine.generate(prompts, params)
+        return list(self._known[key])
+
+
+@pytest.fixture(scope="session")
+def plain_engine(checkpoint: Path) -> Callable[[Mapping[str, Any]], Plain]:
+    """Give the outputs that other engines' outputs are compared with."""
+    known: dict[str, list[Output]] = {}
+    return lambda options: Plain(checkpoint, options, known)

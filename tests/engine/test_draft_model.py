@@ -79,10 +79,12 @@ def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) ->
     return [output.tokens for output in engine.generate(texts, params)]
 
 
-def test_outputs_are_the_models_and_proposals_the_drafts(make_engine: Make, draft: Path) -> None:
+def test_outputs_are_the_models_and_proposals_the_drafts(
+    make_engine: Make, plain_engine: Any, draft: Path
+) -> None:
     """Ragged prompts in chunks; greedy outputs are those without drafts, and proposals those from scratch."""
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     found = recorded(engine)
     assert engine.generate(prompts, FREE) == expected
@@ -117,11 +119,11 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
 
 
 def test_steps_of_the_draft_are_captured(
-    make_engine: Make, checkpoint: Path, captured_runtime: switchrail.Runtime
+    make_engine: Make, plain_engine: Any, checkpoint: Path, captured_runtime: switchrail.Runtime
 ) -> None:
     """Its decodes with states in second slots, and in pieces the steps with accepted tokens."""
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     options = {**DRAFTED, "draft": checkpoint}
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
     runner = drafts_of(engine).runner
@@ -141,10 +143,10 @@ def test_steps_of_the_draft_are_captured(
     assert is_idle(engine)
 
 
-def test_trees_of_a_draft(make_engine: Make, checkpoint: Path, draft: Path) -> None:
+def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, checkpoint: Path, draft: Path) -> None:
     """Two branches: the best token and what follows it, and the second best one and what follows it."""
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": draft, "draft_branches": 2})
     found = recorded(engine)
     assert engine.generate(prompts, FREE) == expected

@@ -137,10 +137,10 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
     assert is_idle(engine)
 
 
-def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make) -> None:
+def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make, plain_engine: Any) -> None:
     """A step runs one row per draft and one more; neither accepted nor rejected tokens run again."""
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
     oracle = use(engine, Oracle(expected, FORCED["random"]))
     build, rows, phases = engine._runner.builder.build, 0, set()
@@ -213,9 +213,11 @@ class Turns(Drafts):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_requests_without_drafts_beside_and_after_others(turn: int, make_engine: Make) -> None:
+def test_requests_without_drafts_beside_and_after_others(
+    turn: int, make_engine: Make, plain_engine: Any
+) -> None:
     prompts = [[7] * 6, [3, 1, 2], [9] * 11]
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
     use(engine, Turns(Oracle(expected, FORCED["all"], ragged=False), turn))
     assert engine.generate(prompts, FREE) == expected
@@ -225,11 +227,11 @@ def test_requests_without_drafts_beside_and_after_others(turn: int, make_engine:
     assert engine.stats.verifications == before > 0
 
 
-def test_what_follows_an_end_is_not_counted(make_engine: Make) -> None:
-    (plain,) = make_engine(options=OPTIONS).generate([[5, 6]], FREE)
+def test_what_follows_an_end_is_not_counted(make_engine: Make, plain_engine: Any) -> None:
+    (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
     stop = plain.tokens[3]
     params = SamplingParams(max_new_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
-    (ended,) = make_engine(options=OPTIONS).generate([[5, 6]], params)
+    (ended,) = plain_engine(OPTIONS).generate([[5, 6]], params)
     assert ended.tokens == plain.tokens[: len(ended.tokens)]
     engine = make_engine(options=DRAFTED)
     use(engine, Oracle([plain], FORCED["all"], ragged=False))
@@ -238,12 +240,12 @@ def test_what_follows_an_end_is_not_counted(make_engine: Make) -> None:
     assert engine.stats.accepted_tokens == engine.stats.decode_tokens == len(ended.tokens) - 1 == 3
 
 
-def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make) -> None:
+def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make, plain_engine: Any) -> None:
     """A stop token that is also the last possible one ends the request as a stop."""
-    (plain,) = make_engine(options=OPTIONS).generate([[5, 6]], FREE)
+    (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
     last = next(n for n in range(2, 6) if plain.tokens[n] not in plain.tokens[:n])
     params = SamplingParams(max_new_tokens=last + 1, ignore_eos=True, stop_token_ids=(plain.tokens[last],))
-    (ended,) = make_engine(options=OPTIONS).generate([[5, 6]], params)
+    (ended,) = plain_engine(OPTIONS).generate([[5, 6]], params)
     assert (len(ended.tokens), ended.finish_reason) == (last + 1, "stop")
     engine = make_engine(options=DRAFTED)
     use(engine, Oracle([plain], FORCED["all"], ragged=False))
@@ -252,11 +254,11 @@ def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make) ->
 
 
 def test_sequences_reordered_between_verify_and_commit(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+    make_engine: Make, plain_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit belongs to the rows that were verified, whatever happens to the list of sequences."""
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
     use(engine, Oracle(expected, FORCED["random"]))
     choose, live = core.choose_rows, engine._core.sequences.live
@@ -379,9 +381,11 @@ def test_the_phase_is_planned_with_a_draft_only(make_engine: Make) -> None:
     assert phases == {"prefill", "decode", "verify"}
 
 
-def test_steps_without_drafts_are_captured(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+def test_steps_without_drafts_are_captured(
+    make_engine: Make, plain_engine: Any, captured_runtime: switchrail.Runtime
+) -> None:
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(
         runtime=captured_runtime,
         device=GraphPlatform(),
@@ -411,14 +415,14 @@ def verified_runtime(captured_runtime: switchrail.Runtime) -> switchrail.Runtime
 
 @pytest.mark.parametrize("kind", FORCED)
 def test_verifications_are_captured(
-    kind: str, make_engine: Make, verified_runtime: switchrail.Runtime
+    kind: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Whole, in buckets of sequences and of caches, with padding inside and after the sequences.
 
     Steps with prompts too are captured in pieces.
     """
     prompts, params = make_prompts(24), make_params(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    expected = plain_engine(OPTIONS).generate(prompts, params)
     engine = make_engine(runtime=verified_runtime, device=GraphPlatform(), options=DRAFTED)
     assert [state.reason for state in engine.graphs if state.kind == "verify"] == [None] * 4
     oracle = use_samples(engine, kind, params, expected)
@@ -437,7 +441,7 @@ def test_verifications_are_captured(
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_padding_reads_nothing_of_others(
-    limit: int, make_engine: Make, verified_runtime: switchrail.Runtime
+    limit: int, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Drafts shorter than the rows of a captured verification, in pools that hold no finite number before.
 
@@ -450,7 +454,7 @@ def test_padding_reads_nothing_of_others(
             return Drafted([[7] * each for each in count])
 
     prompts = [[*range(n)] for n in (5, 6, 9, 11)]
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(
         runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": Few()}
     )
@@ -464,13 +468,15 @@ def test_padding_reads_nothing_of_others(
 
 @pytest.mark.parametrize("where", ["eager", "captured"])
 @pytest.mark.parametrize("kind", FORCED)
-def test_trees(kind: str, where: str, make_engine: Make, verified_runtime: switchrail.Runtime) -> None:
+def test_trees(
+    kind: str, where: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
+) -> None:
     """Accepted keys move to their positions, and states follow the accepted path.
 
     Requests end in all ways, greedy or sampled, and some have several samples.
     """
     prompts, params = make_prompts(24), make_params(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    expected = plain_engine(OPTIONS).generate(prompts, params)
     trees = Trees([], FORCED[kind])
     outputs = iter(expected)
     for param in params:

@@ -19,6 +19,7 @@ from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
 
 from tests.engine.capturable import CAPTURABLE
+from tests.engine.conftest import Plain
 
 
 class GraphServing(CpuServing):
@@ -59,7 +60,7 @@ def make_prompts(seed: int = 0) -> list[list[int]]:
     return [[draw.randrange(256) for _ in range(length)] for length in PROMPT_LENGTHS]
 
 
-def tokens(engine: Engine, prompts: list[list[int]], count: int = 12) -> list[tuple[int, ...]]:
+def tokens(engine: Engine | Plain, prompts: list[list[int]], count: int = 12) -> list[tuple[int, ...]]:
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
     return [output.tokens for output in engine.generate(prompts, params)]
 
@@ -113,14 +114,14 @@ def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, .
 
 
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
-    make_engine: Make, captured_runtime: switchrail.Runtime
+    make_engine: Make, plain_engine: Any, captured_runtime: switchrail.Runtime
 ) -> None:
     """Captured decodes compute the tokens of eager ones, with padding, NaN in pools and several keys.
 
     Requests come and go, and have different lengths.
     """
     prompts = make_prompts()
-    expected = tokens(make_engine(options=OPTIONS), prompts)
+    expected = tokens(plain_engine(OPTIONS), prompts)
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     for tensor in engine.pools.tensors():
         tensor.fill_(float("nan"))

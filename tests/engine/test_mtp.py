@@ -75,13 +75,15 @@ class Steered(Drafts):
 
 
 @pytest.mark.parametrize("kind", FORCED)
-def test_proposals_are_those_from_scratch(kind: str, make_engine: Make, headed: Path) -> None:
+def test_proposals_are_those_from_scratch(
+    kind: str, make_engine: Make, plain_engine: Any, headed: Path
+) -> None:
     """Whatever was accepted before: the head's memory has nothing of rejected tokens.
 
     Entries of accepted tokens are those of the model's own hidden states. The prompts run in chunks.
     """
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(headed, options=MTP)
     steered = Steered(drafts_of(engine), Oracle(expected, FORCED[kind], ragged=kind == "random"))
     use(engine, steered)
@@ -142,11 +144,11 @@ def keys_after(engine: Engine, prompt: list[int], params: SamplingParams = FREE)
 
 
 def test_keys_are_rewritten_from_the_models_hidden_states(
-    make_engine: Make, checkpoint: Path, tmp_path: Path
+    make_engine: Make, plain_engine: Any, checkpoint: Path, tmp_path: Path
 ) -> None:
     """Keys are the same whether tokens were drafted and accepted, or run one at a time."""
     folder = make_head(checkpoint, tmp_path)
-    expected = make_engine(options=OPTIONS).generate([[5, 6, 7]], FREE)
+    expected = plain_engine(OPTIONS).generate([[5, 6, 7]], FREE)
     found = []
     for kind in ("all", "none"):
         engine = make_engine(folder, options=MTP)

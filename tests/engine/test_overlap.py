@@ -46,9 +46,9 @@ def engine(make_engine: Make) -> Engine:
     return engine
 
 
-def test_outputs_are_those_of_steps_one_by_one(make_engine: Make, engine: Engine) -> None:
+def test_outputs_are_those_of_steps_one_by_one(make_engine: Make, plain_engine: Any, engine: Engine) -> None:
     prompts, params = make_prompts(24), make_params(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    expected = plain_engine(OPTIONS).generate(prompts, params)
     assert engine.generate(prompts, params) == expected
     assert not engine.busy
 

@@ -65,14 +65,14 @@ def runtime_without(*ops: str) -> switchrail.Runtime:
     ],
 )
 def test_backends_without_graphs_run_between_pieces(
-    make_engine: Make, missing: tuple[str, ...], chosen: dict[str, str], word: str
+    make_engine: Make, plain_engine: Any, missing: tuple[str, ...], chosen: dict[str, str], word: str
 ) -> None:
     """Backends without graphs run between captured pieces, with ragged batches, padding and NaN in pools.
 
     Each run is repeated, so that stale data would show.
     """
     prompts = make_prompts()
-    expected = tokens(make_engine(options=OPTIONS), prompts)
+    expected = tokens(plain_engine(OPTIONS), prompts)
     engine = make_engine(
         runtime=runtime_without(*missing), device=GraphPlatform(), options=DECODES, backends=chosen
     )
