@@ -26,7 +26,7 @@ from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.files import MTP_WEIGHTS, read_tensors
 from switchrail.engine.models.mtp import QwenHead, join_experts
 from torch import Tensor, nn
-from train_kjv import Recipe, Windows, optimizers, split_documents
+from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, 8
@@ -167,20 +167,8 @@ def train_model(checkpoint: Path, states: Path, steps: int, output: Path) -> Non
     )
     own = teacher.config
     config = Qwen3NextConfig(
+        **SHAPES["draft"],
         vocab_size=own.vocab_size,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        linear_conv_kernel_dim=4,
-        num_experts=0,
         max_position_embeddings=own.max_position_embeddings,
         tie_word_embeddings=True,
         eos_token_id=own.eos_token_id,

@@ -102,7 +102,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("s
 
 Every fourth layer of `qwen3_next` is full attention, and every second MLP a mixture of experts. One layer in
 four of `kimi_linear` is latent attention, and its first MLP is dense. Each layer of `nemotron_h` is a mixer,
-experts or a dense MLP.
+experts or a dense MLP. `draft` is the model that drafts for `qwen3_next`.
 """
 
 
@@ -386,7 +386,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small checkpoint on a plain text file.")
     parser.add_argument("text", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3_next")
+    parser.add_argument("--shape", choices=SHAPES.keys() - {"draft"}, default="qwen3_next")
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
     parser.add_argument(
         "--max-seconds", type=float, default=280.0, help="hasten the first part to end by then"

@@ -33,7 +33,9 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
     if config is None:
         return None, {}
     config_type = config if isinstance(config, type) else type(config)
-    if not _is_config_type(config_type):
+    from pydantic import BaseModel
+
+    if not (dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)):
         raise ConfigError(
             f"{where}: config is {described(config)}; valid: a dataclass or pydantic model, or an instance",
             found=config,
@@ -94,12 +96,6 @@ def to_json_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: {error}; valid: values that JSON can represent", found=dict(values)
         ) from error
     return dict(converted)
-
-
-def _is_config_type(config_type: type[Any]) -> bool:
-    from pydantic import BaseModel
-
-    return dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)
 
 
 def _names(config_type: type[Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
@@ -81,16 +82,8 @@ def release(version: str) -> tuple[int, ...]:
 def installed() -> Iterator[tuple[Host, str]]:
     """The installed engines with their versions, read from metadata; none is imported."""
     for host in HOSTS:
-        version = _installed_version(host.name)
-        if version is not None:
-            yield host, version
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+        with suppress(metadata.PackageNotFoundError):
+            yield host, metadata.version(host.name)
 
 
 def served_in(

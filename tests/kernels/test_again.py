@@ -181,10 +181,14 @@ def test_a_repeated_call_launches_the_same_as_one_without_records(gpu, op, phase
         gpu.check(expected)
 
 
+def usual(op, phase):
+    """A call of three sequences."""
+    return make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+
+
 def recorded(gpu, op, phase):
     """A backend with a call that has been recorded and repeated."""
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    backend, call = make_backend(op), usual(op, phase)
     gpu.expect(backend, call, backend.plan(phase, call.batch))
     assert not gpu.run(backend, call, backend.plan(phase, call.batch))
     return backend, call
@@ -285,8 +289,7 @@ def tables(layer):
 @EACH
 @PHASES
 def test_a_layers_own_tensors_are_not_looked_at_again(gpu, op, phase):
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    backend, call = make_backend(op), usual(op, phase)
     plan = backend.plan(phase, call.batch)
     expected = gpu.expect(backend, call, plan)
     layer = gpu.layers[backend]
@@ -394,8 +397,7 @@ def changes(layer):
 def test_layers_that_differ_in_any_property_never_share_a_record(gpu, op, phase):
     """Layers that differ in an option or in a tensor's property never share records, in any order of
     calls."""
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    backend, call = make_backend(op), usual(op, phase)
     plan = backend.plan(phase, call.batch)
     first = call.made.layer
     launches = gpu.expect(backend, call, plan, first)
@@ -443,8 +445,7 @@ def test_a_record_serves_all_instances_of_a_backend_and_no_other_class(gpu, op, 
 @EACH
 @PHASES
 def test_a_layer_keeps_no_backend_alive(gpu, op, phase):
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    backend, call = make_backend(op), usual(op, phase)
     layer = call.made.layer
     gpu.expect(backend, call, backend.plan(phase, call.batch), layer)
     gone = weakref.ref(backend)
@@ -456,8 +457,7 @@ def test_a_layer_keeps_no_backend_alive(gpu, op, phase):
 @EACH
 @PHASES
 def test_a_dropped_layer_frees_its_tensors_and_the_last_of_a_kind_frees_the_records(gpu, op, phase):
-    backend = make_backend(op)
-    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    backend, call = make_backend(op), usual(op, phase)
     plan = backend.plan(phase, call.batch)
     layers = list(copies(call.made.layer, 3))
     for layer in layers:

@@ -11,8 +11,7 @@ from switchrail.testing.compare import BOUNDS, measure, verify
 from switchrail.testing.inputs import attention_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
+from tests.ops.strategies import CACHED, DTYPES
 
 FEATURES = [
     {},
@@ -28,9 +27,7 @@ BACKEND = TorchAttention
 
 @settings(max_examples=250, derandomize=True)
 @given(
-    sequences=st.lists(
-        st.tuples(st.one_of(st.integers(0, 2), st.integers(0, 70)), st.integers(0, 100)), max_size=6
-    ),
+    sequences=CACHED,
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 4),
     head_size=st.integers(1, 24),

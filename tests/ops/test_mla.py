@@ -7,17 +7,14 @@ from switchrail.testing.compare import BOUNDS, measure, verify
 from switchrail.testing.inputs import mla_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
+from tests.ops.strategies import CACHED, DTYPES
 
 BACKEND = TorchMla
 
 
 @settings(max_examples=200, derandomize=True)
 @given(
-    sequences=st.lists(
-        st.tuples(st.one_of(st.integers(0, 2), st.integers(0, 70)), st.integers(0, 100)), max_size=6
-    ),
+    sequences=CACHED,
     heads=st.integers(1, 5),
     sizes=st.tuples(*[st.integers(1, 24)] * 4),
     arguments=st.fixed_dictionaries(

@@ -15,8 +15,8 @@ from switchrail.testing.inputs import attention_call, mla_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
 from tests.ops.schedules import SCHEDULES
+from tests.ops.strategies import DTYPES
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OPS = {"attention": (TorchAttention(), attention_call), "mla": (TorchMla(), mla_call)}
 POOLS = {"attention": ("k_cache", "v_cache"), "mla": ("kv_cache",)}
 

@@ -25,6 +25,7 @@ from switchrail.testing.inputs import (
 from switchrail.testing.steps import run_in_steps
 
 from tests.ops.schedules import SCHEDULES
+from tests.ops.strategies import DTYPES
 
 OPS = {
     "gated_delta": (TorchGatedDelta, gated_delta_call),
@@ -34,7 +35,6 @@ OPS = {
 }
 DELTA = ["gated_delta", "kda"]
 GATES = ["decaying", "near_zero", "near_one", "one", "mixed"]
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OF_TOKENS = {
     "gated_delta": ("q", "k", "v", "g", "beta"),
     "kda": ("q", "k", "v", "g", "beta"),

@@ -132,18 +132,19 @@ def test_short_conv_is_conv1d_behind_the_state():
     assert torch.equal(oracle.state[slot], inputs[:, -3:])
 
 
+def inputs(call):
+    """q, k, v, g and beta of a delta rule as a batch of one, with q and k for each value head."""
+    t = {name: call.tensors[name][None] for name in ("q", "k", "v", "g", "beta")}
+    return [*(t[name].repeat_interleave(3, dim=2) for name in ("q", "k")), t["v"], t["g"], t["beta"]]
+
+
 @pytest.mark.parametrize("gate", ["decaying", "one", "near_one"])
 def test_gated_delta_is_what_transformers_computes_in_float32(gate):
     call = gated_delta_call([50], initial="all", gate=gate, heads=2, value_heads=6)
     oracle = run_reference(call)
     slot = int(call.batch.read_slots[0])
-    q, k = (call.tensors[name].repeat_interleave(3, dim=1) for name in ("q", "k"))
     out, state = torch_recurrent_gated_delta_rule(
-        q[None],
-        k[None],
-        call.tensors["v"][None],
-        call.tensors["g"][None],
-        call.tensors["beta"][None],
+        *inputs(call),
         call.state[slot].mT[None],
         True,
         use_qk_l2norm_in_kernel=True,
@@ -181,14 +182,9 @@ def test_kda_is_what_transformers_computes_in_float32(gate):
     call = kda_call([70], initial="all", gate=gate, heads=2, value_heads=6)
     oracle = run_reference(call)
     slot = int(call.batch.read_slots[0])
-    q, k = (call.tensors[name].repeat_interleave(3, dim=1) for name in ("q", "k"))
     for function in (chunk_kimi_delta_attention, recurrent_kimi_delta_attention):
         out, state = function(
-            q[None],
-            k[None],
-            call.tensors["v"][None],
-            call.tensors["g"][None],
-            call.tensors["beta"][None],
+            *inputs(call),
             initial_state=call.state[slot].mT[None],
             output_final_state=True,
             use_qk_l2norm_in_kernel=True,

@@ -7,8 +7,7 @@ from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
 from switchrail.testing.inputs import run_reference, short_conv_call
 from switchrail.testing.steps import run_in_steps
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
+from tests.ops.strategies import DTYPES
 
 BACKEND = TorchShortConv
 

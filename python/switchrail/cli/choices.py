@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and the configuration file."""
+"""The choices of a command's user: the configuration file and `--backend`."""
 
 from __future__ import annotations
 

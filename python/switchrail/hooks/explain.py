@@ -95,7 +95,9 @@ def of(target: object) -> Explanation:
     path = target if isinstance(target, str) else ""
     with change_lock:  # so that the chains in the table match the code of their sites
         table = chain.table()
-        site = _put_by(table, path) if found is None or isinstance(found, Awaited) else found
+        # Another thread may have just found the target of a hook with this path.
+        put = (sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites)
+        site = next(put, None) if found is None or isinstance(found, Awaited) else found
         explained = Explanation(path, (), None) if site is None else _explained(table, site)
     hooks = [hook for hook, sites in table.sites.items() if hook.path == path and not sites]
     if problem is not None and not hooks and site is None:
@@ -117,11 +119,6 @@ def everything() -> tuple[Explanation, ...]:
     # Importing a module again leaves old functions with the same names and the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
-
-
-def _put_by(table: Table, path: str) -> Site | None:
-    """The newest target of a hook with this path; another thread may have just found it."""
-    return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
 def _waiting(

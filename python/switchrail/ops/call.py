@@ -16,7 +16,6 @@ CallT = TypeVar("CallT", bound=tuple[Any, ...])
 class Layer:
     """The constant arguments of a layer: pools, weights, options.
 
-    Layers are compared by identity, so results about a layer's calls can be cached in it. Its tensors must
     Two layers are equal only if they are the same object, so results about a layer's calls can be cached in
     it. The layer's tensors must stay where they are; after moving one, make a new layer.
 

@@ -63,7 +63,8 @@ class PlatformChoice:
 
     def record_of(self, plugin: Plugin) -> Plugin:
         """A platform plugin's record after the last choice; other plugins' records unchanged."""
-        return self._records.get(plugin.qualified_name, plugin) if _may_be_asked(plugin) else plugin
+        is_open = plugin.group == PLATFORMS and plugin.state == "discovered"
+        return self._records.get(plugin.qualified_name, plugin) if is_open else plugin
 
     def get(self) -> Platform:
         """The chosen platform; chooses it if necessary.
@@ -170,10 +171,6 @@ class PlatformChoice:
     def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
         """Runs a plugin's work with a time limit, in a thread that may not choose a platform itself."""
         return within(self._seconds(), carried(lambda: self._choosing.run(work)), name, what)
-
-
-def _may_be_asked(plugin: Plugin) -> bool:
-    return plugin.group == PLATFORMS and plugin.state == "discovered"
 
 
 def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:

@@ -67,9 +67,13 @@ def _things(state: State) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, version in state.packages.items():
         yield f"package {name}", {"version": version}
     yield from _told_apart(
-        (_backend_name(backend), _backend(backend)) for backend in reversed(state.backends)
+        (f"{backend.registration.op} backend {backend.registration.name!r}", _backend(backend))
+        for backend in reversed(state.backends)
     )
-    yield from _told_apart((_hook_name(hook), _hook(hook)) for hook in state.hooks)
+    yield from _told_apart(
+        (f"{hook.kind} hook {hook.name} of {hook.source!r} on {hook.target}", _hook(hook))
+        for hook in state.hooks
+    )
     for number, plan in enumerate(state.plans, start=1):
         yield f"plan {number}", _plan(plan)
 
@@ -87,10 +91,6 @@ def _told_apart(things: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tup
         yield name if seen[name] == 1 else f"{name}, number {seen[name]}", properties
 
 
-def _backend_name(backend: BackendState) -> str:
-    return f"{backend.registration.op} backend {backend.registration.name!r}"
-
-
 def _backend(backend: BackendState) -> Mapping[str, Any]:
     document = backend.registration.to_dict()
     origin, spec = document["origin"], document["spec"]
@@ -106,10 +106,6 @@ def _backend(backend: BackendState) -> Mapping[str, Any]:
         **{f"default of {name}": value for name, value in spec["config"].items()},
         **{f"configured {name}": value for name, value in document["configuration"].items()},
     }
-
-
-def _hook_name(hook: HookState) -> str:
-    return f"{hook.kind} hook {hook.name} of {hook.source!r} on {hook.target}"
 
 
 def _hook(hook: HookState) -> Mapping[str, Any]:

@@ -74,7 +74,8 @@ def again(setting: Setting) -> None:
 
 def in_chunks(setting: Setting) -> Measured:
     """Checks that a prefill in chunks of any size gives the result of a single pass."""
-    call = setting.call((130, 1, 77), **_some_states(setting), seed=5)
+    states = {"initial": "some"} if setting.op in RECURRENT else {}
+    call = setting.call((130, 1, 77), **states, seed=5)
     schedules = [
         [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
         [[37, 0, 37]] * 2 + [[56, 1, 3]],
@@ -213,10 +214,6 @@ def _same_sequence(clean: Sample, dirty: Sample, n: int, why: str) -> None:
 
 def _from_states(setting: Setting) -> dict[str, Any]:
     return {"initial": "all"} if setting.op in RECURRENT else {}
-
-
-def _some_states(setting: Setting) -> dict[str, Any]:
-    return {"initial": "some"} if setting.op in RECURRENT else {}
 
 
 __all__ = [
