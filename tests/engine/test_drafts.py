@@ -43,11 +43,11 @@ FREE = SamplingParams(max_new_tokens=20, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Engine, list[Output]]]:
-    """The trained checkpoint's own continuations of 80 prompts, and an engine with drafts."""
+    """The trained checkpoint's own continuations of 200 prompts, and an engine with drafts."""
     chapters = (CHECKPOINTS / "held_out.txt").read_text(encoding="utf-8")
     draw = random.Random(1)
     prompts = []
-    for _ in range(80):
+    for _ in range(200):
         start = draw.randrange(len(chapters) - 400)
         prompts.append(chapters[start : start + draw.randint(1, 120)])
     params = [SamplingParams(max_new_tokens=draw.randint(1, 16)) for _ in prompts]
