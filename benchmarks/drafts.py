@@ -4,8 +4,9 @@
     python -m benchmarks.drafts --tiny           # a trial without a GPU
 
 A step of a Qwen3-Next slice with random weights is timed on the device, the median of several: a *decode*,
-the *verify* of 4 rows per sequence up to the logits, and the *commit*: following the chosen tokens, and
-writing states. Then the trained checkpoint continues texts without drafts and with each kind of draft,
+the *verify* of 4 rows per sequence up to the logits, and the *commit* after it: following the chosen tokens,
+and writing states. With a deferred commit, a verify includes the commit of the one before. Both ways are
+timed. Then the trained checkpoint continues texts without drafts and with each kind of draft,
 greedily. Outputs are compared with those without drafts first; in bfloat16 some differ by rounding.
 """
 
@@ -44,36 +45,42 @@ class Nothing(Drafts):
         return Drafted([()] * len(tasks))
 
 
-def device_ms(work: Callable[[], object], device: str) -> float:
-    """The median milliseconds of a function."""
-    times = []
+def device_ms(parts: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """The median milliseconds of each of several functions that are called one after the other."""
+    times: list[list[float]] = [[] for _ in parts]
     for _ in range(REPEATS):
         if device == "cpu":
-            start = time.perf_counter()
-            work()
-            times.append(1e3 * (time.perf_counter() - start))
+            for work, found in zip(parts, times, strict=True):
+                start = time.perf_counter()
+                work()
+                found.append(1e3 * (time.perf_counter() - start))
             continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
         torch.cuda._sleep(50_000_000)  # the host is ahead of the device
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+        events[0].record()
+        for work, event in zip(parts, events[1:], strict=True):
+            work()
+            event.record()
+        events[-1].synchronize()
+        for begin, end, found in zip(events, events[1:], times, strict=False):
+            found.append(begin.elapsed_time(end))
+    return [statistics.median(found) for found in times]
 
 
-def time_steps(path: Path, sizes: Sequence[int], device: str, cached: int) -> list[dict[str, Any]]:
+def time_steps(
+    path: Path, sizes: Sequence[int], device: str, cached: int, *, deferred: bool
+) -> list[dict[str, Any]]:
     """A row per number of sequences."""
     options = {
         "draft": Nothing(),
+        "deferred_commit": deferred,
         "draft_tokens": ROWS - 1,
         "max_sequences": max(sizes),
         "max_length": 2 * cached,
         "num_pages": 2 + max(sizes) * 2 * cached // 16,
     }
     with Engine(path, device=device, options={**options, "page_size": 16}) as engine:
-        return [time_step(engine, size, device, cached) for size in sizes]
+        return [{"deferred": deferred, **time_step(engine, size, device, cached)} for size in sizes]
 
 
 @torch.inference_mode()
@@ -89,21 +96,22 @@ def time_step(engine: Engine, size: int, device: str, cached: int) -> dict[str, 
     verify = replace(decode, drafted=Drafted([[7] * (ROWS - 1)] * size))
     chosen = torch.full((size * ROWS,), 7, device=engine.device)
 
-    def verify_and_commit() -> None:
+    ran: Any = None
+
+    def run_verify() -> None:
+        nonlocal ran
         ran = runner.run(verify)
-        assert ran.accept is not None
-        ran.accept(chosen)
 
     row: dict[str, Any] = {"sequences": size}
     with engine.platform.hardware.active(), engine._core._on_stream():
-        row["decode"] = device_ms(lambda: runner.run(decode), device)
-        row["verify"] = device_ms(lambda: runner.run(verify), device)
-        row["commit"] = device_ms(verify_and_commit, device) - row["verify"]
+        (row["decode"],) = device_ms([lambda: runner.run(decode)], device)
+        row["verify"], row["commit"] = device_ms([run_verify, lambda: ran.accept(chosen)], device)
     row["multiple"] = row["verify"] / row["decode"]
     row["share"] = row["commit"] / row["decode"]
     row["captured"] = sorted({state.kind for state in engine.graphs if state.reason is None})
     print(
-        f"B={size:<3} decode {row['decode']:.3f} ms, verify of {ROWS} rows {row['verify']:.3f} ms "
+        f"commit {'deferred' if engine.options.deferred_commit else 'at once'}, B={size:<3} decode "
+        f"{row['decode']:.3f} ms, verify of {ROWS} rows {row['verify']:.3f} ms "
         f"({row['multiple']:.2f} decodes), commit {row['commit']:.3f} ms ({row['share']:.1%} of a decode, "
         f"{row['commit'] / row['verify']:.1%} of the verify); captured: {', '.join(row['captured'])}",
         flush=True,
@@ -181,7 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = make_checkpoint(
             Path(name) / "slice", layers, experts, vocabulary, widths=widths, device=device
         )
-        steps = time_steps(path, sizes, device, 32 if options.tiny else CACHED)
+        cached = 32 if options.tiny else CACHED
+        steps = [
+            row
+            for deferred in (False, True)
+            for row in time_steps(path, sizes, device, cached, deferred=deferred)
+        ]
     texts = time_texts(sizes, device, "float32" if options.tiny else "bfloat16")
     if options.json:
         options.json.write_text(json.dumps({"steps": steps, "texts": texts}, indent=1) + "\n")

@@ -47,7 +47,10 @@ RECURRENT: Claims = {
 }
 """The claims of Triton for the ops with a state per head."""
 
-DELTA: Claims = {**RECURRENT, "features": (*RECURRENT["features"], "mixed_weights", "raw_gates")}
+DELTA: Claims = {
+    **RECURRENT,
+    "features": (*RECURRENT["features"], "deferred_commit", "mixed_weights", "raw_gates"),
+}
 """The claims of Triton for the delta rule."""
 
 CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"

@@ -5,7 +5,8 @@ would be expensive: a [V, K] state per head is many times larger than the keys a
 `verify` reads the state before the drafts once, leaves it unchanged, and records each row's effect on a
 state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
 to the last accepted one. Together they move each state three times, for any number of rows; storing a state
-per row would add one move per row.
+per row would add one move per row. If the next verification commits instead (`DeferredBatch`), there are two
+moves: it applies the recorded rows to the state that it reads, and writes it.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import RowStatesBatch, VerifyBatch
+from switchrail.ops.batch import DeferredBatch, RowStatesBatch, VerifyBatch
+from switchrail.ops.call import Layer
 
 from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
@@ -129,13 +131,31 @@ class Record:
             channels: Whether channels have separate decays.
             dtype: The dtype of the stored keys.
         """
-        shape = (*v.shape[:2], k.shape[2]) if channels else v.shape[:2]
+        return cls.of_rows(len(k), k, v, channels=channels, dtype=dtype)
+
+    @classmethod
+    def of_rows(
+        cls, rows: int, k: torch.Tensor, v: torch.Tensor, *, channels: bool, dtype: torch.dtype
+    ) -> Record:
+        """Allocate a record for a number of rows like those of keys and values."""
+        shape = (*v.shape[1:2], k.shape[2]) if channels else v.shape[1:2]
         return cls(
-            torch.empty(v.shape, dtype=torch.float32, device=v.device),
-            torch.empty(k.shape, dtype=dtype, device=v.device),
-            torch.empty(shape, dtype=torch.float32, device=v.device),
+            torch.empty((rows, *v.shape[1:]), dtype=torch.float32, device=v.device),
+            torch.empty((rows, *k.shape[1:]), dtype=dtype, device=v.device),
+            torch.empty((rows, *shape), dtype=torch.float32, device=v.device),
             v.dtype == torch.float32,
         )
+
+    @classmethod
+    def kept(
+        cls, layer: Layer, batch: DeferredBatch, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False
+    ) -> Record:
+        """The layer's records for deferred commits, X rows each, allocated by its first call."""
+        found: Record | None = layer.kept.get(Record)
+        if found is None:
+            rows = batch.record_count * batch.pending_rows.shape[1]
+            found = layer.kept[Record] = cls.of_rows(rows, k, v, channels=channels, dtype=k.dtype)
+        return found
 
 
 @triton.jit
@@ -146,11 +166,15 @@ def on_path(p_path, o_j, rows):
 
 
 @triton.jit
-def _apply(
+def apply_rows(
     b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
-    """The state after the rows below `rows` on the path at `p_path`, starting from the state `b_s`."""
+    """The state after the rows below `rows` on the path at `p_path`, starting from the state `b_s`.
+
+    The path has a bit per row, or without `BITS` a bool per row.
+    """
     for i in range(0, rows, DRAFT_ROWS):
         o_j = i + tl.arange(0, DRAFT_ROWS)
         o_row = o_j.to(tl.int64)
@@ -162,8 +186,12 @@ def _apply(
             p_u + o_row[:, None] * (H * V) + o_v[None, :], mask=m_j[:, None] & m_v[None, :], other=0.0
         )
         b_k = tl.load(p_k + o_row[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_jk, other=0.0)
-        on = on_path(p_path, o_j, end)
-        on_next = on_path(p_path, o_j + 1, end)
+        if BITS:
+            on = on_path(p_path, o_j, end)
+            on_next = on_path(p_path, o_j + 1, end)
+        else:
+            on = tl.load(p_path + o_j, mask=m_j, other=0) != 0
+            on_next = tl.load(p_path + o_j + 1, mask=m_next, other=0) != 0
         # A row's contribution is decayed by the rows after it. These decays are sums of gates, never
         # differences of sums.
         if CHANNELS:
@@ -222,7 +250,9 @@ def _replay(
     p_u += (row * H + i_h) * V
     p_k += row * (H // GROUP * K) + i_h // GROUP * K
     p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
-    b_s = _apply(b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H, GROUP, K, V, CHANNELS, EXACT)
+    b_s = apply_rows(
+        b_s, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, rows, H, GROUP, K, V, CHANNELS, EXACT, True
+    )  # fmt: skip
     m_state = m_v[:, None] & m_k[None, :]
     tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
 
@@ -301,8 +331,9 @@ def _each(
         slot = tl.load(p_row_slots + i_n * most + i_row)
         if slot >= 0:
             p_path = p_paths + (row + i_row) * words
-            b_s = _apply(
-                b_old, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, i_row + 1, H, GROUP, K, V, CHANNELS, EXACT
+            b_s = apply_rows(
+                b_old, p_u, p_k, p_g, p_path, o_k, m_k, o_v, m_v, i_row + 1, H, GROUP, K, V, CHANNELS, EXACT,
+                True,
             )  # fmt: skip
             p_to = p_row_states + slot * s_row_slot + (o_kv if ROWS_KV else o_vk)
             tl.store(p_to, b_s.to(p_row_states.dtype.element_ty), mask=m_v[:, None] & m_k[None, :])
@@ -350,4 +381,4 @@ def store_rows(
     )
 
 
-__all__ = ["DRAFT_ROWS", "Drafts", "Record", "on_path", "replay", "store_rows"]
+__all__ = ["DRAFT_ROWS", "Drafts", "Record", "apply_rows", "on_path", "replay", "store_rows"]

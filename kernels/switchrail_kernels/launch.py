@@ -32,6 +32,7 @@ TABLES = (
         "p_row_slots",
     ),
     *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
+    *("p_pending_records", "p_pending_rows", "p_records"),
 )
 """The names of kernel parameters that are tables of a step.
 

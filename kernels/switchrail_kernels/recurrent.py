@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 import torch
 from switchrail.ops.adapter import Adapted, dense_call, is_plain, owned, plain
 from switchrail.ops.backend import Backend, check_plan, foreign
-from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, RowStatesBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import (
+    Bounds,
+    CheckpointBatch,
+    DeferredBatch,
+    Phase,
+    RowStatesBatch,
+    StateBatch,
+    VerifyBatch,
+)
 from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 
@@ -132,10 +140,10 @@ class TritonState(Backend[CallT, StateBatch]):
             return record
         if isinstance(plan, self.drafts):
             record = self.launch_verify(call, batch, plan)
-            if not isinstance(batch, RowStatesBatch):
-                return record
-            self.launch_rows(call, batch, plan, record)
-            return None
+            if isinstance(batch, RowStatesBatch):
+                self.launch_rows(call, batch, plan, record)
+                return None
+            return None if isinstance(batch, DeferredBatch) else record
         if len(call[1]):
             with calls.record(layer, tensors, options):
                 if isinstance(plan, Decode):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
-from switchrail.ops.batch import PagedTreeBatch
+from switchrail.ops.batch import Bounds, DeferredBatch, PagedTreeBatch
 
 
 class Capturable:
@@ -129,6 +129,31 @@ class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
     @staticmethod
     def normal(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+class DeferringDelta(CapturableDelta):
+    """Commits a verification in the next one. Its states are spoilt until then, and so are used records."""
+
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        if not isinstance(batch, DeferredBatch):
+            return super().run(call, batch, plan)
+        layer, width = call.layer, batch.pending_rows.shape[1]
+        kept = layer.kept.setdefault(
+            DeferringDelta, torch.full((batch.record_count, width, *layer.state.shape[1:]), torch.nan)
+        )
+        pending, last = batch.pending_records, (batch.pending_rows * torch.arange(width)).amax(1)
+        has = (pending >= 0).view(-1, 1, 1, 1)
+        slots = batch.write_slots.clamp(min=0)
+        live = (batch.write_slots >= 0).view(-1, 1, 1, 1)
+        new = torch.where(has, kept[pending.clamp(min=0), last], layer.state[slots])
+        layer.state.index_copy_(0, slots, torch.where(live, new, layer.state[slots]))
+        if len(call.out):
+            bounds = Bounds(sequences=len(batch.seqlens), rows=len(call.out), tokens=0)
+            states = self.verify(call, batch, bounds)
+            records = batch.records.clamp(min=0)
+            own = torch.where((batch.records >= 0).view(1, -1, 1, 1, 1), states[1:], torch.nan)
+            kept[records] = own.transpose(0, 1)
+        return None
 
 
 class CapturableConv(Verifying, Capturable, ShortConvBackend):

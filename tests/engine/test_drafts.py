@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from switchrail.engine.warmup import warm_up
 from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
 
-from .capturable import CAPTURABLE
+from .capturable import CAPTURABLE, DeferringDelta
 from .drafting import FORCED, Oracle, Trees, use
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
@@ -402,11 +403,18 @@ def test_steps_without_drafts_are_captured(
     assert engine.stats.verifications > 10
 
 
-@pytest.fixture
-def verified_runtime(captured_runtime: switchrail.Runtime) -> switchrail.Runtime:
-    """A runtime with capturable backends for verification too."""
-    for op, backend in CAPTURABLE.items():
-        features = ("cuda_graph", "device_parents", *(("trees",) if op == "attention" else ()))
+@pytest.fixture(params=["committed", "deferred"])
+def verified_runtime(
+    captured_runtime: switchrail.Runtime, request: pytest.FixtureRequest
+) -> switchrail.Runtime:
+    """A runtime with capturable backends for verification too; commits may be left to the next one."""
+    own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
+    backends = CAPTURABLE
+    if request.param == "deferred":
+        own["gated_delta"] = ("deferred_commit",)
+        backends = {**CAPTURABLE, "gated_delta": DeferringDelta}
+    for op, backend in backends.items():
+        features = ("cuda_graph", "device_parents", *own.get(op, ()))
         captured_runtime.register(
             "capturable-verify", backend, op=op, phases=("verify",), features=features, priority=-1
         )
@@ -437,6 +445,64 @@ def test_verifications_are_captured(
     assert all(key.rows % 5 == 0 and key.width == 5 for key in seen if key.kind == "verify")
     assert not eager
     assert len(oracle.steps) > 10
+
+
+class Pauses(Drafts):
+    """Proposes the expected tokens, some of them changed; in every third step nothing."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self.expected = {output.prompt_tokens: output.tokens for output in outputs}
+        self.step = 0
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        self.step += 1
+        if self.step % 3 == 0:
+            return Drafted([()] * len(tasks))
+        found = []
+        for number, (task, limit) in enumerate(zip(tasks, limits, strict=True)):
+            after = self.expected[tuple(task.ids.tolist())][len(task.tokens) :][:limit]
+            right = (self.step + number) % 5
+            found.append([token if i < right else (token + 1) % 256 for i, token in enumerate(after)])
+        return Drafted(found)
+
+
+@pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
+@pytest.mark.parametrize("case", ["on", "off", "forgotten"])
+def test_commits_are_left_to_the_next_verification(
+    case: str,
+    make_engine: Make,
+    verified_runtime: switchrail.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of other kinds make these commits first; the option turns them off.
+
+    Some steps have no drafts, and prompts arrive between verifications.
+    """
+    commits = list[Any]()
+    commit = DeferringDelta.commit
+    monkeypatch.setattr(DeferringDelta, "commit", lambda *given: (commits.append(given), commit(*given)))
+    prompts = make_prompts(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    drafts = Pauses(expected)
+    engine = make_engine(
+        runtime=verified_runtime,
+        device=GraphPlatform(),
+        options={**OPTIONS, "draft": drafts, "deferred_commit": case != "off"},
+    )
+    assert bool(commits) == (case == "off"), "captured verifications don't commit, unless the option is off"
+    graphs = engine._runner.graphs
+    assert graphs is not None
+    verifications = graphs._verifications
+    assert verifications is not None
+    for tensor in engine.pools.state.tensors():
+        tensor.fill_(float("nan"))
+    seen = count_replays(engine)
+    if case == "forgotten":
+        monkeypatch.setattr(verifications, "settle", lambda: None)
+    assert (engine.generate(prompts, FREE) == expected) == (case != "forgotten")
+    kinds = [key.kind for key in seen]
+    assert {("verify", "verify"), ("verify", "decode"), ("verify", "mixed")} <= {*pairwise(kinds)}
+    assert engine.stats.accepted_tokens > 50
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -84,7 +84,7 @@ def verify(
     tokens[is_row] = torch.tensor([token for own in drafted.tokens for token in own])
     parents[is_row] = torch.tensor([one for n in range(len(widths)) for one in drafted.parent_rows(n)])
     table = chosen[rows]
-    last, count, path = follow(table, tokens, parents)
+    last, count, path, _ = follow(table, tokens, parents)
     assert torch.equal(last, path.gather(1, count).squeeze(1))
     news = table.gather(1, path).tolist()
     runs = [own[: 1 + n] for own, n in zip(news, count.flatten().tolist(), strict=True)]

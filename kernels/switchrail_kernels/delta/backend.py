@@ -21,7 +21,7 @@ from switchrail_kernels.segments import Chunks
 class TritonDelta(TritonRecurrent[DeltaCall]):
     """The delta rule."""
 
-    features = (*TritonRecurrent.features, "mixed_weights", "raw_gates")
+    features = (*TritonRecurrent.features, "deferred_commit", "mixed_weights", "raw_gates")
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import DeferredBatch, StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.alignment import is_transposed
@@ -30,7 +30,7 @@ from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_ten
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.delta.solve import invert_16
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
-from switchrail_kernels.drafts import Drafts, Record
+from switchrail_kernels.drafts import Drafts, Record, apply_rows
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
@@ -80,13 +80,13 @@ def _add_pairs(
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _verify(
     p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_state, p_out, p_paths, p_u, p_keys, p_decays, p_sums,
-    p_cu_seqlens, p_read_slots, p_has_initial_state,
+    p_cu_seqlens, p_read_slots, p_has_initial_state, p_pending_records, p_pending_rows, p_records,
     scale, lower, beta_scale,
     s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh, s_slot,
-    words,
+    words, most,
     HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, L2NORM: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
-    GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr, KV: tl.constexpr,
+    GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr, KV: tl.constexpr, DEFERRED: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -104,22 +104,44 @@ def _verify(
             b_o = tl.zeros((BV, ROWS), p_out.dtype.element_ty)
             tl.store(p_out + o_r * (HV * V) + o_v[:, None], b_o, mask=m_v & (o_r < rows))
         return
-    if rows == 0:
-        return
-
     PRECISION: tl.constexpr = "ieee" if FULL else "tf32x3"
     CHANNEL_COUNT: tl.constexpr = K if CHANNELS else 1
     PART: tl.constexpr = min(BK, 32)
     i_h = i_hv // GROUP
+    if KV:
+        p_state += read * s_slot + i_hv * (V * K) + o_v[:, None]
+    else:
+        p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
+    kept = row  # the first kept row
+    if DEFERRED:
+        pending = tl.load(p_pending_records + i_n)
+        if pending >= 0:
+            old = pending.to(tl.int64) * most
+            for i_k in range(0, BK, PART):
+                o_k = i_k + tl.arange(0, PART)
+                p_s = p_state + ((o_k * V)[None, :] if KV else o_k[None, :])
+                m_s = m_v & (o_k < K)[None, :]
+                b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
+                b_s = apply_rows(
+                    b_s, p_u + (old * HV + i_hv) * V, p_keys + (old * (HV // GROUP) + i_h) * K,
+                    p_decays + (old * HV + i_hv) * CHANNEL_COUNT, p_pending_rows + i_n * most, o_k, o_k < K,
+                    o_v, o_v < V, most, HV, GROUP, K, V, CHANNELS, FULL, False,
+                )  # fmt: skip
+                tl.store(p_s, b_s.to(p_state.dtype.element_ty), mask=m_s)
+            tl.debug_barrier()  # the rows read the new state
+        kept = tl.load(p_records + i_n).to(tl.int64) * most
+    if rows == 0:
+        return
+
     p_q += row * s_qt + i_h * s_qh
     p_k += row * s_kt + i_h * s_kh
     p_v += row * s_vt + i_hv * s_vh
     p_g += row * s_gt + i_hv * s_gh
     p_beta += row * s_bt + i_hv * s_bh
     p_paths += row * words
-    p_keys += (row * (HV // GROUP) + i_h) * K
-    p_u += (row * HV + i_hv) * V
-    p_decays += (row * HV + i_hv) * CHANNEL_COUNT
+    p_keys += (kept * (HV // GROUP) + i_h) * K
+    p_u += (kept * HV + i_hv) * V
+    p_decays += (kept * HV + i_hv) * CHANNEL_COUNT
     p_sums += (row * HV + i_hv) * (2 * CHANNEL_COUNT)
     s_sums: tl.constexpr = HV * 2 * CHANNEL_COUNT
     b_rate = 0.0
@@ -135,10 +157,6 @@ def _verify(
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
-    if KV:
-        p_state += read * s_slot + i_hv * (V * K) + o_v[:, None]
-    else:
-        p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
     for i_t in range(0, rows, ROWS):
         o_r = i_t + o_t
         m_r = o_r < rows
@@ -288,9 +306,16 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape
-    record = Record.empty(k, v, channels=channels, dtype=k.dtype)
-    if total:
-        sums = torch.empty((*record.g.shape, 2), dtype=torch.int32, device=k.device)
+    is_deferred = isinstance(batch, DeferredBatch)
+    if isinstance(batch, DeferredBatch):
+        record = Record.kept(layer, batch, k, v, channels=channels)
+        deferred = batch.pending_records, batch.pending_rows, batch.records
+        most = batch.pending_rows.shape[1]
+    else:
+        record = Record.empty(k, v, channels=channels, dtype=k.dtype)
+        deferred, most = (batch.read_slots,) * 3, 0
+    if total or is_deferred:
+        sums = torch.empty((total, *record.g.shape[1:], 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
         given = (q, k, v, *gate_tensors(call), layer.state, out, plan.paths)
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)
@@ -298,11 +323,11 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
         sizes = (value_heads, value_heads // heads, key_size, value_size, padded(key_size, 16), block_v)
         _launch_verify(
             (-(-value_size // block_v), value_heads, len(batch.seqlens)),
-            (*given, record.u, record.k, record.g, sums, *slots),
-            (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1]),
+            (*given, record.u, record.k, record.g, sums, *slots, *deferred),
+            (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1], most),
             (
                 *(*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3),
-                *(*gate_constants(layer), is_transposed(layer.state)),
+                *(*gate_constants(layer), is_transposed(layer.state), is_deferred),
             ),
             num_warps=4 if channels else 2,
             **launch_options(q.dtype),

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,7 @@ from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
 from switchrail.ops.adapter import ADAPTED, adapted
 from switchrail.ops.backend import AnyBackend
-from switchrail.ops.batch import Bounds, RowStatesBatch, SequenceBatch
+from switchrail.ops.batch import Bounds, DeferredBatch, RowStatesBatch, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.steps import Call, agreed, checked_flags, complete, completing, declared
@@ -38,6 +39,7 @@ class _User:
         backend: The backend.
         name: Its name.
         steps: Its optional steps that complete a plan of the part.
+        defers: Whether it has the feature `deferred_commit`.
     """
 
     part: int
@@ -45,6 +47,11 @@ class _User:
     backend: AnyBackend
     name: str
     steps: Mapping[str, Call] = field(compare=False)
+    defers: bool
+
+    def batch(self, parts: Sequence[Part]) -> SequenceBatch:
+        """The sequences of its part in the form that it takes."""
+        return parts[self.part].batch(self.op, defers=self.defers)
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
         """The start of the note that is added to the backend's exceptions, such as `backend x failed in `."""
@@ -96,6 +103,7 @@ class _Step:
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
         verified: The calls to commit, each with its user's index and its record.
+        deferred: The calls that a later call commits, each with its user's index.
     """
 
     prepared: Prepared
@@ -104,6 +112,7 @@ class _Step:
     left: dict[Layer, Any]
     elsewhere: Callable[[Any], None] | None
     verified: list[tuple[int, Any, object]]
+    deferred: list[tuple[int, Any]] = field(default_factory=list)
 
     def run(self, target: Target, call: Any) -> None:
         """Runs a part's call on its backend."""
@@ -115,7 +124,11 @@ class _Step:
 
     def keep(self, index: int, call: Any, record: object) -> None:
         """Keeps the call and its record for `commit`."""
-        if isinstance(self.planned[index][0], RowStatesBatch):
+        batch = self.planned[index][0]
+        if isinstance(batch, DeferredBatch):
+            self.deferred.append((index, call))
+            return
+        if isinstance(batch, RowStatesBatch):
             return  # the backend wrote the state after each row
         if record is None:
             op = self.prepared.users[index].op
@@ -238,7 +251,7 @@ class Dispatcher:
             table = self._tables[key] = self._table(*key)
         planned: list[tuple[SequenceBatch, object]] = []
         for user in table.users:
-            batch = parts[user.part].batch(user.op)
+            batch = user.batch(parts)
             try:
                 plan = user.backend.plan(parts[user.part].phase, batch, bounds)
                 complete(user.steps, plan, batch, self._flags)
@@ -255,7 +268,7 @@ class Dispatcher:
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         for index, user in enumerate(prepared.users):
-            batch = parts[user.part].batch(user.op)
+            batch = user.batch(parts)
             plan = prepared.planned[index][1]
             try:
                 user.backend.refresh(plan, batch)
@@ -343,7 +356,7 @@ class Dispatcher:
                 op=op,
                 found=0,
             )
-        if step.verified:
+        if step.verified or step.deferred:
             self._verified = step
 
     def dispatch(self, call: Any) -> None:
@@ -407,6 +420,30 @@ class Dispatcher:
         else:
             self._verified = None
 
+    def settling(self, batch: DeferredBatch) -> list[Callable[[], None]]:
+        """Plans the commits that the last verification left to the next one; returns a function per layer.
+
+        Args:
+            batch: A batch without rows that has all records.
+
+        Raises:
+            Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
+        """
+        step = self._verified
+        plans: dict[int, object] = {}
+        found = list[Callable[[], None]]()
+        for index, call in [] if step is None else step.deferred:
+            assert step is not None
+            user = step.prepared.users[index]
+            try:
+                if index not in plans:
+                    plans[index] = user.backend.plan("verify", batch)
+            except Exception as error:
+                _note(error, user.failure(step.prepared.parts, "planning commits of "))
+                raise
+            found.append(partial(user.backend.run, take_rows(call, slice(0, 0)), batch, plans[index]))
+        return found
+
     def forget(self) -> None:
         """Discards the last step's verification."""
         self._verified = None
@@ -430,7 +467,8 @@ class Dispatcher:
                 own, registration = route.backend(op, layer_id), route.registration(op, layer_id)
                 backend = self._adapted(own, registration)
                 steps = completing(backend, registration.capabilities["features"], route.phase)
-                user = _User(index, op, backend, names[layer_id, op], steps)
+                defers = "deferred_commit" in registration.capabilities["features"]
+                user = _User(index, op, backend, names[layer_id, op], steps, defers)
                 if user not in users:
                     users.append(user)
                     self._announce(route.phase, user)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from switchrail._core import PAGED_OPS, PHASES
 from switchrail.errors import DispatchError, UnknownPhaseError
 from switchrail.nearest import unknown
-from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
+from switchrail.ops.batch import DeferredBatch, PagedBatch, Phase, SequenceBatch, StateBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Part:
         rows: The range of rows in the step.
         pages: The sequences for ops with a paged cache; None if the model has no such op.
         states: The sequences for ops with a state; None if the model has no such op.
+        deferred: The same sequences for backends with the feature `deferred_commit`; None if all verified
+            rows are committed.
 
     Raises:
         UnknownPhaseError: The phase is unknown.
@@ -29,18 +31,25 @@ class Part:
     rows: slice
     pages: PagedBatch | None = None
     states: StateBatch | None = None
+    deferred: DeferredBatch | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
             problem = f"unknown phase {self.phase!r}"
             raise unknown(UnknownPhaseError, problem, self.phase, PHASES, found=self.phase)
 
-    def batch(self, op: str) -> SequenceBatch:
+    def batch(self, op: str, *, defers: bool = False) -> SequenceBatch:
         """The sequences in the form that an op takes.
+
+        Args:
+            op: The op.
+            defers: Whether its backend has the feature `deferred_commit`.
 
         Raises:
             DispatchError: The part has no such batch.
         """
+        if defers and self.deferred is not None:
+            return self.deferred
         kind = "pages" if op in PAGED_OPS else "states"
         batch: SequenceBatch | None = getattr(self, kind)
         if batch is None:

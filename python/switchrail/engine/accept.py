@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.memory import Pools
 from switchrail.engine.speculation import follow
 from switchrail.engine.step import Step
@@ -20,6 +21,7 @@ def accept(
     pools: Pools,
     last_tokens: torch.Tensor,
     again: bool = False,
+    deferred: DeferredCommits | None = None,
 ) -> torch.Tensor:
     """Commit states, move keys and values, and store the newest tokens, without waiting for the device.
 
@@ -31,6 +33,7 @@ def accept(
         pools: The memory of the model.
         last_tokens: [slots] int64, receives the newest token of each sequence.
         again: See `Dispatcher.commit`.
+        deferred: The commits that are left to the next verification; None if there are none.
 
     Returns:
         [N, 1 + X] int64: for each sequence the number of accepted drafts, then these drafts and one more
@@ -39,8 +42,12 @@ def accept(
     drafts = step.drafts
     assert drafts is not None
     own = chosen[drafts.rows]
-    last, count, path = follow(own, step.input_ids[0][drafts.rows], drafts.parents)
+    last, count, path, accepted = follow(own, step.input_ids[0][drafts.rows], drafts.parents)
     commit(last, again=again)
+    if deferred is not None:
+        (part,) = step.parts
+        assert part.deferred is not None
+        deferred.leave(slots, part.deferred, accepted)
     if drafts.are_trees:
         rows = step.kv_rows[drafts.rows]
         pools.move_tokens(rows.gather(1, path).flatten(), rows.flatten())

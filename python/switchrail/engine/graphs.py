@@ -97,21 +97,24 @@ class Graphs:
             The launched step; None if the schedule has no graph.
         """
         key = self._key(schedule)
-        if key is None:
+        captured = None if key is None else self._captured(key)
+        if self._verifications is not None and (captured is None or captured.key.kind != "verify"):
+            self._verifications.settle()
+        if captured is None:
             return None
+        if captured.key.kind == "decode":
+            return self._decodes.run(captured, schedule.decode, fresh=schedule.fresh)
+        if captured.key.kind == "mixed":
+            return self._mixed.run(captured, schedule)
+        assert self._verifications is not None
+        return self._verifications.run(captured, schedule)
+
+    def _captured(self, key: Key) -> Captured | None:
         if self._watch.has_changed():
             self._drop()
         if key not in self.captured and key not in self.refused:
             self._try(key)
-        captured = self.captured.get(key)
-        if captured is None:
-            return None
-        if key.kind == "decode":
-            return self._decodes.run(captured, schedule.decode, fresh=schedule.fresh)
-        if key.kind == "mixed":
-            return self._mixed.run(captured, schedule)
-        assert self._verifications is not None
-        return self._verifications.run(captured, schedule)
+        return self.captured.get(key)
 
     def _key(self, schedule: Schedule) -> Key | None:
         drafted = schedule.drafted

@@ -17,6 +17,7 @@ from switchrail.engine.capture import CapturePlan, has_trees
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.decodes import Decodes
+from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs, decode_rows
 from switchrail.engine.memory import Needs, Pools
@@ -214,14 +215,16 @@ class Runner:
         memory = sequences.page_table, sequences.last_tokens if last_tokens is None else last_tokens
         verifications = None
         if capture.verify is not None:
+            deferred = self._deferred_commits(capture.verify, width)
             verifications = Verifications(
                 capturer,
                 self.dispatcher,
                 capture.verify,
-                VerifyInputs(*memory, width=width, are_trees=has_trees(options), **shared),
+                VerifyInputs(*memory, width=width, are_trees=has_trees(options), deferred=deferred, **shared),
                 partial(self._accept, again=True),
                 sequences=options.max_sequences,
                 width=width,
+                deferred=deferred,
             )
         self.graphs = Graphs(
             plan,
@@ -248,6 +251,14 @@ class Runner:
             HookWatch(self.model),
         )
         return self.graphs
+
+    def _deferred_commits(self, verify: BoundPlan, width: int) -> DeferredCommits | None:
+        """The commits that verifications leave to the next one; None if there are none."""
+        is_possible = any("deferred_commit" in one.capabilities["features"] for one in verify.plan.backends)
+        if not self._options.deferred_commit or not is_possible:
+            return None
+        slots, device = len(self.sequences.last_tokens), torch.device(self._platform.device)
+        return DeferredCommits(slots=slots, width=width, device=device)
 
     def run(self, schedule: Schedule) -> Ran:
         """Run a schedule's tokens, from a graph if there is one."""

@@ -166,7 +166,7 @@ def _without(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def follow(
     chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Follow the chosen tokens through the drafted ones, as far as they agree.
 
     Args:
@@ -178,18 +178,21 @@ def follow(
         last: [N] int64, the last accepted row.
         count: [N, 1] int64, the number of accepted drafts.
         path: [N, X] int64, the accepted rows in order, from row 0; its own number for places after them.
+        accepted: [N, X] bool, whether each row is accepted.
     """
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     path = columns.expand_as(tokens).clone()
     last = torch.zeros_like(tokens[:, :1])
     count = torch.zeros_like(last)
+    accepted = [torch.ones_like(last, dtype=torch.bool)]
     for row in range(1, tokens.shape[1]):
         own = slice(row, row + 1)
         is_next = (parents[:, own] == last) & (tokens[:, own] == chosen.gather(1, last))
         last = last.masked_fill(is_next, row)
         count = count + is_next
         path = path.masked_fill(is_next & (columns == count), row)
-    return last.squeeze(1), count, path
+        accepted.append(is_next)
+    return last.squeeze(1), count, path, torch.cat(accepted, 1)
 
 
 __all__ = ["choose_rows", "flat_tokens", "follow"]

@@ -10,8 +10,10 @@ import torch
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.drafts import Drafted
 from switchrail.engine.keys import Key
+from switchrail.engine.pieces import Pieces
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Ran, Step
 from switchrail.engine.verify_inputs import VerifyInputs
@@ -38,6 +40,7 @@ class Verifications:
         *,
         sequences: int,
         width: int,
+        deferred: DeferredCommits | None = None,
     ) -> None:
         """Store the arguments. This captures nothing.
 
@@ -49,7 +52,12 @@ class Verifications:
             accept: Keeps accepted drafts in memory.
             sequences: Maximum number of sequences.
             width: Rows per sequence.
+            deferred: The commits that are left to the next verification; None if there are none.
         """
+        self._deferred = deferred
+        self._settle: Pieces | None = None
+        self._commits: list[Callable[[], None]] = []
+        self._is_settled = True
         self._capturer = capturer
         self._dispatcher = dispatcher
         self._bound = bound
@@ -70,6 +78,9 @@ class Verifications:
         pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
         try:
             accept = self._capturer.capture_after(lambda: self._keep(step, count))
+            if self._deferred is not None and self._settle is None:
+                self._commits = self._dispatcher.settling(self._deferred.batch)
+                self._settle = self._capturer.capture_after(self._apply)
         finally:
             dispatcher.forget()  # frees the records, whose memory other graphs can use between two steps
         return Captured(key, pieces, step, prepared, accept)
@@ -88,11 +99,26 @@ class Verifications:
         assert captured.accept is not None
         self._chosen[: len(chosen)].copy_(chosen)
         captured.accept.replay(self._dispatcher.dispatch)
+        self._is_settled = self._deferred is None
         return self._news[: len(chosen) // self._width]
+
+    def settle(self) -> None:
+        """Make commits that were left to the next verification, because a step of another kind follows."""
+        if not self._is_settled:
+            assert self._settle is not None
+            self._settle.replay(self._dispatcher.dispatch)
+            self._is_settled = True
+
+    def _apply(self) -> None:
+        assert self._deferred is not None
+        for commit in self._commits:
+            commit()
+        self._deferred.clear()
 
     def _keep(self, step: Step, count: int) -> None:
         chosen = self._chosen[: count * self._width]
-        self._news[:count].copy_(self._accept(step, chosen, slots=step.logit_slots))
+        found = self._accept(step, chosen, slots=step.logit_slots, deferred=self._deferred)
+        self._news[:count].copy_(found)
 
 
 __all__ = ["Accept", "Verifications"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import torch
 
 from switchrail.dispatch import Part
+from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.step import DraftRows, Step, part_of
 from switchrail.engine.task import Task
 from switchrail.engine.transfer import sent, transfer
+from switchrail.ops.batch import VerifyBatch
 from switchrail.pools import pages_of
 
 _LENGTH, _SLOT, _PAGES = range(3)
@@ -46,6 +49,7 @@ class VerifyInputs:
         device: torch.device,
         pin_memory: bool,
         are_trees: bool,
+        deferred: DeferredCommits | None,
     ) -> None:
         """Allocate the tensors.
 
@@ -58,7 +62,13 @@ class VerifyInputs:
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
             are_trees: Whether drafts may be trees.
+            deferred: The commits that are left to the next verification; None if there are none.
         """
+        self._deferred = deferred
+        self._pending_records, self._records = torch.full(
+            (2, sequences), -1, dtype=torch.int64, device=device
+        ).unbind()
+        self._pending_rows = torch.zeros(sequences, width, dtype=torch.bool, device=device)
         self._page_table = page_table
         self._last_tokens = last_tokens
         self._page_size = page_size
@@ -169,11 +179,14 @@ class VerifyInputs:
         part.pages.kv_lens.copy_((lengths + self._width) * is_real)
         step.sequence_ids.view(count, -1).copy_(slots.unsqueeze(1).expand(-1, self._width))
         self._real_rows.copy_(is_real.sum() * self._width)
+        if self._deferred is not None:
+            assert part.deferred is not None
+            self._deferred.take(slots, part.deferred)
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         count = len(lengths)
         rows = slice(0, count * self._width)
-        return part_of(
+        part = part_of(
             "verify",
             rows,
             seqlens=(self._width,) * count,
@@ -186,6 +199,11 @@ class VerifyInputs:
             parents=self._parents[rows],
             are_trees=self._are_trees,
         )
+        if self._deferred is None:
+            return part
+        assert isinstance(part.states, VerifyBatch)
+        tables = self._pending_records[:count], self._pending_rows[:count], self._records[:count]
+        return replace(part, deferred=self._deferred.defer(part.states, tables))
 
 
 __all__ = ["VerifyInputs"]

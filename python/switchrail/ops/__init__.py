@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from switchrail.ops.batch import (
         Bounds,
         CheckpointBatch,
+        DeferredBatch,
         PagedBatch,
         PagedTreeBatch,
         Phase,
@@ -46,6 +47,7 @@ _HOMES = {
     "PagedBatch": "batch",
     "PagedTreeBatch": "batch",
     "Phase": "batch",
+    "DeferredBatch": "batch",
     "RowStatesBatch": "batch",
     "SequenceBatch": "batch",
     "StateBatch": "batch",
@@ -76,6 +78,7 @@ __all__ = [
     "Bounds",
     "CheckpointBatch",
     "Contract",
+    "DeferredBatch",
     "GatedDeltaBackend",
     "GatedDeltaCall",
     "GatedDeltaLayer",

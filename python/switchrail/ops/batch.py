@@ -126,6 +126,35 @@ class RowStatesBatch(VerifyBatch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeferredBatch(VerifyBatch):
+    """A batch of drafted tokens that is committed by the next verification: the feature `deferred_commit`.
+
+    A state is then read and written once per verification, and not read by the verification and then read and
+    written by the commit. For each layer, the backend keeps numbered records of the effects of drafted rows.
+    `run` first applies the accepted rows of an earlier record to each sequence's state, and writes the
+    result, in the dtype of the pool, to its slot. The batch's rows start from there, and are kept in another
+    record. An empty sequence applies its record too. `run` returns nothing, so there is no commit.
+
+    Each sequence writes the slot that it reads, and `read_only` is False. A sequence with a record to apply
+    has an initial state.
+
+    Attributes:
+        pending_records: [N] int64, the record to apply first; -1 for none, and for padding.
+        pending_rows: [N, X] bool, whether to apply each row of that record; X at least the largest number of
+            rows of a sequence, and the same in all batches. The rows form a path from the state. Ignored if
+            there is no record to apply.
+        records: [N] int64, the record that keeps the sequence's rows; -1 for padding, and possibly for
+            sequences without rows. No record is in `pending_records` too, and none is there twice.
+        record_count: The number of records, the same in all batches.
+    """
+
+    pending_records: torch.Tensor
+    pending_rows: torch.Tensor
+    records: torch.Tensor
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedBatch(SequenceBatch):
     """A batch for softmax attention over a paged cache, which already has the batch's own tokens.
 

@@ -15,6 +15,7 @@ from switchrail._core import PAGED_OPS
 from switchrail.errors import ContractError
 from switchrail.ops.batch import (
     CheckpointBatch,
+    DeferredBatch,
     PagedBatch,
     PagedTreeBatch,
     RowStatesBatch,
@@ -336,6 +337,17 @@ class Contract:
             name, slots = "batch.row_slots", batch.row_slots
             self._check_tensor(name, ROW_SLOTS, slots, first, sizes, owners, features)
             self._check_columns(name, slots, batch)
+        if isinstance(batch, DeferredBatch):
+            self._check_feature("deferred_commit", features, phase, "verify")
+            for name, spec in DEFERRED.items():
+                self._check_tensor(
+                    f"batch.{name}", spec, getattr(batch, name), first, sizes, owners, features
+                )
+            self._check_columns("batch.pending_rows", batch.pending_rows, batch)
+            if batch.read_only:
+                raise self.error("batch.read_only", "True", "False in a DeferredBatch")
+            if type(batch.record_count) is not int or batch.record_count < 0:
+                raise self.error("batch.record_count", repr(batch.record_count), "an int of 0 or more")
         is_verify = phase == "verify"
         if issubclass(self.batch_type, StateBatch) and is_verify != isinstance(batch, VerifyBatch):
             raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
@@ -701,6 +713,13 @@ CHECKPOINTS = _indices("N", "X", dtype="int64", about="slots of the intermediate
 ROW_SLOTS = _indices("N", "X", dtype="int64", about="slots of the states after each row; -1: none")
 """The tensor that a `RowStatesBatch` adds to a `VerifyBatch`."""
 
+DEFERRED: Mapping[str, TensorSpec] = {
+    "pending_records": _indices("N", dtype="int64", about="the record to apply first; -1: none"),
+    "pending_rows": _indices("N", "X", dtype="bool", about="whether to apply each of its rows"),
+    "records": _indices("N", dtype="int64", about="the record that keeps the rows; -1: none"),
+}
+"""The tensors that a `DeferredBatch` adds to a `VerifyBatch`."""
+
 ACCEPTED = TensorSpec(
     axes=("N",), dtypes=("int64",), memory=("N",), about="the last accepted row of each sequence; -1: none"
 )
@@ -734,6 +753,7 @@ __all__ = [
     "ACCEPTED",
     "CHECKPOINTS",
     "COMPUTE",
+    "DEFERRED",
     "FLOATS",
     "INPUT",
     "PAGED_FEATURES",

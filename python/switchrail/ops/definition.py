@@ -32,7 +32,7 @@ PAGES = ("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "st
 RECURRENT: Mapping[str, Any] = {
     "state_dtypes": ("float64", "float32", "bfloat16", "float16"),
     "state_layouts": ("VK",),
-    "features": (*STATES, "time_innermost"),
+    "features": (*STATES, "deferred_commit", "time_innermost"),
 }
 """The capabilities that backends of an op with a recurrent state per head claim."""
 

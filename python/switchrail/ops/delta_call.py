@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from switchrail.ops.batch import CheckpointBatch, RowStatesBatch
+from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, GateKind, raw_tensors
@@ -88,7 +88,11 @@ def delta_contract(
             ),
             **RAW_OPTIONS,
         },
-        batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
+        batch_features={
+            "checkpoints": CheckpointBatch,
+            "deferred_commit": DeferredBatch,
+            "row_states": RowStatesBatch,
+        },
         multiples=(("HV", "H"),),
         needs=RAW_NEEDS,
         state_layout="VK",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 
-from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, VerifyBatch
 from switchrail.ops.catalog import CONTRACTS, DEFINITIONS
 from switchrail.ops.contract import (
     CHECKPOINTS,
     COMPUTE,
+    DEFERRED,
     INPUT,
     PARENTS,
     ROW_SLOTS,
@@ -19,8 +20,9 @@ from switchrail.ops.contract import (
 )
 
 _OWN = {
-    CheckpointBatch: ("checkpoint_slots", CHECKPOINTS),
-    RowStatesBatch: ("row_slots", ROW_SLOTS),
+    CheckpointBatch: {"checkpoint_slots": CHECKPOINTS},
+    DeferredBatch: DEFERRED,
+    RowStatesBatch: {"row_slots": ROW_SLOTS},
 }
 """The tensors that classes of batches add; a class that is not listed adds `parents`."""
 
@@ -61,9 +63,9 @@ def describe(contract: Contract) -> str:
     if "read_slots" in contract.batch:
         kinds["in verify: a `VerifyBatch`"] = VerifyBatch
     for condition, kind in kinds.items():
-        name, spec = _OWN.get(kind, ("parents", PARENTS))
-        *row, about = _tensor_row(name, spec, contract)
-        rows.append((*row, f"{about}; {condition}"))
+        for name, spec in _OWN.get(kind, {"parents": PARENTS}).items():
+            *row, about = _tensor_row(name, spec, contract)
+            rows.append((*row, f"{about}; {condition}"))
     parts.append(_table((f"`{contract.batch_type.__name__}`", "axes", "dtypes", "memory", "about"), rows))
     facts = [f"{axis} is a multiple of {divisor}" for axis, divisor in contract.multiples]
     facts += [f"{whole} = {' + '.join(rest)}" for whole, *rest in contract.sums]

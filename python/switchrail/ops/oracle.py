@@ -11,6 +11,7 @@ import torch
 from switchrail.ops.backend import Backend, foreign
 from switchrail.ops.batch import (
     CheckpointBatch,
+    DeferredBatch,
     PagedBatch,
     PagedTreeBatch,
     RowStatesBatch,
@@ -91,6 +92,9 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
         """
         self.contract.check("verify" if isinstance(batch, VerifyBatch) else "prefill", call, batch)
         state = call[0].state
+        if isinstance(batch, DeferredBatch):
+            self._run_deferred(call, batch)
+            return None
         states = _walk(batch, state, call[-1], self.token_of(call))
         if isinstance(batch, VerifyBatch) and not isinstance(batch, RowStatesBatch):
             return states
@@ -105,6 +109,18 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
                 kept = after[batch.checkpoint_every :: batch.checkpoint_every]
                 _write(state, batch, batch.checkpoint_slots[n], kept)
         return None
+
+    def _run_deferred(self, call: CallT, batch: DeferredBatch) -> None:
+        """Apply the pending records, then run the rows and keep the states after them."""
+        kept: dict[int, list[torch.Tensor]] = call[0].kept.setdefault(ReferenceRecurrent, {})
+        state = call[0].state
+        for n, record in enumerate(batch.pending_records.tolist()):
+            if record >= 0:
+                last = int(batch.pending_rows[n].nonzero()[-1])
+                _write(state, batch, batch.write_slots[n : n + 1], [kept[record][last]])
+        for n, after in enumerate(_walk(batch, state, call[-1], self.token_of(call))):
+            if batch.records[n] >= 0:
+                kept[int(batch.records[n])] = after[1:]
 
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from switchrail.ops.backend import Backend, check_plan, foreign
-from switchrail.ops.batch import Bounds, Phase, RowStatesBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import Bounds, DeferredBatch, Phase, RowStatesBatch, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
 from switchrail.ops.chunks import After, ChunkPlan, Group, plan_chunks
 from switchrail.ops.contract import Contract
@@ -203,6 +203,10 @@ class TorchChunked(TorchRecurrent[CallT]):
         state, out = self.pool(call), call[-1]
         compute = torch.promote_types(out.dtype, torch.float32)
         step, run_group = self.prepare(call, compute)
+        if isinstance(batch, DeferredBatch):
+            assert isinstance(plan, TreePlan)
+            self._run_deferred(call, batch, plan, compute, step)
+            return None
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, self.row_pool(call), out, compute, step)
         if plan.places is None:
@@ -213,6 +217,29 @@ class TorchChunked(TorchRecurrent[CallT]):
         plan.write([run_group(group, plan.chunk, states, after) for group in plan.groups], out)
         plan.slots.store(state, states)
         return None
+
+    def _run_deferred(
+        self, call: CallT, batch: DeferredBatch, plan: TreePlan, compute: torch.dtype, step: Step
+    ) -> None:
+        """Apply the pending records, then run the rows and keep the states after them."""
+        state, kept, most = self.pool(call), call[0].kept, batch.pending_rows.shape[1]
+        pool = kept.get(TorchChunked)
+        if pool is None:
+            shape = batch.record_count * most, *state.shape[1:]
+            pool = kept[TorchChunked] = torch.empty(shape, dtype=compute, device=state.device)
+        pending, records = batch.pending_records.long(), batch.records.long()
+        columns = torch.arange(most, device=state.device)
+        last = (batch.pending_rows * columns).amax(1)
+        accepted = pool.index_select(0, pending.clamp(min=0) * most + last)
+        keep(state, accepted, batch.write_slots.long().masked_fill(pending < 0, -1))
+        after = run_tree(plan, state, state, call[-1], compute, step)
+        assert after is not None
+        index = plan.sequences.repeat_interleave(plan.lengths, output_size=len(call[-1]))
+        own = records[index]
+        place = torch.arange(len(index), device=state.device) - plan.starts.repeat_interleave(
+            plan.lengths, output_size=len(index)
+        )
+        keep(pool, after[len(plan.sequences) :], (own * most + place).masked_fill(own < 0, -1))
 
 
 def _run_single(

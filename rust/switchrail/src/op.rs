@@ -78,10 +78,11 @@ impl Op {
 type Has = fn(Op) -> bool;
 
 /// The optional features, each with the ops that have it.
-const FEATURES: [(&str, Has); 24] = [
+const FEATURES: [(&str, Has); 25] = [
     ("batch_invariant", |_| true),
     ("checkpoints", |op| !op.is_paged()),
     ("cuda_graph", |_| true),
+    ("deferred_commit", Op::is_linear),
     ("device_parents", |_| true),
     ("fill_verify_buffers", |_| true),
     ("graph_fill_value", Op::is_paged),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, Contract, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
@@ -65,7 +65,11 @@ CONTRACT = Contract(
         "out": result("T", "H", "V"),
     },
     options={"scale": scale("queries")},
-    batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
+    batch_features={
+        "checkpoints": CheckpointBatch,
+        "deferred_commit": DeferredBatch,
+        "row_states": RowStatesBatch,
+    },
     state_layout="VK",
     gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},
     notes=(

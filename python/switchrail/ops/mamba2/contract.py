@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, RowStatesBatch, StateBatch
+from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
@@ -94,7 +94,11 @@ CONTRACT = Contract(
         "dt_min": OptionSpec(types=(float,), about="lower bound of the time step, applied last; 0 or more"),
         "dt_max": OptionSpec(types=(float,), about="upper bound of the time step; inf for none"),
     },
-    batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
+    batch_features={
+        "checkpoints": CheckpointBatch,
+        "deferred_commit": DeferredBatch,
+        "row_states": RowStatesBatch,
+    },
     multiples=(("H", "G"),),
     state_layout="VK",
     gate={

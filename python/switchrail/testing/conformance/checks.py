@@ -12,6 +12,7 @@ from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.samples.engine import FORMS
 from switchrail.ops.samples.scenario import Scenario
 from switchrail.testing.conformance import behaviour, engine, host, memory, prefix, special
+from switchrail.testing.conformance.deferred import deferred_commit
 from switchrail.testing.conformance.one_layer import one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
@@ -148,6 +149,7 @@ CHECKS: tuple[Check, ...] = (
     _of(special.forgetting, ops=DELTA, core=True),
     _of(special.as_given, ops=DELTA),
     _of(behaviour.checkpoints, ops=RECURRENT, phases=("prefill",), features=("checkpoints",)),
+    _of(deferred_commit, ops=GATED, phases=("verify",), features=("deferred_commit",)),
     _of(behaviour.trees, ops=RECURRENT, phases=("verify",), core=True),
     _of(behaviour.trees, ops=PAGED, phases=("verify",), features=("trees",), core=True),
     _of(behaviour.shared_pages, ops=PAGED),
