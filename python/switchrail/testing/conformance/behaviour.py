@@ -74,7 +74,7 @@ def again(setting: Setting) -> None:
 
 def in_chunks(setting: Setting) -> Measured:
     """Checks that a prefill in chunks of any size gives the result of a single pass."""
-    states = {"initial": "some"} if setting.op in RECURRENT else {}
+    states: dict[str, Any] = {"initial": "some"} if setting.op in RECURRENT else {}
     call = setting.call((130, 1, 77), **states, seed=5)
     schedules = [
         [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
