@@ -51,6 +51,3 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
             f"rows at addresses that are not multiples of {alignment} bytes",
             "aligned rows for this backend",
         )
-
-
-__all__ = ["ALIGNMENT", "check_pool", "fit", "gaps", "is_aligned", "is_transposed", "nonzero"]

@@ -11,6 +11,3 @@ def kept_states(batch: StateBatch) -> tuple[torch.Tensor, int, int]:
     if isinstance(batch, CheckpointBatch):
         return batch.checkpoint_slots, batch.checkpoint_every, batch.checkpoint_slots.shape[1]
     return batch.write_slots, 0, 0
-
-
-__all__ = ["kept_states"]

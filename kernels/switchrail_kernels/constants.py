@@ -6,5 +6,3 @@ import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
-
-__all__ = ["LN2", "LOG2E"]

@@ -96,6 +96,3 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
             raise self.contract.error(
                 "batch.kv_seqlens", f"{longest} tokens", f"at most {bounds.tokens}, the plan's bound"
             )
-
-
-__all__ = ["DecodePlan"]

@@ -60,5 +60,3 @@ def begins_early(index: int) -> bool:
 
 _DRIVER = 12030
 """The first driver version that can capture dependent launches."""
-
-__all__ = ["begins_early", "wait", "wait_first"]

@@ -87,7 +87,5 @@ def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-__all__ = ["support", "timed"]
-
 if __name__ == "__main__":
     sys.stdout.write(f"{support()}\n\n{timed()}\n")

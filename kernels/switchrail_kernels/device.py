@@ -44,6 +44,3 @@ def fitted(device: torch.device) -> Fitted:
             *(torch.cuda.get_device_name(device), *capability, found.device, *found.capability),
         )
     return found
-
-
-__all__ = ["compute_capability", "fitted", "has_large_shared_memory", "multiprocessors"]

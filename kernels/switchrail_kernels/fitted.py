@@ -189,6 +189,3 @@ def nearest(capability: tuple[int, int], devices: tuple[Fitted, ...] = DEVICES) 
     """The table for a compute capability: its own, else that of the nearest lower one, else the first."""
     earlier = [fitted for fitted in devices if fitted.capability <= capability]
     return earlier[-1] if earlier else devices[0]
-
-
-__all__ = ["DEVICES", "H200", "Caches", "Costs", "Fitted", "Latents", "Pace", "Walk", "nearest"]

@@ -172,5 +172,3 @@ _SHARED = tuple(field.name for field in fields(PagedBatch) if field.name != "kv_
 
 _WIDE = ("page_table",)
 """The names of tables whose rows may have gaps."""
-
-__all__ = ["PagedPlan", "TritonPaged"]

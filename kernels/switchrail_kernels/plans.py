@@ -61,6 +61,3 @@ def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[st
         raise contract.error(
             "batch", found, "dense tables as planned, -1 as the null slot, and not read_only"
         )
-
-
-__all__ = ["Decode", "check_forms", "refresh_decode"]

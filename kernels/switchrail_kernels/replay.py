@@ -375,16 +375,3 @@ class Binary:
             (_CONSTANT, 0),
             (_CONSTANT, 0),
         )  # Triton's two kinds of scratch memory, both unused
-
-
-__all__ = [
-    "ALIGNMENT",
-    "Binary",
-    "Calls",
-    "Options",
-    "Recording",
-    "Tensors",
-    "calls_of",
-    "recording",
-    "scratch",
-]

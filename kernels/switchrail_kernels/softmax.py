@@ -89,6 +89,3 @@ def add_parts(b_acc, b_max, b_sum, b_part, b_weight):
     b_scale = tl.exp2(b_max - b_ref)
     b_acc = b_acc * b_scale + tl.sum(b_part * b_weight[:, None], 0)
     return b_acc, b_new, b_sum * b_scale + tl.sum(b_weight, 0)
-
-
-__all__ = ["add_keys", "add_parts", "find_rows", "seen_by"]

@@ -22,6 +22,3 @@ def softplus(b_x):
     b_sum = 1 / 9 + b_z * (1 / 11 + b_z * (1 / 13))
     b_sum = 1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * b_sum))
     return tl.maximum(b_x, 0.0) + 2.0 * b_y * (1.0 + b_z * b_sum)
-
-
-__all__ = ["softplus"]

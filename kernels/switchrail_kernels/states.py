@@ -17,6 +17,3 @@ def within_slot(i_h, o_v, o_k, V: tl.constexpr, K: tl.constexpr, KV: tl.constexp
     if KV:
         o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]
     return o_state
-
-
-__all__ = ["within_slot"]

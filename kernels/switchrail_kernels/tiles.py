@@ -73,6 +73,3 @@ class Work:
         merged[:, 4] = first[tile] + row
         programs, rows_merged = all_to_device([items, merged], device)
         return cls(programs, rows_merged, int(parts.sum()), base)
-
-
-__all__ = ["Work"]

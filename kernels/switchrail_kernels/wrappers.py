@@ -169,6 +169,3 @@ def _starts(counts: np.ndarray) -> torch.Tensor:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return torch.from_numpy(starts)
-
-
-__all__ = ["Tables", "WrapperPlan", "Wrappers"]

@@ -30,6 +30,3 @@ def register_builtins(registry: Registry) -> None:
                 priority=priority,
                 **{**definition.claims, "features": (*features, *steps)},
             )
-
-
-__all__ = ["register_builtins"]

@@ -26,6 +26,3 @@ def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
         raise OSError(
             errno.EFBIG, f"the file has {found.st_size} bytes; valid: at most {limit}", os.fspath(path)
         )
-
-
-__all__ = ["LIMIT", "check_file"]

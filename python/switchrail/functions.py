@@ -201,6 +201,3 @@ def _imported(one: Function | ModelFamily, path: str, name: str) -> Any:
         raise BackendImportError(
             f"{one.source}: the {one} can't be imported from {path!r}: {error!r}", name=name, path=path
         ) from error
-
-
-__all__ = ["Function", "Functions", "ModelFamily"]

@@ -51,6 +51,3 @@ def referrers(*objects: Any) -> list[Any]:
             if _engines:
                 gc.freeze()
     return [one for one in found if one is not objects]
-
-
-__all__ = ["OF_PYTHON", "freeze", "referrers", "thaw"]

@@ -141,6 +141,3 @@ def _concerns(key: str, ops: Iterable[str]) -> bool:
     """Whether a preference's key applies to one of these ops."""
     own = key.partition(".")[0]
     return any(op == own or (own == "linear" and op in LINEAR_OPS) for op in ops)
-
-
-__all__ = ["HOSTS", "Host", "installed", "release", "served_in"]

@@ -142,6 +142,3 @@ def _mismatch(cls: type[Any], found: Any, expected: Any) -> str | None:
         return "has no parameters, not even one for the instance"
     instance = object()
     return call_problem(found.__get__(instance, cls), expected.__get__(instance, cls))
-
-
-__all__ = ["Problem", "call_problem", "check_overrides"]

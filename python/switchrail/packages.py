@@ -26,6 +26,3 @@ def engine_packages(user: str) -> Iterator[None]:
         raise MissingPackageError(
             f"{user} needs {error.name}, which is not installed: {INSTALL}", found=error.name
         ) from error
-
-
-__all__ = ["INSTALL", "engine_packages"]

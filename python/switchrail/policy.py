@@ -178,14 +178,3 @@ def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str
             own = (f"{op}.{one}" for one in PHASES if one not in taken)
             left |= {one: value for one in own if one not in policy}
     return left
-
-
-__all__ = [
-    "choices_of",
-    "denials_of",
-    "policy_config",
-    "preferences_of",
-    "read_tables",
-    "with_denials",
-    "with_policy",
-]

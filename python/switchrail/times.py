@@ -263,14 +263,3 @@ def _error(path: Path, problem: str) -> TimesError:
         path=str(path),
         problem=problem,
     )
-
-
-__all__ = [
-    "Machine",
-    "as_arguments",
-    "device_of",
-    "measurements_for",
-    "read_machines",
-    "times_path",
-    "write_machine",
-]

@@ -203,5 +203,3 @@ def _attend(
 
 
 launch_attend = Launcher(_attend, early=True)
-
-__all__ = ["launch_attend"]

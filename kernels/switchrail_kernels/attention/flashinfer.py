@@ -98,6 +98,3 @@ class FlashInferAttention(AttentionBackend):
         if result is not out:
             out.copy_(result)
         plan.clear_padding(out, lse)
-
-
-__all__ = ["FEATURES", "FlashInferAttention"]

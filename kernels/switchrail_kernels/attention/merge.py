@@ -121,5 +121,3 @@ def _merge_rows(
 
 launch_merge_pieces = Launcher(_merge_pieces, early=True)
 launch_merge_rows = Launcher(_merge_rows, early=True)
-
-__all__ = ["finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]

@@ -137,6 +137,3 @@ class Tiles(PagedPlan):
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)
         return Work.of(tiles, keys, pieces, self.batch.cu_seqlens.device)
-
-
-__all__ = ["WIDEST", "Pieces", "Room", "Tiles"]

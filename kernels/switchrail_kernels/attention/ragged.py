@@ -102,6 +102,3 @@ def ragged_attention(
         **launch_options(q.dtype),
     )
     return out, lse
-
-
-__all__ = ["ragged_attention"]

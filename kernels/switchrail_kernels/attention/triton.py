@@ -214,6 +214,3 @@ def _attend_tiles(
             (head_size, shape.block_d, layer.sinks is not None, lse is not None),
             num_warps=4,
         )
-
-
-__all__ = ["TritonAttention"]

@@ -39,6 +39,3 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
         if call.q.shape[0]:
             with torch.cuda.device(call.q.get_device()):
                 self.launch(call, batch, plan)
-
-
-__all__ = ["DeltaAdapter"]

@@ -29,6 +29,3 @@ def gate_constants(layer: DeltaLayer) -> tuple[int | bool, ...]:
 def outer_strides(*tensors: torch.Tensor) -> tuple[int, ...]:
     """The strides of the first two axes of each tensor."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
-
-
-__all__ = ["gate_constants", "gate_numbers", "gate_tensors", "outer_strides"]

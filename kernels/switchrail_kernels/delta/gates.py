@@ -53,6 +53,3 @@ def write_weight(b_beta, scale, RAW: tl.constexpr):
     if RAW:
         b_beta = scale / (1.0 + tl.exp(-b_beta))
     return b_beta
-
-
-__all__ = ["head_log2_decay", "log2_decay", "write_weight"]

@@ -1,7 +1,7 @@
 """The triangular solve within chunks of 32 tokens."""
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -80,6 +80,3 @@ def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr
     b_beta0, _ = halves(b_beta)
     b_x *= tl.reshape(b_beta, (b_d16.shape[0], 16))[:, None, :]
     store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
-
-
-__all__ = ["CHUNK", "halves", "invert_16", "store_chunks", "store_inverses"]

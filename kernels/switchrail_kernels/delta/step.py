@@ -109,6 +109,3 @@ def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
         (*sizes, layer.qk_l2norm, channels, *gate_constants(layer), is_transposed(layer.state)),
         num_warps=1,
     )
-
-
-__all__ = ["step"]

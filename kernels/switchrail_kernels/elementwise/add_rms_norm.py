@@ -67,6 +67,3 @@ def add_rms_norm(
             num_warps=warps,
         )
     return total, out
-
-
-__all__ = ["add_rms_norm"]

@@ -73,6 +73,3 @@ def decode_rows(
         (page_size, padded(count), min(padded(width), 1024)),
         num_warps=4,
     )
-
-
-__all__ = ["decode_rows"]

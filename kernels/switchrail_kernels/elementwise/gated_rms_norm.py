@@ -68,6 +68,3 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *,
             num_warps=warps,
         )
     return out
-
-
-__all__ = ["gated_rms_norm"]

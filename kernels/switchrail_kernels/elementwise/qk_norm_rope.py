@@ -144,6 +144,3 @@ def qk_norm_rope(
             num_warps=warps,
         )
     return q_out, k_out
-
-
-__all__ = ["qk_norm_rope"]

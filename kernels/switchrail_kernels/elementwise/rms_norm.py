@@ -62,6 +62,3 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset
             num_warps=warps,
         )
     return out
-
-
-__all__ = ["rms_norm"]

@@ -67,6 +67,3 @@ def rotary(
             num_warps=4,
         )
     return cos, sin
-
-
-__all__ = ["rotary"]

@@ -47,6 +47,3 @@ def block(rows: int, size: int) -> tuple[int, int, int]:
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)
-
-
-__all__ = ["Rows", "block", "rows_of"]

@@ -79,6 +79,3 @@ def _activated(gate: torch.Tensor, up: torch.Tensor, *, is_silu: bool) -> torch.
             num_warps=max(columns // 256, 1),
         )
     return out
-
-
-__all__ = ["sigmoid_gate", "silu_and_mul"]

@@ -264,6 +264,3 @@ def _check(
             argument="x",
             found=tuple(x.shape),
         )
-
-
-__all__ = ["experts", "routed_experts"]

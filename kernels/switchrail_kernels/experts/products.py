@@ -244,6 +244,3 @@ def down_pairs(
             b_w = tl.load(p_row + expert * (H * I) + k, mask=m_k[None, :], other=0.0).to(tl.float32)
             b_y += (share * b_h)[None, :] * b_w
     tl.store(p_y, tl.sum(b_y, 1).to(p_out.dtype.element_ty), mask=m_n)
-
-
-__all__ = ["down_pairs", "down_tiles", "gate_up_pairs", "gate_up_tiles", "weigh"]

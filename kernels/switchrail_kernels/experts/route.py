@@ -222,6 +222,3 @@ def order(
         p_experts, p_ranks, p_before, p_total, p_places, p_pairs, p_blocks, p_used, i_c, rows,
         E, S, K, EP, KP, BT, BM,
     )  # fmt: skip
-
-
-__all__ = ["add_up", "choose", "order"]

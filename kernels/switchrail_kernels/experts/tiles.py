@@ -76,6 +76,3 @@ def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:
     if not has_large_shared_memory(device):
         return SMALL
     return next(found for most, found in FITTED if average <= most)
-
-
-__all__ = ["AHEAD", "ALONE", "EXACT", "FITTED", "MOST_PAIRS", "SMALL", "Tile", "Tiles", "tiles"]

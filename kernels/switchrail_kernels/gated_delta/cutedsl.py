@@ -99,6 +99,3 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
             *gate_numbers(layer),
             cuda.CUstream(torch.cuda.current_stream(q.get_device()).cuda_stream),
         )
-
-
-__all__ = ["CuteGatedDelta"]

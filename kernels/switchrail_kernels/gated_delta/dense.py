@@ -265,6 +265,3 @@ def scatter(states: torch.Tensor, call: DeltaCall, batch: StateBatch, sequences:
         (size, out[0].numel(), _BLOCK),
         num_warps=8,
     )
-
-
-__all__ = ["LEAST_LOG_DECAY", "Dense", "gather", "pack", "rescale", "scales", "scatter"]

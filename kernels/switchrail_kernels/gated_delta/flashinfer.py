@@ -256,6 +256,3 @@ def _step(call: DeltaCall, batch: StateBatch, pool: torch.Tensor) -> None:
             (heads, value_heads, value_size, layer.qk_l2norm),
             num_warps=1,
         )
-
-
-__all__ = ["FlashInferGatedDelta"]

@@ -187,6 +187,3 @@ def _run(
     owners = context.seq_map_c2r if context.is_intra else cut[:-1]
     kernel(q, k, v, a, g, beta, initial, cut, offsets, owners, whole, out, chunk_states, final)
     return final
-
-
-__all__ = ["FlashQlaGatedDelta"]

@@ -1,7 +1,7 @@
 """The operation `gated_delta_inputs`: a matrix product, and the gates computed from its last columns."""
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -62,6 +62,3 @@ def gated_delta_inputs(
                 num_warps=2,
             )
     return product[:, :channels], product[:, channels : -2 * heads], g, beta
-
-
-__all__ = ["gated_delta_inputs"]

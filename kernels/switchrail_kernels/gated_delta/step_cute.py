@@ -238,6 +238,3 @@ class Step:
         """Store one element of the result."""
         size = self.io.width // 8
         _vector(address + i_p * self.rows * size, self.io, 1, size)[0] = self.io(value)
-
-
-__all__ = ["Step"]

@@ -172,6 +172,3 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
             **launch_options(q.dtype),
         )
         return Prepared(q, k, k, inverse, scores, factors)
-
-
-__all__ = ["TritonGatedDelta"]

@@ -143,6 +143,3 @@ class FlashInferKda(DeltaAdapter, KdaBackend):
             )
         if result is not out:
             out.copy_(result)
-
-
-__all__ = ["FlashInferKda"]

@@ -284,5 +284,3 @@ class TritonKda(TritonDelta, KdaBackend):
 
 _PROGRAMS = 2
 """Concurrent programs of `_prepare` per multiprocessor."""
-
-__all__ = ["TritonKda"]

@@ -19,6 +19,3 @@ class TritonLightning(TritonLinear[LightningCall], LightningBackend):
         """The operands. `layer.g` takes the places of the time steps, which this op does not have."""
         layer, q, k, v, out = call
         return Operands(q, k, v, layer.g, layer.g, layer.g, layer.g, layer.state, out, layer.scale)
-
-
-__all__ = ["TritonLightning"]

@@ -37,6 +37,3 @@ class TritonLinear(TritonRecurrent[CallT]):
     def launch_verify(self, call: CallT, batch: StateBatch, plan: Drafts) -> Record:
         """Run drafted rows in one launch."""
         return verify(self.operands(call), batch, plan)
-
-
-__all__ = ["TritonLinear"]

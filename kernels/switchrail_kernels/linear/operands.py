@@ -63,6 +63,3 @@ class Operands:
         _, groups, key_size = self.k.shape
         _, heads, value_size = self.v.shape
         return heads, heads // groups, key_size, value_size
-
-
-__all__ = ["Operands"]

@@ -93,6 +93,3 @@ def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tenso
         **launch_options(operands.k.dtype),
     )
     return scores, gates
-
-
-__all__ = ["prepare"]

@@ -85,6 +85,3 @@ def step(operands: Operands, batch: StateBatch) -> None:
         ),
         num_warps=1,
     )
-
-
-__all__ = ["step"]

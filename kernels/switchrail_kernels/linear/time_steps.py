@@ -19,6 +19,3 @@ def time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS: tl.constexpr):
     if SOFTPLUS:
         b_dt = softplus(b_dt)
     return tl.minimum(tl.maximum(b_dt, dt_min), dt_max)
-
-
-__all__ = ["time_step"]

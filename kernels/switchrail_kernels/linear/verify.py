@@ -148,6 +148,3 @@ def verify(operands: Operands, batch: StateBatch, drafts: Drafts) -> Record:
         **launch_options(operands.v.dtype),
     )
     return record
-
-
-__all__ = ["verify"]

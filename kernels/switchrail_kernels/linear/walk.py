@@ -292,6 +292,3 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
             num_stages=stages,
             **launch_options(dtype),
         )
-
-
-__all__ = ["walk"]

@@ -29,6 +29,3 @@ class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):
             limits=(layer.dt_min, min(layer.dt_max, _MOST)),
             flags=(True, bias is not None, layer.dt_softplus, skip is not None),
         )
-
-
-__all__ = ["TritonMamba2"]

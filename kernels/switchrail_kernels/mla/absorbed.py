@@ -228,5 +228,3 @@ def _merge(
 
 launch_attend = Launcher(_attend)
 launch_merge = Launcher(_merge)
-
-__all__ = ["find_piece", "launch_attend", "launch_merge"]

@@ -183,5 +183,3 @@ def _attend(
 
 launch_expand = Launcher(_expand)
 launch_attend = Launcher(_attend)
-
-__all__ = ["launch_attend", "launch_expand"]

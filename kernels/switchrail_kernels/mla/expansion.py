@@ -124,5 +124,3 @@ class Expanded:
 
 
 _TILE, _TILE_FLOAT32 = 128, 32
-
-__all__ = ["ROOM", "Expanded"]

@@ -157,6 +157,3 @@ class FlashInferMla(MlaBackend):
             wrapper = plan.wrapper(self._ragged, key, prepare)
             wrapper.run(q, k, v, out=out, lse=lse, return_lse=True)
         return out, lse.mul_(math.log(2))  # the library's log-sum-exp has base 2
-
-
-__all__ = ["EXPANDED", "FEATURES", "FlashInferMla", "MlaPlan"]

@@ -175,5 +175,3 @@ def _attend(
 
 
 launch_attend = Launcher(_attend)
-
-__all__ = ["launch_attend"]

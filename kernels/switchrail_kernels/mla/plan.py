@@ -327,17 +327,3 @@ class Tiles(PagedPlan):
         copies = all_to_device(tables, device)
         made = [Round(*pair) for pair in zip(copies[::2], copies[1::2], strict=True)]
         return Expansion(tuple(made), most, carried)
-
-
-__all__ = [
-    "FEWEST_NARROW",
-    "SPAN",
-    "SPLIT",
-    "Cut",
-    "Expansion",
-    "Layer",
-    "Pieces",
-    "Rest",
-    "Round",
-    "Tiles",
-]

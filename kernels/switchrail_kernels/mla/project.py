@@ -103,6 +103,3 @@ def project(
         num_stages=stages,
         **launch_options(x.dtype),
     )
-
-
-__all__ = ["PLACES", "project"]

@@ -245,6 +245,3 @@ def _attend(
         )
     if layer.w_v is not None:
         project(latents, layer.w_v, out, places, values=True)
-
-
-__all__ = ["TritonMla"]

@@ -131,6 +131,3 @@ def products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     out = multiply(x, weight)
     return linear(x, weight) if out is None else out
-
-
-__all__ = ["MOST_ROWS", "Gates", "log_decay", "multiply", "products"]

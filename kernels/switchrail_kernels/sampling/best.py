@@ -31,6 +31,3 @@ def best(p_logits, p_tokens, s_row, V, BV: tl.constexpr):
     token = tl.min(tl.where(b_top == top, b_at, V), 0)
     finite = (tl.sum(b_wrong, 0) == 0) & (top > _MINUS_INFINITY) & (top < float("inf"))
     tl.store(p_tokens + i_r, tl.where(finite, token, -1).to(tl.int64))
-
-
-__all__ = ["best"]

@@ -100,6 +100,3 @@ def _numbers(params: Sequence[SamplingParams], draws: Sequence[random.Random]) -
     values: Numbers = last.constants.copy()
     values[last.sampled, 4] = [seed_of(draws[row]) for row in last.sampled]
     return values
-
-
-__all__ = ["choose_tokens"]

@@ -208,6 +208,3 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
                         last = drawn
                         i_round += 1
     tl.store(p_tokens + i_r, token.to(tl.int64))
-
-
-__all__ = ["draw"]

@@ -226,6 +226,3 @@ def each(
                     b_s = tl.where(i_from == column + 1 - W, old[column], b_s)
                 p_to = entry(p_row_states + slot * s_row_slot, j, o_c, C, R_W, R_C)
                 tl.store(p_to, b_s.to(p_row_states.dtype.element_ty), mask=m_c)
-
-
-__all__ = ["DRAFT_ROWS", "REACH", "Drafts", "each", "replay", "verify"]

@@ -182,6 +182,3 @@ def _strides(state: torch.Tensor) -> tuple[int, ...]:
     if (step == 1 or channels == 1) and (column == channels or columns == 1):
         return 0, 0
     return nonzero((column, step))
-
-
-__all__ = ["TritonShortConv"]

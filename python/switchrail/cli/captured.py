@@ -67,6 +67,3 @@ def _steps(states: Sequence[GraphState]) -> str:
     each = f", {width} rows each," if states[0].kind == "verify" else ""
     kind = "verifications" if each else "decodes"
     return f"{kind} of {rows} sequences{each} with caches of {tokens} tokens"
-
-
-__all__ = ["capture_document", "print_capture"]

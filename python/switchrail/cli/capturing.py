@@ -36,6 +36,3 @@ def make_engine(told: Console, checkpoint: Path, **options: Any) -> Engine:
     """Makes an engine, with a progress bar on `told` while it captures. `options` are those of `Engine`."""
     with capturing(told) as progress:
         return switchrail.Engine(checkpoint, progress=progress, **options)
-
-
-__all__ = ["capturing", "make_engine"]

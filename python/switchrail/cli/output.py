@@ -61,6 +61,3 @@ def output() -> TextIO:
 def say(text: str) -> None:
     """Prints a line to standard output."""
     print(text, file=output(), flush=True)
-
-
-__all__ = ["others_aside", "output", "say"]

@@ -198,6 +198,3 @@ def verify_features(op: str, options: EngineOptions) -> tuple[str, ...]:
 def has_trees(options: EngineOptions) -> bool:
     """Whether drafts may be trees."""
     return options.draft_branches > 1 or (isinstance(options.draft, Drafts) and options.draft.are_trees)
-
-
-__all__ = ["CapturePlan", "GraphState", "has_trees", "plan_capture", "verify_features"]

@@ -107,6 +107,3 @@ class Capturer:
 
 def _ignored(call: object) -> None:
     """Ignore the call; its output tensor stays as it is."""
-
-
-__all__ = ["Captured", "Capturer", "Elsewhere", "Forward"]

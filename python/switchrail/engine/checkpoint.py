@@ -458,6 +458,3 @@ def _check_report(path: Path, report: dict[str, Any], drafts: re.Pattern[str]) -
             path=str(path),
             **{what.replace(" ", "_"): tuple(names) for what, names in problems.items()},
         )
-
-
-__all__ = ["Checkpoint", "load", "load_skeleton", "load_tokenizer", "read_config"]

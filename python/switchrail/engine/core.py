@@ -329,6 +329,3 @@ def _state(task: Task, tokens: Sized, drafted: Drafted) -> Any:
 def _is_through(task: Task) -> bool:
     """Whether the whole prompt of a task has been processed."""
     return task.length == len(task.ids)
-
-
-__all__ = ["EngineCore"]

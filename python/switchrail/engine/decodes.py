@@ -132,6 +132,3 @@ class Decodes:
 def _has_hooks(function: Choose) -> bool:
     site = resolve(function)
     return isinstance(site, Site) and bool(chain.running(site))
-
-
-__all__ = ["Decodes"]

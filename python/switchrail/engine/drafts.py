@@ -128,6 +128,3 @@ def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
             raise EngineError(
                 f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same token"
             )
-
-
-__all__ = ["NONE", "Drafted", "Drafts", "proposed"]

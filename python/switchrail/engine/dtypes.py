@@ -51,6 +51,3 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
         )
         raise unknown(UnknownDtypeError, problem, name, valid, name=name)
     return name
-
-
-__all__ = ["DTYPES", "choose_dtype"]

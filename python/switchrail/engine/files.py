@@ -191,16 +191,3 @@ def _read_head(path: Path, name: str) -> dict[str, int]:
                 valid=_DTYPES,
             )
     return sizes
-
-
-__all__ = [
-    "ADAPTER",
-    "CONFIG",
-    "GENERATION",
-    "MTP_WEIGHTS",
-    "check_files",
-    "no_checkpoint",
-    "read_object",
-    "read_tensors",
-    "read_weights",
-]

@@ -103,6 +103,3 @@ class Flight:
     def is_wanted(self) -> bool:
         """Whether any task of the step is still active."""
         return any(task.finish_reason is None for task in self.tasks)
-
-
-__all__ = ["Flight", "Sent", "Verification"]

@@ -61,6 +61,3 @@ def find_checkpoint(
             f"Face hub; `hf download {name}` downloads it, and so does `switchrail run {name} --download`",
             path=name,
         ) from error
-
-
-__all__ = ["FILES", "find_checkpoint"]

@@ -207,6 +207,3 @@ def decode_rows(
     kv_lens.copy_((positions + 1) * is_real)
     sequence_ids.copy_(slots)
     real.copy_(is_real.sum())
-
-
-__all__ = ["DecodeInputs", "decode_rows"]

@@ -159,6 +159,3 @@ class Keys:
         """The key that serves a step with prompt tokens; None if the step has too many rows."""
         index = bisect_left(self.rows, rows)
         return Key("mixed", self.rows[index]) if index < len(self.rows) else None
-
-
-__all__ = ["Key", "Keys", "StepKind", "lengths", "mixed_rows", "sizes"]

@@ -43,6 +43,3 @@ class MergedOn(TorchFunctionMode):
         if self._device in devices:
             return len(devices) > 1
         return devices == {_HOST} and sum(one.nbytes for one in tensors) >= _LEAST
-
-
-__all__ = ["MergedOn"]

@@ -106,6 +106,3 @@ class MixedSteps:
 
 def _varying(step: Step) -> tuple[torch.Tensor, ...]:
     return step.input_ids, step.position_ids, step.sequence_ids, step.kv_rows, step.logit_rows
-
-
-__all__ = ["MixedSteps"]

@@ -20,6 +20,3 @@ def hooks_of(part: nn.Module) -> tuple[Numbered, ...]:
 def hooks_of_all() -> tuple[Numbered, ...]:
     """The torch hooks that a call of any module runs."""
     return of_modules._global_forward_pre_hooks, of_modules._global_forward_hooks
-
-
-__all__ = ["Numbered", "hooks_of", "hooks_of_all"]

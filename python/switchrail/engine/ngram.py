@@ -49,6 +49,3 @@ def _period(text: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int | None:
         if place >= 0:
             return len(text) - length - place // text.itemsize
     return None
-
-
-__all__ = ["NgramDrafts"]

@@ -82,6 +82,3 @@ class Pieces:
         else:
             self._stack.__exit__(type(error), error, error.__traceback__)
         self.last = last
-
-
-__all__ = ["Pieces"]

@@ -91,6 +91,3 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
             max_new_tokens=params.max_new_tokens,
             max_length=max_length,
         )
-
-
-__all__ = ["check_length", "listed", "prompt_named", "token_ids", "tokenize"]

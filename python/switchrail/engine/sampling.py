@@ -165,6 +165,3 @@ def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """Keeps only the first `count` set flags of each row."""
     return flags & (flags.cumsum(-1) <= count)
-
-
-__all__ = ["Choose", "choose", "draw", "probabilities", "weigh"]

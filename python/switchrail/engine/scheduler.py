@@ -150,6 +150,3 @@ class Scheduler:
         count = min(len(task.ids) - task.length, self._chunk, rows)
         prefill.append((task, count))
         return count
-
-
-__all__ = ["Schedule", "Scheduler"]

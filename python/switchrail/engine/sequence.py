@@ -20,6 +20,3 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     length: int = 0
     drafted: int = 0
-
-
-__all__ = ["Sequence"]

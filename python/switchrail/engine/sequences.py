@@ -175,6 +175,3 @@ class Sequences(Generic[S]):
         self._pages.reset(page for page, holders in enumerate(self._holders) if holders)
         self._slots.reset(sequence.slot for sequence in self.live)
         self._whole = True
-
-
-__all__ = ["Sequences"]

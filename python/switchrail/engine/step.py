@@ -290,6 +290,3 @@ class StepBuilder:
             parts=tuple(parts),
             drafts=drafts,
         )
-
-
-__all__ = ["DraftRows", "Ran", "Running", "Step", "StepBuilder", "part_of"]

@@ -60,6 +60,3 @@ class Task(Sequence):
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason
-
-
-__all__ = ["FinishReason", "Task"]

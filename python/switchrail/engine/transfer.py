@@ -40,6 +40,3 @@ def transfer(
         there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype)
         for start, array in zip(starts, arrays, strict=False)
     ]
-
-
-__all__ = ["sent", "transfer"]

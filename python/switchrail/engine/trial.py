@@ -176,6 +176,3 @@ def _capture(graphs: Graphs, in_use: Callable[[], float]) -> float:
         if tried:
             more += max(0.0, in_use() - before) / len(tried) * len(keys[_MEASURED:])
     return more
-
-
-__all__ = ["try_out"]

@@ -89,6 +89,3 @@ def _run(engine: Engine, prompts: list[list[int]]) -> float:
     start = time.perf_counter()
     engine.generate(prompts, params)
     return time.perf_counter() - start
-
-
-__all__ = ["Round", "rounds", "warm_up"]

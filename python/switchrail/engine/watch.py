@@ -67,6 +67,3 @@ def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:
         for site, one in table.chains.items()
         if (others := tuple(hook for hook in one.running if hook.source != ENGINE))
     }
-
-
-__all__ = ["HookWatch"]

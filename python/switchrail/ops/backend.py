@@ -142,5 +142,3 @@ class Backend(Generic[CallT, BatchT]):
 
 AnyBackend = Backend[Any, Any]
 """A backend of any op."""
-
-__all__ = ["AnyBackend", "Backend", "Planned", "check_plan", "foreign"]

@@ -44,6 +44,3 @@ def take_rows(call: CallT, rows: slice) -> CallT:
     """The given rows of a call, as views."""
     layer, *tensors = call
     return make_call(type(call), (layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors]))
-
-
-__all__ = ["CallT", "Layer", "make_call", "take_rows"]

@@ -38,5 +38,3 @@ class OfEach(Mapping[str, T]):
 
 
 CONTRACTS: Mapping[str, Contract] = OfEach(lambda definition: definition.contract)
-
-__all__ = ["CONTRACTS", "DEFINITIONS", "OfEach"]

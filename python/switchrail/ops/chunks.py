@@ -223,6 +223,3 @@ def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     inverse: torch.Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     return inverse
-
-
-__all__ = ["GROUP_TOKENS", "After", "ChunkPlan", "Group", "invert_unit_lower", "plan_chunks", "scan"]

@@ -96,6 +96,3 @@ class Delegate(Wrapper):
         """Commit with the part that made the plan."""
         part, own, batch = self.inside(plan, batch)
         self._parts[part].commit(call, batch, own, record, accepted)
-
-
-__all__ = ["Delegate", "Delegated", "Wrapper"]

@@ -94,6 +94,3 @@ def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> tor
 def activate_beta(beta: torch.Tensor, beta_scale: float | None, dtype: torch.dtype) -> torch.Tensor:
     """The write weight [T, HV]: beta_scale sigmoid(beta), or beta itself if the scale is None."""
     return beta if beta_scale is None else beta_scale * torch.sigmoid(beta.to(dtype))
-
-
-__all__ = ["Tokens", "TorchDelta", "activate_beta", "activate_gate"]

@@ -49,6 +49,3 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
             return s, layer.scale * (s * q_t).sum(-1)
 
         return token
-
-
-__all__ = ["ReferenceDelta"]

@@ -62,6 +62,3 @@ def raw_tensors(bias_axes: tuple[str, ...]) -> Mapping[str, TensorSpec]:
             about="added to a raw gate",
         ),
     }
-
-
-__all__ = ["FEATURE", "RAW_NEEDS", "RAW_OPTIONS", "GateKind", "raw_tensors"]

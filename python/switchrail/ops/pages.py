@@ -332,18 +332,3 @@ def check_paged_plan(plan: PagedPlan, batch: PagedBatch, made: type[PagedPlan] =
     check_plan(plan, batch, (made,))
     if plan.kv_seqlens != batch.kv_seqlens:
         raise foreign("plan", plan)
-
-
-__all__ = [
-    "BLOCK",
-    "WASTE",
-    "Block",
-    "ManyRows",
-    "PagedPlan",
-    "Parts",
-    "SingleRows",
-    "check_lengths",
-    "check_paged_plan",
-    "check_pages",
-    "take",
-]

@@ -114,6 +114,3 @@ def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Ragge
             argument="q",
             found=q.shape[1],
         )
-
-
-__all__ = ["ROWS", "RaggedBatch", "check_ragged", "ragged_attention"]

@@ -169,6 +169,3 @@ def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[
                 taken[slot] = n
             highest = max(highest, slot)
     return highest
-
-
-__all__ = ["Slots", "indices", "keep", "normal"]

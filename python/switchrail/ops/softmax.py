@@ -64,6 +64,3 @@ def merge(
     least = total.clamp_min(torch.finfo(total.dtype).min)
     merged = out * (lse - least).exp()[..., None] + other_out * (other_lse - least).exp()[..., None]
     return merged, total
-
-
-__all__ = ["attend", "merge"]

@@ -101,17 +101,3 @@ PAGE_NOTES = (
 )
 
 SMALL_DECAY = "g = -inf is a decay of exactly 0; a backend may treat any g below -80 as -inf"
-
-__all__ = [
-    "FINITE_SLOTS",
-    "NO_OVERLAP",
-    "PAGE_NOTES",
-    "SMALL_DECAY",
-    "STATE_NOTES",
-    "cache",
-    "log_sum_exp",
-    "result",
-    "rows",
-    "scale",
-    "states",
-]

@@ -234,20 +234,3 @@ def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool)
         if name not in claimed and owner.__module__.partition(".")[0] != "switchrail":
             problems.append(f"it has the method {name!r}, but its registration has no feature {name!r}")
     return problems
-
-
-__all__ = [
-    "STEPS",
-    "Call",
-    "Step",
-    "adapted_step",
-    "agreed",
-    "checked_flags",
-    "complete",
-    "completing",
-    "declared",
-    "forwarded",
-    "own_steps",
-    "step_problems",
-    "taken",
-]

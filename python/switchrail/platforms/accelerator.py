@@ -166,6 +166,3 @@ def import_package(package: str, kind: str) -> Any:
             found=kind,
             package=package,
         ) from error
-
-
-__all__ = ["Accelerator", "import_package", "is_importable"]

@@ -33,6 +33,3 @@ def built_for(family: str) -> str | None:
             ) if name == family:
                 return version
     return None
-
-
-__all__ = ["built_for"]

@@ -92,6 +92,3 @@ def _available() -> tuple[str, ...]:
         except PlatformError:  # the family's package can't be imported, which another error reports
             continue
     return tuple(found)
-
-
-__all__ = ["KINDS", "detect", "is_builtin", "no_such_device", "platform_class"]

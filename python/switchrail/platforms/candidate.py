@@ -212,6 +212,3 @@ def check_platform(platform: Platform) -> None:
             found=kind,
             valid=(*KINDS, f"{OUT_OF_TREE}NAME"),
         )
-
-
-__all__ = ["Candidate", "check_classes", "check_platform", "import_class", "instance_of"]

@@ -253,6 +253,3 @@ def _named(candidate: Candidate, index: str = "") -> Platform:
             found=plugin.name,
         )
     return candidate.make(path, index)
-
-
-__all__ = ["PlatformChoice"]

@@ -110,6 +110,3 @@ def _largest_so_far() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-__all__ = ["CpuHardware", "CpuPlatform", "CpuServing"]

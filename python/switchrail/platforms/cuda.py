@@ -132,6 +132,3 @@ class RocmPlatform(Platform):
 
     hardware_class = RocmHardware
     serving_class = _GpuServing
-
-
-__all__ = ["CudaHardware", "CudaPlatform", "CudaServing", "RocmHardware", "RocmPlatform"]

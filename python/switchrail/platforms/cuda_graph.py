@@ -66,6 +66,3 @@ class CudaGraph(Graph):
         )
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-__all__ = ["CudaGraph"]

@@ -56,6 +56,3 @@ def described(text: str) -> Platform:
 
     platform: Platform = type("DescribedPlatform", (cls,), {"hardware_class": Described})()
     return platform
-
-
-__all__ = ["described"]

@@ -97,6 +97,3 @@ def _read(library: ctypes.CDLL, toolkit: str) -> tuple[Gpu, ...]:
         )
         found.append(Gpu(name.value.decode("utf-8", "replace"), capability, memory.value))
     return tuple(found)
-
-
-__all__ = ["Gpu", "gpus"]

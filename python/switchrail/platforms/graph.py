@@ -47,6 +47,3 @@ class Graph:
         if the memory lives as long as the graph.
         """
         return tensor
-
-
-__all__ = ["Graph"]

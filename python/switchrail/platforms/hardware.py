@@ -152,6 +152,3 @@ def check_device(device: str, there: Sequence[str]) -> None:
             found=device,
             valid=tuple(there),
         )
-
-
-__all__ = ["Hardware", "check_device"]

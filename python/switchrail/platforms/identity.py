@@ -113,6 +113,3 @@ class Identity:
     cpu_architecture: CpuArchitecture
     support_cuda_graph: bool
     support_piecewise_cuda_graph: bool
-
-
-__all__ = ["OUT_OF_TREE", "UNSPECIFIED", "CpuArchitecture", "DeviceCapability", "Identity"]

@@ -361,22 +361,3 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
     )
 }
 """The operations by name."""
-
-__all__ = [
-    "OPERATIONS",
-    "AddRMSNorm",
-    "ChooseTokens",
-    "DecodeRows",
-    "Experts",
-    "GatedDeltaInputs",
-    "GatedRMSNorm",
-    "Operation",
-    "Products",
-    "QKNormRope",
-    "RMSNorm",
-    "RaggedAttention",
-    "Rotary",
-    "RoutedExperts",
-    "SigmoidGate",
-    "SiluAndMul",
-]

@@ -201,17 +201,3 @@ class TpuPlatform(Platform):
     """Google TPUs."""
 
     hardware_class = TpuHardware
-
-
-__all__ = [
-    "MpsHardware",
-    "MpsPlatform",
-    "MusaHardware",
-    "MusaPlatform",
-    "NpuHardware",
-    "NpuPlatform",
-    "TpuHardware",
-    "TpuPlatform",
-    "XpuHardware",
-    "XpuPlatform",
-]

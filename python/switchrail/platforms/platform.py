@@ -155,6 +155,3 @@ class Platform:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kind} on {self.device}>"
-
-
-__all__ = ["Platform"]

@@ -154,6 +154,3 @@ class Serving:
 def _call_problem(forward: Forward, operation: type[Operation]) -> str:
     problem = call_problem(forward, operation.forward)
     return "" if problem is None else f": it {problem}"
-
-
-__all__ = ["Forward", "Serving"]

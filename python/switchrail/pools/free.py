@@ -46,6 +46,3 @@ class FreeList:
         initialize = type(self).__init__
         initialize(self, self.capacity + 1)
         self.give([number for number in self.take(self.capacity) if number not in kept])
-
-
-__all__ = ["FreeList"]

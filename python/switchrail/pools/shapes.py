@@ -83,16 +83,3 @@ Shape = TokenShape | StateShape
 def pages_of(tokens: int, page_size: int) -> int:
     """The number of pages that `tokens` tokens need."""
     return -(-tokens // page_size)
-
-
-__all__ = [
-    "ConvShape",
-    "DeltaShape",
-    "KVKind",
-    "KVShape",
-    "LatentShape",
-    "Shape",
-    "StateShape",
-    "TokenShape",
-    "pages_of",
-]

@@ -63,6 +63,3 @@ class StatePool(Pool):
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
         return [*self.states.values(), *self.windows.values()]
-
-
-__all__ = ["StatePool"]

@@ -64,6 +64,3 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
         self._calls.append((func, args, kwargs or {}, results))
         return found
-
-
-__all__ = ["RecordedGraph"]

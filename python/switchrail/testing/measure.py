@@ -82,6 +82,3 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of equal shape and dtype have the same bits, including NaN."""
     return torch.equal(a.flatten().contiguous().view(torch.uint8), b.flatten().contiguous().view(torch.uint8))
-
-
-__all__ = ["BOUNDS", "FLOOR", "Error", "measure", "same_bits"]

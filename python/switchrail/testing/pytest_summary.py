@@ -31,6 +31,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_sep("=", "switchrail check-backend")
         for line in lines:
             terminalreporter.write_line(line)
-
-
-__all__ = ["PROPERTY", "pytest_terminal_summary"]

@@ -71,6 +71,3 @@ def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateB
         kv_lens=torch.tensor(kv_seqlens, dtype=torch.int32, device=batch.kv_lens.device),
         kv_seqlens=kv_seqlens,
     )
-
-
-__all__ = ["run_in_steps"]

@@ -83,6 +83,3 @@ def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Itera
     for facet, count in counts.most_common():
         if count > 1 and not any(facet in facets for facets in every):
             yield f"all {count} cases with {facet} pass"
-
-
-__all__ = ["CaseResult", "summarise"]

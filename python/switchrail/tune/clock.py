@@ -107,6 +107,3 @@ def _host(once: Callable[[], object], platform: Platform) -> float:
     once()
     platform.hardware.synchronize()
     return time.perf_counter() - began
-
-
-__all__ = ["LAYERS", "SECONDS", "Time", "Way", "time_calls"]

@@ -150,6 +150,3 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
             if not paged:
                 found[Batch(lengths=(length,) * count)] = None
     return tuple(found)
-
-
-__all__ = ["SIZES", "Batch", "Size", "batches", "sizes_of"]

@@ -110,6 +110,3 @@ def _batch(call: Sample, size: Batch) -> tuple[SequenceBatch, int]:
     chain = tuple(i - 1 for length in lengths for i in range(length))
     parents = torch.tensor(chain, dtype=torch.int32).to(device)
     return VerifyBatch(**common, parents=parents, parent_rows=chain), len(lengths) + 1
-
-
-__all__ = ["bytes_of", "copies", "enlarged"]

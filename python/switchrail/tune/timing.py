@@ -301,6 +301,3 @@ def _runs(backend: AnyBackend, calls: Sequence[Sample]) -> list[Callable[[], Non
         return once
 
     return [run(call) for call in calls]
-
-
-__all__ = ["Timing", "machine", "tune", "way_of"]

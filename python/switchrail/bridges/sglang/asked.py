@@ -134,6 +134,3 @@ def _verify_name() -> str:
         chosen.linear_attn_verify_backend or chosen.linear_attn_decode_backend or chosen.linear_attn_backend
     )
     return str(name)
-
-
-__all__ = ["attach", "serve"]

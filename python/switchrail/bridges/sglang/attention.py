@@ -29,6 +29,3 @@ def attach(runtime: Runtime, places: Places) -> None:
             return Backend(runtime, places, model_runner, name)
 
         registry.register_attention_backend(name)(make)
-
-
-__all__ = ["attach"]

@@ -130,6 +130,3 @@ def drafts_of(places: Places, model_runner: Any) -> Drafts | None:
             "Switchrail does not serve SGLANG_ENABLE_PP_SPEC, which keeps drafts' states by request"
         )
     return Drafts(int(chosen.speculative_num_draft_tokens), (chosen.speculative_eagle_topk or 1) > 1)
-
-
-__all__ = ["Drafts", "drafts_of", "parents_of"]

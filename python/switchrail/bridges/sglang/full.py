@@ -348,6 +348,3 @@ def _check(model_runner: Any) -> None:
             found=str(model_runner.kv_cache_dtype),
             valid=(str(model_runner.dtype),),
         )
-
-
-__all__ = ["FullAttention"]

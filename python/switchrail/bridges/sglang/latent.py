@@ -132,6 +132,3 @@ class LatentAttention(FullAttention):
         return MlaCall(
             layer, latent, rotated, torch.empty_like(latent, memory_format=torch.contiguous_format)
         )
-
-
-__all__ = ["LatentAttention"]

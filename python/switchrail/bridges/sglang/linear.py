@@ -223,5 +223,3 @@ FAMILIES = (
     ),
 )
 """The families that the bridge serves."""
-
-__all__ = ["FAMILIES", "Family", "attach"]

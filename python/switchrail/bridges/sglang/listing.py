@@ -62,6 +62,3 @@ def attach(runtime: Runtime, places: Places) -> None:
                 _log.info("%s: `%s` hook of %s, registered with %s", target, kind, source, system)
 
     runtime.hooks.add(places.attention_made, log, "before", source=OURS)
-
-
-__all__ = ["ListedHook", "attach", "hooks"]

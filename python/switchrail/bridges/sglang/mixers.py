@@ -276,6 +276,3 @@ def attach(runtime: Runtime, places: Places) -> None:
         )
         for name, module in _CONVOLUTIONS.items():
             hook(f"{module}.{name}", ("forward",), Convolution)
-
-
-__all__ = ["Convolution", "Lightning", "Mamba2", "attach"]

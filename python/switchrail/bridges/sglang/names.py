@@ -75,6 +75,3 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
             return result or (member.name not in type(member).__members__ and not is_ours(member.value))
 
         runtime.hooks.add(f"{enum}.is_custom", is_custom, "after", source=OURS)
-
-
-__all__ = ["OURS", "backend_of", "is_ours", "names_for", "offer"]

@@ -24,6 +24,3 @@ def activate() -> str | None:
 def has_plugins_platform(runtime: Runtime) -> bool:
     """Whether a runtime's platform is a plugin's. Then Switchrail is SGLang's default for linear layers."""
     return runtime.platform.kind.startswith("oot:")
-
-
-__all__ = ["activate", "has_plugins_platform"]

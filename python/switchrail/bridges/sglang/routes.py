@@ -157,15 +157,3 @@ def planned_together(places: Places, model_runner: Any, asked: Mapping[Phase, st
     if "verify" in asked:
         groups.append({"verify": asked["verify"]})
     return [group for group in groups if group]
-
-
-__all__ = [
-    "HeadSizes",
-    "all_have",
-    "bind_layers",
-    "captures",
-    "modules_of",
-    "planned_together",
-    "platform_of",
-    "radix_heads",
-]

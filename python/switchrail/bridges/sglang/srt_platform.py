@@ -90,6 +90,3 @@ def _known(number: int | None, what: str) -> int:
     if number is None:
         raise PlatformError(f"SGLang needs the device's {what}, which the platform does not know")
     return number
-
-
-__all__ = ["SwitchrailPlatform"]

@@ -327,6 +327,3 @@ def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
     """A batch's numbers on the host. SGLang's own copy, if there is one, saves waiting for the device."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())
-
-
-__all__ = ["Kind", "Memory", "ServedLayers", "UnknownLayersError", "convolution"]

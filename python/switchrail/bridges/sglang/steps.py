@@ -252,6 +252,3 @@ def decode_part(cu_seqlens: torch.Tensor, slots: torch.Tensor) -> Part:
         null_slot=0,
     )
     return Part(phase="decode", rows=slice(0, count), states=batch)
-
-
-__all__ = ["Extended", "Steps", "Tracked", "decode_part"]

@@ -159,6 +159,3 @@ def places_of(version: str) -> Places:
     except KeyError:
         problem = f"no bridge to SGLang {version}: its internals may differ from those of the known versions"
         raise unknown(BridgeError, problem, version, VERSIONS, found=version) from None
-
-
-__all__ = ["VERSIONS", "Places", "places_of"]

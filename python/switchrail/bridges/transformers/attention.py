@@ -84,5 +84,3 @@ def implementation_changed(value: object) -> BridgeError:
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)
-
-__all__ = ["IMPLEMENTATION", "ServedConfig", "implementation_changed", "served_config"]

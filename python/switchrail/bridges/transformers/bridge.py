@@ -390,6 +390,3 @@ class _Keyword:
         if self._packed:
             kwargs["seq_idx"] = memory.running.step.sequence_ids
         return args, kwargs
-
-
-__all__ = ["Handle", "use"]

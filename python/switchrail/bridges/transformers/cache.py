@@ -191,6 +191,3 @@ def _holds_tokens(found: Any) -> bool:
     keys = [layer.keys for layer in found.layers if getattr(layer, "keys", None) is not None]
     states = [layer.has_previous_state for layer in found.layers if hasattr(layer, "has_previous_state")]
     return any(one.numel() for one in keys) or any(any(state.values()) for state in states)
-
-
-__all__ = ["ServedCache", "adopt", "check_adoptable"]

@@ -191,6 +191,3 @@ def _described(found: object) -> str:
     if isinstance(found, torch.Tensor):
         return f"shape {list(found.shape)}"
     return f"type {type(found).__name__}"
-
-
-__all__ = ["Call"]

@@ -38,6 +38,3 @@ def explain(plan: RoutePlan, base: nn.Module, served: Iterable[nn.Module]) -> st
         "torch.compile: the model without its head runs eagerly",
     ]
     return "\n".join(lines)
-
-
-__all__ = ["explain"]

@@ -347,6 +347,3 @@ class Memory:
         slots = [place + 1 for place in self._places]
         self._table = sent(table, torch.int32, self._device, pin_memory=self._pinned)
         self._slots = sent(slots, torch.int64, self._device, pin_memory=self._pinned)
-
-
-__all__ = ["Memory", "Model"]

@@ -100,5 +100,3 @@ FUNCTIONS: Final[Mapping[type[Operation], Callable[..., Any]]] = {
     GatedDeltaInputs: _gated_delta_inputs,
 }
 """The functions by operation. Modules that run another operation are in the family's `opaque`."""
-
-__all__ = ["FUNCTIONS"]

@@ -27,6 +27,3 @@ def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if index is None or not torch.compiler.is_compiling():
         return original(*args, **kwargs)
     return operators.module(index, args[1])
-
-
-__all__ = ["OUTERMOST", "forward", "make_opaque"]

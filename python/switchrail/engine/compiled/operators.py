@@ -89,5 +89,3 @@ def _run_module(index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 for _op, _contract in CONTRACTS.items():
     _define_op(_op, _contract)
 _define("module(Tensor module, Tensor x) -> Tensor", _run_module, lambda index, x: torch.empty_like(x))
-
-__all__ = ["NAMESPACE", "Served", "call", "module", "number"]

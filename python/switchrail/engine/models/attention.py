@@ -68,5 +68,3 @@ GATED_ATTENTION: Final = Binding(
     also={"multiply": Products, "apply_gate": SigmoidGate},
 )
 """Attention with gated queries, and norms that add 1 to their weights."""
-
-__all__ = ["GATED_ATTENTION"]

@@ -208,6 +208,3 @@ class Blocks:
             blocks[key].layers.append(number)
             layer.__dict__[_ATTRIBUTE] = blocks[key]
         self._blocks = list(blocks.values())
-
-
-__all__ = ["INNER", "BlockState", "Blocks", "forward"]

@@ -146,6 +146,3 @@ class MixerContract:
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     packed: bool = False
-
-
-__all__ = ["KEYWORD", "Connected", "Connection", "Keyword", "Memory", "MixerContract", "in_engines"]

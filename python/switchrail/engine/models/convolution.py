@@ -103,5 +103,3 @@ _HOOKS: Final = {"causal_conv1d_fn": causal_conv1d_fn}
 
 SHORT_CONV: Final = MixerContract(shapes=_shapes, layers=_layers, hooks=_HOOKS, packed=True)
 """Layers that consist of a gated convolution."""
-
-__all__ = ["SHORT_CONV", "before_recurrence"]

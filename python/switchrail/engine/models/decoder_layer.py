@@ -67,5 +67,3 @@ DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
 A layer's last sum is normalised together with the next layer's norm, unless a module in between is hooked: a
 hook could change the sum.
 """
-
-__all__ = ["DECODER_LAYER", "DECODER_LAYERS"]

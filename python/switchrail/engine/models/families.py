@@ -213,6 +213,3 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
         if isinstance(architecture, str) and architecture in ARCHITECTURES:
             return ARCHITECTURES[architecture]
     return FAMILIES.get(config["model_type"])
-
-
-__all__ = ["FAMILIES", "Family", "family_of"]

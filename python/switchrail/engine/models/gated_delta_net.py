@@ -100,5 +100,3 @@ GATED_DELTA_NET: Final = Binding(
     also={"multiply": Products},
 )
 """Gated delta layers in which the rows for each head's queries, keys, values and output gate are adjacent."""
-
-__all__ = ["GATED_DELTA_NET"]

@@ -55,5 +55,3 @@ def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
 
 
 LATENT: Final = MixerContract(shapes=_shapes, layers=_layers, methods={"expand_kv": _expand_kv})
-
-__all__ = ["LATENT", "attend"]

@@ -68,5 +68,3 @@ RING_LIGHTNING: Final = MixerContract(
     shapes=_ring_shapes, layers=_ring_layers, hooks={"lightning_attention": lightning_attention}
 )
 """The lightning layers of `ring`."""
-
-__all__ = ["LIGHTNING", "RING_LIGHTNING"]

@@ -271,22 +271,3 @@ GATED_MLP: Final = Binding(
     SiluAndMul, _silu_and_mul, lambda module: module.config.hidden_act in ("silu", "swish")
 )
 """A gated feed-forward layer."""
-
-__all__ = [
-    "GATED_MLP",
-    "GATED_RMS_NORM",
-    "INNERMOST",
-    "OFFSET_RMS_NORM",
-    "ROTARY",
-    "Binding",
-    "ForwardOf",
-    "bind",
-    "either",
-    "forward",
-    "is_bound",
-    "keep_normal",
-    "look",
-    "prepare",
-    "prepared",
-    "serves",
-]

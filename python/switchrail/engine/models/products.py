@@ -66,5 +66,3 @@ def _suits(module: Any) -> bool:
 
 QKV: Final = Binding(Products, None, _suits, _prepare)
 """The projections of queries, keys and values in a softmax layer, as one product."""
-
-__all__ = ["QKV", "Product", "qkv"]

@@ -370,5 +370,3 @@ register_checkpoint_conversion_mapping(
         WeightRenaming(r"\.mlp\.gate\.expert_bias", ".mlp.gate.e_score_correction_bias"),
     ],
 )
-
-__all__ = ["RingConfig", "RingForCausalLM", "decays", "lightning_attention"]

@@ -30,5 +30,3 @@ def _suits(module: Any) -> bool:
 
 ROUTED_EXPERTS: Final = Binding(RoutedExperts, _call, _suits, padded=True)
 """Gated experts without biases, whose weights are stacked as [E, 2 I, H] and [E, H, I]."""
-
-__all__ = ["ROUTED_EXPERTS"]

@@ -115,5 +115,3 @@ SOFTMAX: Final = _softmax(lambda mixer: getattr(mixer, "sliding_window", None))
 
 SOFTMAX_OF_CONFIG: Final = _softmax(lambda mixer: mixer.config.sliding_window)
 """Softmax attention with a window that only the config has."""
-
-__all__ = ["IMPLEMENTATION", "SOFTMAX", "SOFTMAX_OF_CONFIG", "attention"]

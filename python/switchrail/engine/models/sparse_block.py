@@ -84,5 +84,3 @@ SPARSE_BLOCK: Final = Binding(
     Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, also={"multiply": Products}
 )
 """Experts with a shared expert."""
-
-__all__ = ["SPARSE_BLOCK"]

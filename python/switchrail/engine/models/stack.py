@@ -23,6 +23,3 @@ def stack(*weights: torch.Tensor, multiple: int = 1) -> torch.Tensor:
     for weight, part in zip(weights, torch.split(whole[:count], rows), strict=True):
         weight.data = part.view(weight.shape).copy_(weight)
     return whole
-
-
-__all__ = ["stack"]

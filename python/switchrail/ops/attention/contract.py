@@ -104,5 +104,3 @@ CONTRACT = Contract(
         NO_OVERLAP,
     ),
 )
-
-__all__ = ["CONTRACT", "AttentionBackend", "AttentionCall", "AttentionLayer"]

@@ -107,6 +107,3 @@ TIMED = (
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
     """The number of floating-point operations that can run on tensor cores."""
     return case.seen * 4 * axes["H"] * axes["D"]
-
-
-__all__ = ["SCENARIOS", "TIMED", "attention_call", "flops"]

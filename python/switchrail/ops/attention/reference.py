@@ -37,6 +37,3 @@ class ReferenceAttention(AttentionBackend):
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1
-
-
-__all__ = ["ReferenceAttention"]

@@ -133,6 +133,3 @@ def _attend_plainly(plan: PagedPlan, call: AttentionCall) -> None:
             out[block.start : block.stop] = result.permute(2, 0, 1, 3).flatten(1, 2)
             if lse is not None:
                 lse[block.start : block.stop] = total.permute(2, 0, 1).flatten(1, 2)
-
-
-__all__ = ["TorchAttention"]

@@ -43,5 +43,3 @@ class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
 
 
 CONTRACT = delta_contract("gated_delta", GatedDeltaCall, GatedDeltaLayer, decays=("HV",), each="head")
-
-__all__ = ["CONTRACT", "GatedDeltaBackend", "GatedDeltaCall", "GatedDeltaLayer"]

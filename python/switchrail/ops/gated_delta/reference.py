@@ -14,6 +14,3 @@ class ReferenceGatedDelta(ReferenceDelta, GatedDeltaBackend):
     """
 
     contract = CONTRACT
-
-
-__all__ = ["ReferenceGatedDelta"]

@@ -105,6 +105,3 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
             decay=since_start[..., -1:].reshape(-1, 1, 1),
             after=after,
         )
-
-
-__all__ = ["CHUNK", "TorchGatedDelta"]

@@ -43,5 +43,3 @@ class KdaBackend(Backend[KdaCall, StateBatch]):
 
 
 CONTRACT = delta_contract("kda", KdaCall, KdaLayer, decays=("HV", "K"), each="channel of the keys")
-
-__all__ = ["CONTRACT", "KdaBackend", "KdaCall", "KdaLayer"]

@@ -15,6 +15,3 @@ class ReferenceKda(ReferenceDelta, KdaBackend):
     """
 
     contract = CONTRACT
-
-
-__all__ = ["ReferenceKda"]

@@ -106,6 +106,3 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
             decay=flat(decayed)[:, -1:],
             after=after,
         )
-
-
-__all__ = ["CHUNK", "TorchKda"]

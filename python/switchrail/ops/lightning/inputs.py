@@ -67,6 +67,3 @@ def flops(case: Timed, axes: Mapping[str, int]) -> float:
     """Floating-point operations on tensor cores if computed in chunks of 64."""
     key, value = axes["K"], axes["V"]
     return sum(case.lengths) * axes["H"] * (2 * 64 * (key + value) + 4 * key * value)
-
-
-__all__ = ["SCENARIOS", "TIMED", "flops", "lightning_call"]

@@ -26,6 +26,3 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
             return s, layer.scale * (s * q[t].double()[:, None, :]).sum(-1)
 
         return token
-
-
-__all__ = ["ReferenceLightning"]

@@ -90,6 +90,3 @@ def _run_group(
         decay=decays[:, counts].T.reshape(-1, 1, 1),
         after=after,
     )
-
-
-__all__ = ["CHUNK", "TorchLightning"]

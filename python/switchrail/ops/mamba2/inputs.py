@@ -99,6 +99,3 @@ def flops(case: Timed, axes: Mapping[str, int]) -> float:
     heads, size, state = axes["H"], axes["P"], axes["S"]
     chunk = 2 * 64 * (state * axes["G"] / heads + size)
     return sum(case.lengths) * heads * (chunk + 4 * size * state)
-
-
-__all__ = ["SCENARIOS", "TIMED", "flops", "mamba2_call"]

@@ -38,6 +38,3 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
             return h, y if D is None else y + D.double()[:, None] * x[t].double()
 
         return token
-
-
-__all__ = ["ReferenceMamba2"]

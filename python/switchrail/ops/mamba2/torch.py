@@ -111,6 +111,3 @@ def _run_group(
     if D is not None:
         result.addcmul_(inputs.transpose(1, 2).reshape(result.shape).to(compute), D[:, None].to(compute))
     return result
-
-
-__all__ = ["CHUNK", "TorchMamba2"]

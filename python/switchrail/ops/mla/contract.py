@@ -94,5 +94,3 @@ CONTRACT = Contract(
         NO_OVERLAP,
     ),
 )
-
-__all__ = ["CONTRACT", "MlaBackend", "MlaCall", "MlaLayer"]

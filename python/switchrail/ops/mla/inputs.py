@@ -104,6 +104,3 @@ def flops(case: Timed, axes: Mapping[str, int]) -> float:
     cached = sum(length + case.past for length in case.lengths)
     expand = cached * 2 * axes["R"] * (axes["D"] + axes["V"])
     return axes["H"] * (case.seen * 2 * (axes["D"] + axes["E"] + axes["V"]) + expand)
-
-
-__all__ = ["SCENARIOS", "SERVED", "TIMED", "flops", "mla_call"]

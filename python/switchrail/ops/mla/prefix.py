@@ -181,6 +181,3 @@ def expand(layer: MlaLayer, piece: Piece, dtype: torch.dtype) -> tuple[torch.Ten
     torch.bmm(shared, w_v.to(dtype).mT, out=values.transpose(0, 1))
     keys[..., size:] = rotated[:, None]
     return keys, values
-
-
-__all__ = ["CHUNK", "Attend", "ChunkedPrefix", "Piece", "expand"]

@@ -39,6 +39,3 @@ class ReferenceMla(MlaBackend):
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1
-
-
-__all__ = ["ReferenceMla"]

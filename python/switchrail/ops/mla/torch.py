@@ -146,6 +146,3 @@ def _attend_in_pieces(
             )
             out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], part, total)
     return out, lse
-
-
-__all__ = ["KEYS", "TorchMla"]

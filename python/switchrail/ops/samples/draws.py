@@ -129,6 +129,3 @@ class StateDraws(Draws):
     def sample(self, tensors: Mapping[str, torch.Tensor | None], **options: Any) -> Sample:
         """Makes the sample, after a call of `pool`."""
         return self._sample(self._batch, tensors, options)
-
-
-__all__ = ["Draws", "PagedDraws", "StateDraws"]

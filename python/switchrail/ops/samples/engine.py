@@ -218,6 +218,3 @@ def _spread(pool: torch.Tensor | None, gap: int, odd: bool, inner: list[int] | N
     view = view.permute([order.index(axis) for axis in range(pool.ndim)])
     view.copy_(pool)
     return view
-
-
-__all__ = ["FORMS", "POOLS"]

@@ -46,6 +46,3 @@ def paged_batch(
         kv_seqlens=kv_seqlens,
     )
     return batch, seen
-
-
-__all__ = ["UNDEFINED_PAGE", "paged_batch"]

@@ -128,15 +128,3 @@ def views(tensors: Sequence[torch.Tensor], dtype: torch.dtype, strided: bool) ->
         cut.append(fused[:, first : first + width].view(tensor.shape))
         first += width
     return cut
-
-
-__all__ = [
-    "Gate",
-    "Initial",
-    "Random",
-    "compute_dtype",
-    "log_decay",
-    "state_batch",
-    "unread",
-    "views",
-]

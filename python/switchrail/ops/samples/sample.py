@@ -257,6 +257,3 @@ class Verification:
         layer = dataclasses.replace(self.call.layer, state=state)
         call = self.call._replace(layer=layer)
         self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)
-
-
-__all__ = ["Sample", "Verification", "widened"]

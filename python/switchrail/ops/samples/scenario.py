@@ -100,6 +100,3 @@ class Timed:
 def timed(phase: Phase, sizes: Mapping[str, int], *batches: tuple[int, ...], **more: Any) -> Iterator[Timed]:
     """One `Timed` for each tuple of lengths. `more` has further fields of `Timed`."""
     return (Timed(phase=phase, lengths=lengths, sizes=sizes, **more) for lengths in batches)
-
-
-__all__ = ["GATES", "Hardness", "Scenario", "Timed", "heads", "timed"]

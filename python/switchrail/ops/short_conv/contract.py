@@ -84,5 +84,3 @@ CONTRACT = Contract(
         *STATE_NOTES,
     ),
 )
-
-__all__ = ["CONTRACT", "ShortConvBackend", "ShortConvCall", "ShortConvLayer"]

@@ -67,5 +67,3 @@ TIMED = (
     *timed("prefill", _SIZES, (2048,), (32768,), (2048,) * 16),
     *timed("decode", _SIZES, (1,), (1,) * 32, (1,) * 256),
 )
-
-__all__ = ["SCENARIOS", "TIMED", "short_conv_call"]

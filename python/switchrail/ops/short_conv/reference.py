@@ -28,6 +28,3 @@ class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
             return inputs[:, 1:], y
 
         return token
-
-
-__all__ = ["ReferenceShortConv"]

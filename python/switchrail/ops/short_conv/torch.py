@@ -198,6 +198,3 @@ def _activate(y: torch.Tensor, bias: torch.Tensor | None, activation: Literal["s
     if bias is not None:
         y += bias
     return torch.nn.functional.silu(y, inplace=True) if activation == "silu" else y
-
-
-__all__ = ["TorchShortConv"]

@@ -214,18 +214,3 @@ def _same_sequence(clean: Sample, dirty: Sample, n: int, why: str) -> None:
 
 def _from_states(setting: Setting) -> dict[str, Any]:
     return {"initial": "all"} if setting.op in RECURRENT else {}
-
-
-__all__ = [
-    "again",
-    "checkpoints",
-    "company",
-    "following_slots",
-    "growth",
-    "in_chunks",
-    "merged",
-    "neighbours",
-    "shared_pages",
-    "token_by_token",
-    "trees",
-]

@@ -42,5 +42,3 @@ BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
 
 GROWTH = 4.0
 """The largest allowed ratio between the errors of the last and the first quarter of a long sequence."""
-
-__all__ = ["BOUNDS", "GROWTH"]

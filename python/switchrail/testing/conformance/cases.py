@@ -221,6 +221,3 @@ def _unclaimed(check: Check, setting: Setting) -> str | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype's name, such as `float32`."""
     return str(dtype).removeprefix("torch.")
-
-
-__all__ = ["Case", "LeftOut", "Selection", "dtype_name", "select", "select_named"]

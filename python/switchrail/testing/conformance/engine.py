@@ -56,6 +56,3 @@ def engine_memory(setting: Setting) -> Measured | None:
     if setting.phase != "verify" or (setting.op in PAGED and "trees" not in setting.subject.features):
         features -= set(VERIFIED)
     return on_engine_memory(setting, features) if features else None
-
-
-__all__ = ["VERIFIED", "engine_memory", "on_engine_memory"]

@@ -123,6 +123,3 @@ def _pair(setting: Setting) -> tuple[Sample, Sample]:
             assert pool is not None
             call.tensors[name] = widened(pool, size)
     return first, second
-
-
-__all__ = ["another_device", "another_stream", "graph", "no_waiting"]

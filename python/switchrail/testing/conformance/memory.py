@@ -128,6 +128,3 @@ def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     except (OSError, AttributeError) as error:
         raise Unavailable(f"it needs {size / 2**30:.0f} GiB of addresses: {error}") from error
     return torch.frombuffer(pages, dtype=dtype)
-
-
-__all__ = ["Unavailable", "far_rows", "far_slots", "guards", "time_innermost"]

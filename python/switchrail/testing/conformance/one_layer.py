@@ -172,6 +172,3 @@ def _of_one_size(calls: list[Sample]) -> list[Sample]:
         )
         for call, tensors in zip(calls, found, strict=True)
     ]
-
-
-__all__ = ["OneLayer", "on_one_layer", "one_layer"]

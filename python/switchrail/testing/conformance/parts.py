@@ -123,6 +123,3 @@ def mismatch(
         found = diagnose(of_output(call, name, got, expected, bound, is_oracles=False))
     known = (Finding(cause),) if cause else ()
     return Mismatch([Problem(headline, (*known, *found))])
-
-
-__all__ = ["alone", "caches", "mismatch", "require_same_bits", "rows_of", "spoilt", "token_inputs"]

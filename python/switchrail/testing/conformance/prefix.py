@@ -44,6 +44,3 @@ def chunked_prefix(setting: Setting) -> Measured:
             backend = Completed(setting.backend, ragged=ragged, chunked=chunked)
             worst |= Measured(verify(backend, call, bound=bound), bound)
     return worst
-
-
-__all__ = ["STEP", "Completed", "chunked_prefix"]

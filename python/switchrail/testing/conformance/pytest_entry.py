@@ -87,6 +87,3 @@ def backend_test(
             raise
 
     return test
-
-
-__all__ = ["backend_test"]

@@ -96,6 +96,3 @@ def _broken_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"with a longer axis {axis}", longer
     spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
     yield "with stride 2 along its last axis", spread
-
-
-__all__ = ["refusals"]

@@ -107,6 +107,3 @@ def causes_of(failure: Exception) -> tuple[str, ...]:
     if isinstance(failure, Mismatch):
         return failure.causes
     return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)
-
-
-__all__ = ["Outcome", "Status", "causes_of", "run_case"]

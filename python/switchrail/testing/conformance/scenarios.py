@@ -137,5 +137,3 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(name="large-norms", about="large logits", ops=PAGED, past=True, arguments={"norm": 4.0}),
     *(replace(each, ops=(op,)) for op, defined in DEFINITIONS.items() for each in defined.scenarios),
 )
-
-__all__ = ["SCENARIOS"]

@@ -181,6 +181,3 @@ def head_size_pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 def _nearest(claimed: Sequence[int]) -> int:
     return min(claimed, key=lambda size: abs(size - _SMALL), default=_SMALL)
-
-
-__all__ = ["DELTA", "GATED", "PAGED", "RECURRENT", "Measured", "Setting", "head_size_pair"]

@@ -32,6 +32,3 @@ def as_given(setting: Setting) -> Measured:
         assert tensor is not None
         tensor *= factor
     return setting.verify(call)
-
-
-__all__ = ["as_given", "forgetting", "untouched_slots"]

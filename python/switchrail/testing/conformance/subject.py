@@ -81,6 +81,3 @@ class Subject:
     def features(self) -> frozenset[str]:
         """The optional features that it claims."""
         return frozenset(self.claims("features"))
-
-
-__all__ = ["Subject"]

@@ -214,6 +214,3 @@ def owners_of_slots(call: Sample) -> dict[int, int]:
         for n, slots in enumerate(batch.row_slots.tolist()):
             owners |= {slot: n for slot in slots if slot >= 0}
     return owners
-
-
-__all__ = ["HEADS", "Difference", "Rerun", "axis_names", "count", "of_output", "of_states", "owners_of_slots"]

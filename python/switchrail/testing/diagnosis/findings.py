@@ -63,6 +63,3 @@ class Mismatch(AssertionError):
 
 def _unique(causes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cause for cause in causes if cause))
-
-
-__all__ = ["Finding", "Mismatch", "Problem"]

@@ -299,5 +299,3 @@ def _cut(call: Sample, about: str, lengths: Sequence[int]) -> Hypothesis:
 
 
 _MAKERS = (_states, _gates, _weights, _options, _swapped, _groups, _masks, _pages, _ends)
-
-__all__ = ["MOST_ROWS", "explained"]

@@ -92,6 +92,3 @@ def _owner(call: Sample, row: int) -> tuple[int, int]:
             return n, row
         row -= length
     raise IndexError(row)
-
-
-__all__ = ["changed_input", "stray_slots"]

@@ -169,6 +169,3 @@ def _ranges(chosen: torch.Tensor) -> str:
             runs.append([number])
     told = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(told)
-
-
-__all__ = ["columns_in_common", "heads_in_common", "rows_in_common"]

@@ -117,5 +117,3 @@ _GROUPS: tuple[tuple[Diagnoser, ...], ...] = (
     (heads_in_common,),
     (columns_in_common,),
 )
-
-__all__ = ["diagnose"]

@@ -218,6 +218,3 @@ def _order(sources: list[int]) -> str:
         if sources == torch.arange(count).view(groups, -1).T.flatten().tolist():
             return f"{told}: grouped as [{count // groups}, {groups}] for [{groups}, {count // groups}]"
     return told
-
-
-__all__ = ["EXACT", "VAGUE"]
