@@ -2,12 +2,16 @@
 
     python -m benchmarks.drafts                  # one GPU: 12 layers, B = 1, 32
     python -m benchmarks.drafts --tiny           # a trial without a GPU
+    python -m benchmarks.drafts --accepted       # only how many drafts are accepted, on the CPU
 
 A step of a Qwen3-Next slice with random weights is timed on the device, the median of several: a *decode*,
 the *verify* of 4 rows per sequence up to the logits, and the *commit* after it: following the chosen tokens,
 and writing states. With a deferred commit, a verify includes the commit of the one before. Both ways are
 timed. Then the trained checkpoint continues texts without drafts and with each kind of draft,
 greedily. Outputs are compared with those without drafts first; in bfloat16 some differ by rounding.
+
+`--accepted` continues 200 passages of chapters that no part of the checkpoint learned, 32 tokens each, in
+float32, with each kind of draft and different numbers of drafts.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ SMALL = TOKENIZER.parent / "kjv-draft"
 BATCHES = (1, 32)
 ROWS, CACHED, REPEATS = 4, 512, 20
 NEW_TOKENS, LONGEST = 128, 256
+PASSAGES, CHARACTERS = 200, 200
 
 
 class Nothing(Drafts):
@@ -167,6 +172,37 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
     return found
 
 
+def passages(count: int) -> list[str]:
+    """Passages that begin at regular distances. Many overlap."""
+    text = HELD_OUT.read_text("utf-8")
+    return [text[i * (len(text) - 400) // count :][:CHARACTERS] for i in range(count)]
+
+
+def count_accepted(count: int) -> list[dict[str, Any]]:
+    """A row per kind and number of drafts: accepted drafts per verification, and rows that are verified."""
+    found = []
+    params = SamplingParams(max_new_tokens=32, ignore_eos=True)
+    kinds: list[tuple[str, Any]] = [("ngram", "ngram"), ("mtp", "mtp"), ("a small model", SMALL)]
+    for name, draft in kinds:
+        for drafts, branches in ((3, 1), (4, 1), (4, 2)):
+            if draft == "ngram" and branches > 1:
+                continue
+            options = {"draft": draft, "draft_tokens": drafts, "draft_branches": branches}
+            options |= {"max_sequences": 40, "max_length": LONGEST}
+            with Engine(TOKENIZER, device="cpu", dtype="float32", options=options) as engine:
+                engine.generate(passages(count), params)
+                stats = engine.stats
+            row = {"draft": name, "drafts": drafts, "branches": branches}
+            row |= {"accepted": stats.accepted_per_verification, "verifications": stats.verifications}
+            found.append(row)
+            print(
+                f"draft {name}, {drafts} drafts{', 2 branches' * (branches == 2)}: "
+                f"{row['accepted']:.2f} accepted per verification, {row['verifications']} verifications",
+                flush=True,
+            )
+    return found
+
+
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = make_parser("drafts", __doc__)
     parser.add_argument("--layers", type=int, default=12)
@@ -174,12 +210,19 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
+    parser.add_argument("--accepted", action="store_true", help="only count accepted drafts, on the CPU")
+    parser.add_argument("--passages", type=int, default=PASSAGES, help="for --accepted")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.accepted:
+        accepted = count_accepted(options.passages)
+        if options.json:
+            options.json.write_text(json.dumps({"accepted": accepted}, indent=1) + "\n")
+        return
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
     sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
     with tempfile.TemporaryDirectory() as name:

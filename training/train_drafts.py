@@ -1,12 +1,13 @@
 """Trains the drafts of a small checkpoint: an MTP head, and a smaller model. The checkpoint is not changed.
 
     python training/train_drafts.py prepare kjv.txt tests/checkpoints/kjv-qwen3-next states.pt
-    python training/train_drafts.py head tests/checkpoints/kjv-qwen3-next states.pt
+    python training/train_drafts.py head tests/checkpoints/kjv-qwen3-next states.pt HEAD
     python training/train_drafts.py model tests/checkpoints/kjv-qwen3-next states.pt DRAFT
 
-Both learn the checkpoint's own distribution (distillation), on windows of the training chapters and on
-continuations that the checkpoint wrote. `prepare` computes its last hidden states for all of these once.
-Weights that are there already are trained further.
+Both learn the checkpoint's own distribution and its most likely tokens (distillation), on windows of the
+training chapters and on continuations that the checkpoint wrote. `prepare` computes its last hidden states
+for all of these once. Weights that are there already are trained further. Lines of progress show accepted
+drafts of a chain, on continuations of other chapters.
 """
 
 from __future__ import annotations
@@ -21,134 +22,219 @@ from typing import Any
 
 import switchrail
 import torch
-from safetensors.torch import save_file
-from switchrail.engine import Engine, SamplingParams
-from switchrail.engine.files import MTP_WEIGHTS, read_tensors
+from safetensors.torch import load_file, save_file
+from switchrail.engine.files import MTP_WEIGHTS
 from switchrail.engine.models.mtp import QwenHead, join_experts
 from torch import Tensor, nn
 from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
-LENGTH, GIVEN = 192, 8
+LENGTH, GIVEN = 192, (8, 16, 32, 64)
 """Tokens of a sequence, and of the book's part at the start of a continuation."""
-PASSES = 2
-"""Passes of the head over a sequence. Each takes the results of the one before, as when it drafts."""
+DRAFTS = 4
+"""Drafted tokens of a chain, counted in lines of progress. The head learns to draft as many."""
 SHARE = 4
 """One of this many tokens counts in a loss: most of the time of a small model goes to its vocabulary."""
+HELD = 128
+"""Sequences of other chapters, at the start of a file of states."""
+SAVES = 5
+"""How often a run writes its weights."""
 
 
-def prepare(text: Path, checkpoint: Path, output: Path, windows: int, continuations: int) -> None:
-    """Writes sequences, int16 [N, LENGTH], and their hidden states, float16 [N, LENGTH, hidden]."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+def teacher_of(checkpoint: Path, device: torch.device) -> Any:
+    """The checkpoint's model in float32, whose texts don't end."""
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return model.to(device).eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def prepare(text: Path, checkpoint: Path, output: Path, windows: int, continuations: int, batch: int) -> None:
+    """Writes sequences, int16 [N, LENGTH], and their hidden states, float16 [N, LENGTH, hidden].
+
+    Three of four batches of continuations are greedy, as are those of other chapters; the others are sampled.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), teacher_of(checkpoint, device)
     split = split_documents(text.read_text(encoding="utf-8"))
     source = Windows(split.train, tokenizer, Recipe(sequence_length=LENGTH))
-    prompts = source.draw(continuations, GIVEN).tolist()
-    new = LENGTH - GIVEN
-    params = [
-        SamplingParams(max_new_tokens=new, ignore_eos=True, temperature=float(i % 4 == 3), seed=i)
-        for i in range(continuations)
-    ]
-    options = {"max_sequences": 64, "max_length": LENGTH}
-    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
-        outputs = engine.generate(prompts, params)
-    written = torch.tensor([[*prompt, *one.tokens] for prompt, one in zip(prompts, outputs, strict=True)])
-    ids = torch.cat((written, source.draw(windows, LENGTH)))
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    with torch.no_grad():
-        hidden = [model.model(rows).last_hidden_state.half() for rows in ids.split(16)]
+    held = Windows(split.test, tokenizer, Recipe(sequence_length=LENGTH))
+
+    def continued(prompts: Tensor, *, drawn: bool) -> Tensor:
+        ids = prompts.to(device)
+        begin = time.monotonic()
+        new = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=LENGTH - ids.shape[1],
+            do_sample=drawn,
+            top_k=0,
+        )
+        print(f"continued {len(ids)} sequences in {time.monotonic() - begin:.1f} s", flush=True)
+        return new.cpu()
+
+    parts = [continued(held.draw(HELD, GIVEN[-1]), drawn=False)]
+    for turn, start in enumerate(range(0, continuations, batch)):
+        prompts = source.draw(min(batch, continuations - start), GIVEN[turn % len(GIVEN)])
+        parts.append(continued(prompts, drawn=turn // len(GIVEN) % len(GIVEN) == turn % len(GIVEN)))
+    ids = torch.cat((*parts, source.draw(windows, LENGTH)))
+    rows = 16 if device.type == "cpu" else 512
+    hidden = [model.model(one.to(device)).last_hidden_state.half().cpu() for one in ids.split(rows)]
     torch.save({"ids": ids.short(), "hidden": torch.cat(hidden)}, output)
 
 
-def loss_of(teacher: Tensor, logits: Tensor) -> tuple[Tensor, float]:
-    """The cross-entropy of a draft relative to the model, and how often their largest logits agree."""
-    loss = -(teacher.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
-    return loss, (teacher.argmax(-1) == logits.argmax(-1)).float().mean().item()
+def loss_of(teacher: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy relative to the model and to its best tokens, and where the best tokens agree."""
+    best = teacher.argmax(-1)
+    log = logits.log_softmax(-1)
+    loss = -(teacher.softmax(-1) * log).sum(-1).mean() - log.gather(-1, best[..., None]).mean()
+    return loss / 2, best == logits.argmax(-1)
 
 
 def train(
     parameters: nn.Module,
-    loss: Callable[[Tensor, Tensor], tuple[Tensor, list[float]]],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    accepted: Callable[[Tensor, Tensor], float],
+    save: Callable[[], None],
     states: Path,
     *,
-    steps: int,
     rate: float,
+    steps: int,
     batch: int,
+    max_seconds: float,
 ) -> None:
     """Takes optimizer steps on batches of sequences.
 
     Args:
         parameters: The module to train.
-        loss: Maps tokens and hidden states to the loss, and to shares of right drafts.
+        loss: Maps tokens and hidden states to the loss.
+        accepted: Maps tokens and hidden states to the mean number of accepted drafts.
+        save: Writes the weights.
         states: The file that `prepare` wrote.
-        steps: Optimizer steps.
         rate: The highest learning rate.
+        steps: Optimizer steps.
         batch: Sequences of a step.
+        max_seconds: A time limit; the schedule is shortened to keep it.
     """
-    kept = torch.load(states)
+    device = next(parameters.parameters()).device
+    kept = {name: tensor.to(device) for name, tensor in torch.load(states).items()}
+    held = kept["ids"][:HELD].long(), kept["hidden"][:HELD].float()
     chosen = optimizers(parameters, Recipe(learning_rate=rate, weight_decay=0.02))
-    begin = time.monotonic()
-    order = batches(len(kept["ids"]), batch)
-    for step in range(steps):
-        factor = min(1.0, (step + 1) / 20) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
+    begin, step, progress, saved = time.monotonic(), 0, 0.0, 0.0
+    order = batches(HELD, len(kept["ids"]), batch)
+    while progress < 1.0:
+        factor = min(1.0, (step + 1) / 50) * (0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2)
         for group in (group for one in chosen for group in one.param_groups):
             group["lr"] = rate * factor
-        rows = next(order)
-        value, shares = loss(kept["ids"][rows].long(), kept["hidden"][rows].float())
+        rows = next(order).to(device)
+        value = loss(kept["ids"][rows].long(), kept["hidden"][rows].float())
         value.backward()
         nn.utils.clip_grad_norm_(parameters.parameters(), 1.0)
         for one in chosen:
             one.step()
             one.zero_grad()
-        if step % 20 == 0 or step == steps - 1:
-            listed = " ".join(f"{share:.3f}" for share in shares)
-            print(
-                f"step {step}/{steps}, {time.monotonic() - begin:.0f} s: loss {value:.3f}, right {listed}",
-                flush=True,
-            )
+        step += 1
+        seconds = time.monotonic() - begin
+        progress = max(step / steps, seconds / max_seconds)
+        if step == 1 or progress >= min(1.0, saved + 1 / SAVES):
+            with torch.no_grad():
+                print(
+                    f"step {step}/{steps}, {seconds:.0f} s: loss {value.item():.3f}, "
+                    f"{accepted(*held):.3f} of {DRAFTS} drafts accepted",
+                    flush=True,
+                )
+            if step > 1:
+                saved = progress
+                save()
 
 
-def batches(count: int, size: int) -> Iterator[Tensor]:
-    """Yields batches of the numbers below `count`, in a new order in each epoch."""
+def batches(first: int, last: int, size: int) -> Iterator[Tensor]:
+    """Yields batches of the numbers from `first` to `last`, in a new order in each epoch."""
     generator = torch.Generator().manual_seed(0)
     while True:
-        yield from torch.randperm(count, generator=generator)[: count // size * size].split(size)
+        order = first + torch.randperm(last - first, generator=generator)
+        yield from order[: len(order) // size * size].split(size)
 
 
-def train_head(checkpoint: Path, states: Path, steps: int) -> None:
-    """Trains an MTP head and writes its weights beside the checkpoint's."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
+def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> None:
+    """Trains an MTP head and writes its weights to a folder, beside the checkpoint's if it is the same."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = teacher_of(checkpoint, device)
     draft = switchrail.Layout.from_config(
         {**model.config.to_dict(), "mtp_num_hidden_layers": 1, "mtp_layer_types": ["full_attention"]}
     ).drafts
-    head = QwenHead(model, draft)
+    head = QwenHead(model, draft).to(device)
     for name, weight in head.named_parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, weight.shape[-1] ** -0.5)
         elif "norm" not in name:
             weight.data.zero_()
-    if (checkpoint / MTP_WEIGHTS).exists():
-        head.load_state_dict(join_experts(read_tensors(checkpoint, "mtp.")))
+    if (output / MTP_WEIGHTS).exists():
+        known = load_file(output / MTP_WEIGHTS)
+        head.load_state_dict(join_experts({name.removeprefix("mtp."): one for name, one in known.items()}))
     (step,) = head.steps()
-    rotary = model.model.rotary_emb(torch.zeros(1), torch.arange(LENGTH)[None])
 
-    def loss(ids: Tensor, hidden: Tensor) -> tuple[Tensor, list[float]]:
-        total, shares = torch.zeros(()), list[float]()
-        before = hidden
-        for turn in range(PASSES):
-            entries = LENGTH - 1 - turn
-            hidden = hidden[:, :entries]
-            around = tuple(part[:, :entries] for part in rotary)
-            hidden = step(model.model.embed_tokens(ids[:, 1 + turn :]), hidden, around, attention_mask=None)
-            rows = torch.randperm(entries)[: entries // SHARE]
-            value, share = loss_of(model.lm_head(before[:, rows + 1 + turn]), model.lm_head(hidden[:, rows]))
-            total, shares = total + value * 0.8**turn, [*shares, share]
-        return total, shares
+    def drafted(ids: Tensor, hidden: Tensor) -> list[Tensor]:
+        """Run the head as it drafts; return its results for each number of tokens that depend on drafts.
 
-    train(head, loss, states, steps=steps, rate=4e-3, batch=16)
+        Entry (n, i) is entry i of a chain that starts after entry i - n: that one and earlier ones depend on
+        the model's hidden states, the n later ones on the head's results. So it sees entries (0, j) for
+        j <= i - n, and (m, i - n + m) for 0 < m <= n. Entry (n, i) has no such chain if i < n.
+        """
+        count = ids.shape[1] - 1
+        embedded = model.model.embed_tokens(ids[:, 1:])
+        rotary = model.model.rotary_emb(embedded, torch.arange(count, device=device)[None])
+        at = torch.arange(count, device=device)
+        n, i = torch.arange(DRAFTS, device=device).repeat_interleave(count), at.repeat(DRAFTS)
+        start = i - n
+        seen = torch.where(
+            n[None] == 0, i[None] <= start[:, None], (n[None] <= n[:, None]) & (start[None] == start[:, None])
+        )
+        seen |= torch.eye(len(n), dtype=torch.bool, device=device)
+        inputs, results = [hidden[:, :count]], list[Tensor]()
+        for turn in range(1, DRAFTS + 1):
+            rows = turn * count
+            out = step(
+                embedded.repeat(1, turn, 1),
+                torch.cat(inputs, 1),
+                tuple(part.repeat(1, turn, 1) for part in rotary),
+                attention_mask=seen[None, None, :rows, :rows],
+            )
+            results.append(out[:, rows - count :])
+            inputs.append(results[-1].roll(1, 1))
+        return results
+
+    def loss(ids: Tensor, hidden: Tensor) -> Tensor:
+        total = torch.zeros((), device=device)
+        for turn, result in enumerate(drafted(ids, hidden)):
+            rows = turn + torch.randperm(LENGTH - 1 - turn, device=device)[: LENGTH // SHARE]
+            value, _ = loss_of(model.lm_head(hidden[:, rows + 1]), model.lm_head(result[:, rows]))
+            total = total + value * 0.8**turn
+        return total
+
+    def accepted(ids: Tensor, hidden: Tensor) -> float:
+        """Entry i predicts token i + 2, after the model has chosen token i + 1."""
+        given = GIVEN[-1]
+        right = [
+            loss_of(model.lm_head(hidden[:, 1:]), model.lm_head(result))[1] for result in drafted(ids, hidden)
+        ]
+        last = ids.shape[1] - 1 - DRAFTS
+        chain = torch.stack([one[:, given + n : last + n] for n, one in enumerate(right)], -1)
+        return chain.cumprod(-1).sum(-1).float().mean().item()
+
+    def save() -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(published(head), output / MTP_WEIGHTS)
+
+    train(head, loss, accepted, save, states, **options)
+
+
+def published(head: QwenHead) -> dict[str, Tensor]:
+    """A head's weights in bfloat16, with the names of published ones."""
     tensors = {}
     for name, weight in head.state_dict().items():
         stem, _, last = name.rpartition(".")
-        rounded = weight.to(torch.bfloat16)
+        rounded = weight.to("cpu", torch.bfloat16)
         if last == "gate_up_proj":
             for i, expert in enumerate(rounded):
                 gate, up = expert.chunk(2)
@@ -157,14 +243,13 @@ def train_head(checkpoint: Path, states: Path, steps: int) -> None:
             tensors |= {f"mtp.{stem}.{i}.down_proj.weight": expert for i, expert in enumerate(rounded)}
         else:
             tensors[f"mtp.{name}"] = rounded
-    save_file({name: one.contiguous() for name, one in tensors.items()}, checkpoint / MTP_WEIGHTS)
+    return {name: one.contiguous() for name, one in tensors.items()}
 
 
-def train_model(checkpoint: Path, states: Path, steps: int, output: Path) -> None:
+def train_model(checkpoint: Path, states: Path, output: Path, **options: Any) -> None:
     """Trains a small model with the checkpoint's vocabulary, and writes it to a folder of its own."""
-    teacher = (
-        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
-    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    teacher = teacher_of(checkpoint, device)
     own = teacher.config
     config = Qwen3NextConfig(
         **SHAPES["draft"],
@@ -178,17 +263,31 @@ def train_model(checkpoint: Path, states: Path, steps: int, output: Path) -> Non
     model = AutoModelForCausalLM.from_config(config)
     if output.exists():
         model = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    model = model.to(device)
 
-    def loss(ids: Tensor, hidden: Tensor) -> tuple[Tensor, list[float]]:
-        rows = torch.randperm(LENGTH)[: LENGTH // SHARE]
+    def loss(ids: Tensor, hidden: Tensor) -> Tensor:
+        rows = torch.randperm(LENGTH, device=device)[: LENGTH // SHARE]
         logits = model(ids, use_cache=False, logits_to_keep=rows).logits
-        value, share = loss_of(teacher.lm_head(hidden[:, rows]), logits)
-        return value, [share]
+        value, _ = loss_of(teacher.lm_head(hidden[:, rows]), logits)
+        return value
 
-    train(model, loss, states, steps=steps, rate=8e-3, batch=16)
-    model.to(torch.bfloat16).save_pretrained(output)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(checkpoint / name, output / name)
+    def accepted(ids: Tensor, hidden: Tensor) -> float:
+        _, right = loss_of(teacher.lm_head(hidden), model(ids, use_cache=False).logits)
+        return right[:, GIVEN[-1] :].unfold(1, DRAFTS, 1).cumprod(-1).sum(-1).float().mean().item()
+
+    def save() -> None:
+        rounded = {name: weight.to("cpu", torch.bfloat16) for name, weight in model.state_dict().items()}
+        rounded.pop("lm_head.weight", None)  # tied
+        output.mkdir(parents=True, exist_ok=True)
+        model.config.dtype = torch.bfloat16
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(output)
+        model.generation_config.save_pretrained(output)
+        save_file(rounded, output / "model.safetensors", metadata={"format": "pt"})
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(checkpoint / name, output / name)
+
+    train(model, loss, accepted, save, states, **options)
 
 
 def main() -> None:
@@ -199,23 +298,24 @@ def main() -> None:
     part.add_argument("text", type=Path)
     part.add_argument("checkpoint", type=Path)
     part.add_argument("output", type=Path)
-    part.add_argument("--windows", type=int, default=800)
-    part.add_argument("--continuations", type=int, default=640)
+    part.add_argument("--windows", type=int, default=2048)
+    part.add_argument("--continuations", type=int, default=32768)
+    part.add_argument("--batch", type=int, default=4096, help="sequences that are continued together")
     part.set_defaults(run=prepare)
-    part = parts.add_parser("head")
-    part.add_argument("checkpoint", type=Path)
-    part.add_argument("states", type=Path)
-    part.add_argument("--steps", type=int, default=600)
-    part.set_defaults(run=train_head)
-    part = parts.add_parser("model")
-    part.add_argument("checkpoint", type=Path)
-    part.add_argument("states", type=Path)
-    part.add_argument("output", type=Path)
-    part.add_argument("--steps", type=int, default=900)
-    part.set_defaults(run=train_model)
+    for name, run, rate in (("head", train_head, 4e-3), ("model", train_model, 8e-3)):
+        part = parts.add_parser(name)
+        part.add_argument("checkpoint", type=Path)
+        part.add_argument("states", type=Path)
+        part.add_argument("output", type=Path)
+        part.add_argument("--steps", type=int, default=4000)
+        part.add_argument("--batch", type=int, default=64)
+        part.add_argument("--rate", type=float, default=rate)
+        part.add_argument("--max-seconds", type=float, default=300.0, help="hasten the end")
+        part.set_defaults(run=run)
     options = vars(parser.parse_args())
     run = options.pop("run")
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
     run(**options)
 
 

@@ -38,6 +38,49 @@ def test_the_layers_of_a_draft_head_are_shown(switchrail, tmp_path):
     assert only["drafts"] == []
 
 
+def test_the_chosen_draft_is_shown(switchrail, tmp_path):
+    """Its own layout and routes, also for a draft model with other layers; the model verifies."""
+    model, draft = tmp_path / "model", tmp_path / "small"
+    for folder, changes in (
+        (model, {}),
+        (draft, {"layer_types": ["full_attention"], "num_hidden_layers": 1}),
+    ):
+        folder.mkdir()
+        kept = {key: value for key, value in CONFIG.items() if folder == model or "mtp" not in key}
+        (folder / "config.json").write_text(json.dumps(kept | changes))
+
+    def phases(routes):
+        return {(one["decision"]["query"]["op"], one["decision"]["query"]["phase"]) for one in routes}
+
+    def explained(*more):
+        done = switchrail("explain", model, "--json", *more)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    linear = {(op, "verify") for op in ("attention", "short_conv", "gated_delta")}
+    shown = explained("--draft", draft)
+    assert linear <= phases(shown["routes"])
+    (own,) = shown["drafts"]
+    assert own["model"] == "small"
+    assert [(layer["id"], layer["kind"]) for layer in own["layers"]] == [(0, "full_attention")]
+    assert phases(own["routes"]) == {("attention", "prefill"), ("attention", "decode")}
+    assert (
+        "the draft model small: layer 0 full_attention"
+        in switchrail("explain", model, "--draft", draft).output
+    )
+    head = explained("--draft", "mtp")
+    assert linear <= phases(head["routes"])
+    assert len(head["drafts"]) == 2
+    assert explained("--draft", "ngram")["drafts"] == []
+    assert linear.isdisjoint(phases(explained()["routes"]))
+    (tmp_path / "trees.toml").write_text("[engine]\ndraft_branches = 2\n")
+    (own,) = explained("--draft", draft, "--config", tmp_path / "trees.toml")["drafts"]
+    assert ("attention", "verify") in phases(own["routes"])
+    done = switchrail("plan", model, "--draft", draft)
+    assert "plan of small (the draft model)" in " ".join(done.output.split())
+    assert switchrail("explain", model, "--draft", "nowhere").exit_code != 0
+
+
 def test_a_wrong_draft_head_is_refused(switchrail, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "mtp_num_hidden_layers": 3}))
     failed = switchrail("explain", tmp_path)

@@ -70,18 +70,24 @@ class Scratch:
     def __init__(self, model: Any, steps: list[MtpStep]) -> None:
         self.model, self.steps = model, steps
 
-    @torch.no_grad()
     def propose(self, text: list[int], count: int) -> list[int]:
         """The greedy drafts after a text whose last token the model has not run."""
+        drafts: list[int] = []
+        for _ in range(count):
+            drafts.append(int(self.logits(text, drafts).argmax()))
+        return drafts
+
+    @torch.no_grad()
+    def logits(self, text: list[int], drafts: list[int]) -> torch.Tensor:
+        """The logits [vocabulary] of the draft that follows some drafts."""
         ids = torch.tensor([text])
         decoder = self.model.get_decoder()
         hidden = decoder(ids[:, :-1], use_cache=False).last_hidden_state
-        drafts: list[int] = []
         tokens = ids[:, 1:]
-        for turn in range(count):
+        for turn in range(len(drafts) + 1):
             step = self.steps[min(turn, len(self.steps) - 1)]
             if turn:
-                newest = torch.tensor([[drafts[-1]]])
+                newest = torch.tensor([[drafts[turn - 1]]])
                 if turn < len(self.steps):
                     tokens = torch.cat((tokens[:, 1:], newest), 1)
                     inputs = hidden
@@ -91,8 +97,7 @@ class Scratch:
             else:
                 inputs = hidden
             hidden = self.run(step, tokens, inputs)
-            drafts.append(int(self.model.get_output_embeddings()(hidden[:, -1]).argmax()))
-        return drafts
+        return self.model.get_output_embeddings()(hidden[0, -1])
 
     def run(self, step: MtpStep, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         embeddings = self.model.get_input_embeddings()(tokens)

@@ -84,21 +84,40 @@ def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine
         assert (accepted == 0, accepted == drafted) == (kind == "none", kind == "all")
 
 
+@pytest.mark.parametrize("branches", [1, 2], ids=["chains", "trees"])
 @pytest.mark.parametrize("draft", ["mtp", str(CHECKPOINTS / "kjv-draft")], ids=["mtp", "model"])
-def test_trained_drafts_are_accepted(draft: str, trained: tuple[Engine, list[Output]]) -> None:
+def test_trained_drafts_are_accepted(draft: str, branches: int, trained: tuple[Engine, list[Output]]) -> None:
     """The trained head, whose layer is full attention, and the trained model, whose layer 0 is linear.
 
-    Greedy tokens are those without drafts. Outputs are short, so proposals are too; the document's example
-    has the means of longer ones.
+    Greedy tokens are those without drafts. Outputs are short, so proposals are too; the document has the
+    means of longer ones.
     """
     engine, expected = trained
-    options = replace(engine.options, draft=draft)
+    options = replace(engine.options, draft=draft, draft_branches=branches)
     folder = CHECKPOINTS / "kjv-qwen3-next"
     with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as drafting:
         found = drafting.generate([output.prompt for output in expected], engine.params)  # type: ignore[attr-defined]
         assert found == expected
         assert is_idle(drafting)
-        assert drafting.stats.accepted_per_verification > 0.6
+        assert drafting.stats.accepted_per_verification > 0.85
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_greedy_tokens_after_trees_are_those_without_drafts(
+    kind: str, trained: tuple[Engine, list[Output]]
+) -> None:
+    engine, expected = trained
+    trees = Trees(expected, FORCED[kind], vocab_size=3072)
+    options = replace(engine.options, draft=trees)
+    folder = CHECKPOINTS / "kjv-qwen3-next"
+    with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as drafting:
+        found = drafting.generate([output.prompt for output in expected], engine.params)  # type: ignore[attr-defined]
+        assert found == expected
+        assert is_idle(drafting)
+        stats = drafting.stats
+    assert stats.accepted_tokens == sum(right for right, _ in trees.steps)
+    assert stats.drafted_tokens == sum(count for _, count in trees.steps) > 200
+    assert (stats.accepted_tokens == 0) == (kind == "none")
 
 
 def use_samples(
@@ -361,7 +380,7 @@ def test_options() -> None:
         {"draft": "ngram", "draft_branches": 2},
         {"draft": "a/b", "draft_branches": 5},
     ):
-        with pytest.raises(ConfigError, match="draft_branches must be 1; with a checkpoint as draft"):
+        with pytest.raises(ConfigError, match="draft_branches must be 1; with 'mtp' or a checkpoint"):
             EngineOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="draft must be"):
         EngineOptions(draft=7)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from switchrail.engine.mtp import MtpDrafts
 from switchrail.errors import CheckpointError, ConfigError, SwitchrailError
 from transformers import AutoModelForCausalLM
 
-from .drafting import FORCED, Oracle, use
+from .drafting import FORCED, Oracle, Trees, use
 from .heads import FULL, LINEAR, Scratch, make_head, split_experts
 from .idle import is_idle
 from .test_draft_model import chance_of, claims_another
@@ -60,8 +60,10 @@ def drafts_of(engine: Engine) -> MtpDrafts:
 class Steered(Drafts):
     """Lets a head propose, records its greedy proposals, and proposes the tokens of an oracle instead."""
 
-    def __init__(self, head: Drafts, oracle: Oracle) -> None:
-        self.head, self.oracle = head, oracle
+    are_trees = True
+
+    def __init__(self, head: Drafts, oracle: Oracle, own: bool = False) -> None:
+        self.head, self.oracle, self.own = head, oracle, own
         self.found: list[tuple[list[int], list[int]]] = []
 
     def propose(self, tasks: Any, limits: Any) -> Drafted:
@@ -71,7 +73,7 @@ class Steered(Drafts):
             for task, tokens in zip(tasks, proposal.tokens, strict=True)
             if len(tokens) and task.params.temperature == 0
         ]
-        return self.oracle.propose(tasks, limits)
+        return proposal if self.own else self.oracle.propose(tasks, limits)
 
 
 @pytest.mark.parametrize("kind", FORCED)
@@ -93,6 +95,39 @@ def test_proposals_are_those_from_scratch(
     head = scratch(headed)
     for text, tokens in random.Random(0).sample(steered.found, 15):
         assert tokens == head.propose(text, len(tokens))
+
+
+def second_best(head: Scratch, text: list[int], drafts: list[int]) -> int:
+    """The second best draft after a text and some drafts."""
+    logits = head.logits(text, drafts)
+    return int(logits.topk(2).indices[1])
+
+
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_trees_of_a_head(tokens: int, make_engine: Make, headed: Path) -> None:
+    """A chain of the best tokens, and beside each the second best one, which nothing follows.
+
+    Hidden states of accepted rows move to their positions: later proposals are those from scratch.
+    """
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    options = {**MTP, "draft_branches": 2, "draft_tokens": tokens, "max_tokens_per_step": 48}
+    for kind in ("own", *FORCED):
+        engine = make_engine(headed, options=options)
+        trees = Trees(expected, FORCED.get(kind, FORCED["all"]), ragged=kind == "random")
+        steered = Steered(drafts_of(engine), trees, own=kind == "own")
+        use(engine, steered)
+        assert engine.generate(prompts, FREE) == expected
+        assert is_idle(engine)
+        full = [(text, drafts) for text, drafts in steered.found if len(drafts) == tokens]
+        assert len(full) > 20
+        head = scratch(headed)
+        for text, drafts in random.Random(0).sample(full, 6):
+            chain = drafts[::2]
+            assert chain == head.propose(text, len(chain))
+            assert drafts[1::2] == [
+                second_best(head, text, chain[:place]) for place in range(len(drafts[1::2]))
+            ]
 
 
 def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:

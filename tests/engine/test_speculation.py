@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
+import switchrail
 import torch
-from switchrail.engine import SamplingParams, sampling, speculation
+from switchrail.engine import SamplingParams, draft_model, sampling, speculation
+from switchrail.engine.draft_model import DraftModel, DraftTrees
 from switchrail.engine.drafts import NONE, Drafted
+from switchrail.engine.models.mtp import QwenHead
+from switchrail.engine.mtp import MtpDrafts, MtpTrees
 from switchrail.engine.sampling import choose
 from switchrail.engine.speculation import choose_rows, follow
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+from .conftest import CONFIG
+from .heads import FULL, Scratch, randomize
 
 VOCABULARY, DRAWS, CHUNK = 16, 100_000, 10_000
 Proposal = Callable[[torch.Tensor], torch.Tensor]
@@ -30,6 +41,14 @@ PROPOSALS: dict[str, Proposal] = {
 def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits for a small vocabulary, with which the filters find their cuts faster."""
     monkeypatch.setattr(sampling, "_BITS", 4)
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    """No garbage collector, which looks at the many small tensors again and again."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +197,25 @@ def sequences(
 def improbability(params: SamplingParams, proposal: Proposal | None, count: int, tree: bool = False) -> float:
     """The p-value of a chi-square test of `count` pairs of tokens."""
     logits = torch.randn(1 + VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 1.5
+    return chance_of(
+        params, logits, count, lambda chunk: sequences(params, proposal, CHUNK, chunk, logits, tree)
+    )
+
+
+def chance_of(
+    params: SamplingParams, logits: torch.Tensor, count: int, draw: Callable[[int], torch.Tensor]
+) -> float:
+    """The p-value of a chi-square test.
+
+    Args:
+        params: The sampling parameters.
+        logits: [17, 16], those of the first token, then those after each first token.
+        count: The number of pairs.
+        draw: Maps a seed to CHUNK pairs of tokens, [CHUNK, 2].
+    """
     found = torch.zeros(VOCABULARY**2, dtype=torch.float64)
     for chunk in range(count // CHUNK):
-        tokens = sequences(params, proposal, CHUNK, chunk, logits, tree)
+        tokens = draw(chunk)
         found += torch.bincount(tokens[:, 0] * VOCABULARY + tokens[:, 1], minlength=VOCABULARY**2)
     p = torch.stack([exact(row, params) for row in logits])
     expected = (p[0].unsqueeze(1) * p[1:]).flatten() * count
@@ -211,6 +246,127 @@ def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: fl
 def test_pairs_of_tokens_after_trees(kind: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
     assert improbability(params, PROPOSALS.get(kind), DRAWS, tree=True) > 0.001
+
+
+class Tables(NamedTuple):
+    """A draft's logits by the tokens after a text.
+
+    Attributes:
+        first: [1 + 16, 16], for the next token of the text, and of the text with each one more.
+        second: [16, 16], for the token after each first draft.
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Asked:
+    """A sampled task. Its text may have one more token."""
+
+    def __init__(self, slot: int, params: SamplingParams, draws: Any, newest: int = -1) -> None:
+        self.slot, self.params, self.draws, self.newest = slot, params, draws, newest
+
+
+def tabled(kind: type[DraftModel], tables: Tables, **attributes: Any) -> Any:
+    """Drafts of this kind, which look up the logits of their model."""
+
+    class Tabled(kind):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            self._newest, self._pin_memory, self._choose_tokens = torch.zeros(CHUNK).long(), False, choose
+            vars(self).update(attributes)
+
+        def _extend(self, tasks: Any) -> Any:
+            return [*tasks], tables.first[[1 + task.newest for task in tasks]]
+
+        def _decode(self, tasks: Any, turn: int, drafted: Any) -> torch.Tensor:
+            return tables.second[torch.stack([drafted[task][-1] for task in tasks])]
+
+        def _verify(self, tasks: Any, tokens: Any, limit: Any) -> Any:
+            if not tokens[tasks[0]]:
+                return self._extend(tasks)
+            owners = [task for task in tasks for _ in tokens[task]]
+            return owners, tables.second[torch.stack([token for task in tasks for token in tokens[task]])]
+
+    return Tabled()
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Any]:
+    """A target's logits [17, 16], and the tables of a smaller model and of an MTP head, all of 16 tokens."""
+    small = {"vocab_size": VOCABULARY, "eos_token_id": 0, "pad_token_id": 0}
+    config = Qwen3NextConfig(**CONFIG | small, mtp_num_hidden_layers=1, mtp_layer_types=[FULL])
+    text, every = [3, 1, 4, 1, 5], range(VOCABULARY)
+    models = []
+    for seed in (1, 2):
+        models.append(Qwen3NextForCausalLM(config).eval())
+        randomize(models[-1], seed)
+    model = models[0]
+    head = QwenHead(model, switchrail.Layout.from_config(config.to_dict()).drafts).eval()
+    randomize(head, 3)
+    scratch = Scratch(model, head.steps())
+    with torch.no_grad():
+        own, of_small = (
+            torch.stack(
+                [one(torch.tensor([given])).logits[0, -1] for given in (text, *([*text, t] for t in every))]
+            )
+            for one in models
+        )
+    first = torch.stack([scratch.logits(text, []), *(scratch.logits([*text, t], []) for t in every)])
+    second = torch.stack([scratch.logits(text, [t]) for t in every])
+    return {"target": own * 1.5, "model": Tables(of_small, of_small[1:]), "mtp": Tables(first, second)}
+
+
+KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
+    "model": ("model", DraftModel, {}),
+    "trees of a model": ("model", DraftTrees, {"_branches": 2}),
+    "mtp": ("mtp", MtpDrafts, {}),
+    "trees of mtp": ("mtp", MtpTrees, {"siblings": 2}),
+}
+
+
+def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: int) -> torch.Tensor:
+    """[CHUNK, 2], the first two new tokens of sequences with the drafts of a kind."""
+    torch.manual_seed(seed)
+    draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 24, dtype=torch.float64).tolist()]
+    tokens = torch.full((CHUNK, 2), -1)
+    tasks = [Asked(slot, params, one) for slot, one in enumerate(draws)]
+    for limit in (4 if drafts.are_trees else 2, 1):
+        drafted = drafts.propose(tasks, [limit] * len(tasks))
+        proposed = torch.stack(drafted.tokens)
+        before = torch.tensor([1 + task.newest for task in tasks])
+        rows = torch.cat([logits[before].unsqueeze(1), logits[1 + proposed]], 1)
+        lists = replace(drafted, tokens=proposed.tolist())
+        left = [task.draws for task in tasks]
+        runs = verify(rows.flatten(0, 1), lists, [params] * len(tasks), left, choose)
+        found = torch.tensor([[*run, -1][:2] for run in runs])
+        if limit == 1:
+            tokens[[task.slot for task in tasks], 1] = found[:, 0]
+            break
+        tokens = found
+        short = (tokens[:, 1] < 0).nonzero()[:, 0].tolist()
+        tasks = [Asked(slot, params, draws[slot], int(tokens[slot, 0])) for slot in short]
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [("model", 0.7), ("trees of a model", 1.3), ("mtp", 1.3), ("trees of mtp", 0.7)],
+)
+def test_pairs_of_tokens_of_each_kind_of_draft(
+    kind: str, temperature: float, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts draw their proposals from the distributions that they report.
+
+    The logits are those of two models and of a head with random weights, all of them bad drafts. If a draft
+    proposes its best tokens instead of drawn ones, fewer samples show it.
+    """
+    name, own, attributes = KINDS[kind]
+    params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
+    drafts, logits = tabled(own, tables[name], **attributes), tables["target"]
+    draw = partial(pairs_of, drafts, params, logits)
+    assert chance_of(params, logits, DRAWS, draw) > 0.001
+    monkeypatch.setattr(draft_model, "draw", lambda odds, draws, choose: odds.argmax(-1))
+    assert chance_of(params, logits, DRAWS // 10, draw) < 1e-6
 
 
 def test_the_test_notices_siblings_drawn_from_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
 
 QWEN3_NEXT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
+DRAFTED = {**OPTIONS, "draft_tokens": 2}
 
 
 @pytest.mark.parametrize("model_type", [*CONFIGS, "qwen3_next"])
@@ -46,6 +47,56 @@ def test_the_bytes_are_those_allocated(model_type: str, family_of: Callable[[str
         assert sum(kind.layers for kind in found.kinds) == len(engine.plan.layout.layers)
         assert found.states == 9 * sum(kind.sequence for kind in found.kinds)
         assert (found.tokens is None) == (token == 0)
+
+
+def bytes_of(engine: Engine) -> int:
+    """The weights of an engine's model and of its draft, each tensor once."""
+    drafts: Any = engine._core.drafts
+    models = [engine._runner.model, *(runner.model for runner in drafts.runners)]
+    return sum(
+        {id(one): one.nbytes for model in models for one in (*model.parameters(), *model.buffers())}.values()
+    )
+
+
+@pytest.mark.parametrize("draft", ["mtp", QWEN3_NEXT.parent / "kjv-draft"], ids=["mtp", "model"])
+def test_a_drafts_bytes_are_those_allocated(draft: Any) -> None:
+    """Its weights, keys, two states per sequence, and the hidden states that a head reads."""
+    options = EngineOptions(**DRAFTED, draft=draft)
+    runtime = switchrail.Runtime()
+    with Engine(QWEN3_NEXT, runtime=runtime, device="cpu", options=options) as engine:
+        drafts: Any = engine._core.drafts
+        found = footprint(
+            runtime,
+            QWEN3_NEXT,
+            engine.plan.layout,
+            options,
+            drafts=[runner.dispatcher.bound.plan.layout for runner in drafts.runners],
+            platform=engine.platform,
+            dtype=torch.float32,
+            memory=2**30,
+        )
+        token = sum(kind.token for kind in found.kinds)
+        pools = found.states + token * OPTIONS["num_pages"] * OPTIONS["page_size"]
+        assert pools == engine.pools.nbytes + sum(runner.pools.nbytes for runner in drafts.runners)
+        assert found.weights == pytest.approx(bytes_of(engine), rel=0.02)
+    kinds = [kind.kind for kind in found.kinds if kind.kind.startswith("draft: ")]
+    expected = ["gated_delta", "full_attention"] if draft != "mtp" else ["full_attention", "hidden states"]
+    assert kinds == [f"draft: {kind}" for kind in expected]
+
+
+def test_the_command_counts_the_draft() -> None:
+    def run(*arguments: object) -> Any:
+        given = ["plan", QWEN3_NEXT, "--device", "cpu", "--json", "--memory", "256M", *arguments]
+        with isolated():
+            return json.loads(CliRunner().invoke(app, [*map(str, given)]).stdout)
+
+    plain, head = run(), run("--draft", "mtp")
+    model = run("--draft", QWEN3_NEXT.parent / "kjv-draft")
+    for drafted in (head, model):
+        assert drafted["weights"] > plain["weights"]
+        assert drafted["tokens"] < plain["tokens"]
+    assert head["states"] == plain["states"] < model["states"]
+    assert run("--draft", "ngram") == plain
 
 
 def test_the_command(family_of: Callable[[str], Family]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchrail.engine.files import no_checkpoint
-from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.hub import FILES, find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
 from switchrail.engine.options import MTP, NGRAM
 
@@ -38,8 +39,13 @@ def find_folder(checkpoint: Path, *, download: bool) -> Path:
     return folder
 
 
-def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
+def with_draft(options: EngineOptions, *, download: bool, files: Sequence[str] = FILES) -> EngineOptions:
     """The options, with the folder of the draft model if `draft` names a checkpoint.
+
+    Args:
+        options: The options.
+        download: Whether missing files may be downloaded.
+        files: Patterns of the files that are needed.
 
     Raises:
         CheckpointError: See `find_checkpoint`.
@@ -47,4 +53,4 @@ def with_draft(options: EngineOptions, *, download: bool) -> EngineOptions:
     draft = options.draft
     if not isinstance(draft, str) or draft in (NGRAM, MTP):
         return options
-    return replace(options, draft=find_checkpoint(draft, download=download, words=(NGRAM, MTP)))
+    return replace(options, draft=find_checkpoint(draft, download=download, files=files, words=(NGRAM, MTP)))

@@ -47,6 +47,7 @@ def explain(
     ] = None,
     layer: Annotated[int | None, typer.Option(help="The id of the only layer to show.")] = None,
     phase: flags.Phase = None,
+    draft: flags.Draft = None,
     backend: flags.Backend = None,
     config: flags.Config = None,
     device: flags.Device = None,
@@ -69,6 +70,7 @@ def explain(
         described_device=described_device,
         dtype=dtype,
         phase=phase,
+        draft=draft,
         download=download,
     )
     platform, plan, capture = found.platform, found.plan, found.capture
@@ -87,10 +89,11 @@ def explain(
                 "steps": _steps(plan),
                 "drafts": [
                     {
-                        "layers": [item.to_dict() for item in draft.layout.layers],
-                        "routes": [route.to_dict() for route in draft.routes],
+                        "model": one.layout.model,
+                        "layers": [item.to_dict() for item in one.layout.layers],
+                        "routes": [route.to_dict() for route in one.routes],
                     }
-                    for draft in found.drafts
+                    for one in found.drafts
                 ],
                 "engines": [
                     dict(zip(("engine", "version", "op", "phase", "backend", "ask"), row, strict=True))
@@ -106,10 +109,13 @@ def explain(
         out.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
     _print_routes(out, routes)
     if layer is None:
-        for step, draft in enumerate(found.drafts):
+        for step, one in enumerate(found.drafts):
             out.print()
-            out.print(f"step {step} of the model's draft head, with draft=mtp: {_kinds(draft)}")
-            _print_routes(out, draft.routes)
+            title = f"step {step} of the model's draft head, with draft=mtp"
+            if not found.has_head:
+                title = f"the draft model {one.layout.model}"
+            out.print(f"{title}: {_kinds(one)}")
+            _print_routes(out, one.routes)
     if layer is None and capture is not None:
         out.print()
         print_capture(out, capture)

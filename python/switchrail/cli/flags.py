@@ -72,3 +72,11 @@ Download = Annotated[
         help="Download missing files of a model on the Hugging Face hub; by default the network is not used.",
     ),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Propose tokens to verify: from the text's earlier tokens (ngram), with the model's own "
+        "head (mtp), or with a checkpoint.",
+    ),
+]

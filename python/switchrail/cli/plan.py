@@ -34,6 +34,7 @@ def plan(
         ),
     ],
     phase: flags.Phase = None,
+    draft: flags.Draft = None,
     backend: flags.Backend = None,
     config: flags.Config = None,
     device: flags.Device = None,
@@ -72,6 +73,7 @@ def plan(
         described_device=described_device,
         dtype=dtype,
         phase=phase,
+        draft=draft,
         download=download,
     )
     made = found.plan
@@ -95,13 +97,13 @@ def _show(found: Planned, needed: Footprint | None) -> None:
     shown.print(NOT_IMPORTED)
     shown.print()
     shown.print(table(f"plan of {made.layout.model}", COLUMNS, _rows(made), fold=("layers", "origin")))
-    for draft in found.drafts:
+    for one in found.drafts:
         shown.print()
         shown.print(
             table(
-                f"plan of {draft.layout.model} (with draft=mtp)",
+                f"plan of {one.layout.model} ({'with draft=mtp' if found.has_head else 'the draft model'})",
                 COLUMNS,
-                _rows(draft),
+                _rows(one),
                 fold=("layers", "origin"),
             )
         )
@@ -130,6 +132,7 @@ def _footprint(found: Planned, size: int) -> Footprint:
         folder if folder.is_dir() else folder.parent,
         found.plan.layout,
         found.options,
+        drafts=[one.layout for one in found.drafts] if found.options.draft is not None else (),
         platform=found.platform,
         dtype=getattr(torch, found.dtype),
         memory=size,

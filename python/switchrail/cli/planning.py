@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from switchrail import _core
 from switchrail.checks import is_count
+from switchrail.cli.checkpoint import with_draft
 from switchrail.cli.choices import Choices, loaded_runtime
+from switchrail.engine.files import CONFIG
 from switchrail.errors import PlatformError
 
 if TYPE_CHECKING:
-    from switchrail import EngineOptions, Platform, RoutePlan, Runtime
+    from switchrail import EngineOptions, Layout, Platform, RoutePlan, Runtime
     from switchrail.engine.capture import CapturePlan
 
 NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for this machine's device"
@@ -34,7 +36,8 @@ class Planned(NamedTuple):
         options: The engine's options.
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
-        drafts: The routes of each step of the model's own draft head, which never verify.
+        drafts: The routes of the chosen draft model; or those of each step of the model's own draft head, if
+            no other draft is chosen. A head never verifies.
     """
 
     platform: Platform
@@ -47,6 +50,13 @@ class Planned(NamedTuple):
     make: Callable[..., RoutePlan]
     drafts: list[RoutePlan]
 
+    @property
+    def has_head(self) -> bool:
+        """Whether `drafts` are the steps of the model's own head."""
+        from switchrail.engine.options import MTP
+
+        return self.options.draft in (None, MTP)
+
 
 def planned(
     checkpoint: Path,
@@ -56,20 +66,24 @@ def planned(
     dtype: str | None,
     described_device: str | None = None,
     phase: str | None = None,
+    draft: str | None = None,
     download: bool = False,
+    draft_files: Sequence[str] = (CONFIG,),
 ) -> Planned:
     """Loads the plugins and plans a checkpoint. Arguments are the command's options of the same names.
+
+    `draft_files` are patterns of the files that are needed of a draft model.
 
     Raises:
         SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
             `Runtime.find_platform` and `Runtime.plan`.
     """
-    from switchrail.engine.capture import plan_capture
+    from switchrail.engine.capture import has_trees, plan_capture
     from switchrail.engine.dtypes import choose_dtype
-    from switchrail.engine.files import CONFIG, no_checkpoint, read_object
+    from switchrail.engine.files import no_checkpoint, read_object
     from switchrail.engine.hub import find_checkpoint
-    from switchrail.engine.options import options_on
-    from switchrail.engine.routes import layout_of, plan_routes
+    from switchrail.engine.options import MTP, options_on
+    from switchrail.engine.routes import layout_of, plan_routes, with_trees
 
     checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
     if not os.path.exists(checkpoint):
@@ -82,7 +96,8 @@ def planned(
     text = config_values.get("text_config")
     if isinstance(text, dict):  # the language model of a multimodal model
         config_values = {**config_values, **text}
-    options = options_on(platform, choices.engine)
+    options = options_on(platform, {**choices.engine, **({} if draft is None else {"draft": draft})})
+    options = with_draft(options, download=download, files=draft_files)
     chosen_dtype = choose_dtype(dtype, config_values, platform.hardware)
     make = partial(
         plan_routes,
@@ -93,8 +108,10 @@ def planned(
         page_size=options.page_size,
         state_dtype=options.state_dtype,
     )
+    chosen = {key: name for key, name in choices.backends.items() if _is_for(key, phase)}
+    trees = has_trees(options)
     plan = make(
-        preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
+        preferences=with_trees(make, layout, chosen) if trees and phase in (None, "verify") else chosen,
         phases=_phases(options) if phase is None else (phase,),
     )
     longest = options.max_length or config_values.get("max_position_embeddings")
@@ -110,12 +127,34 @@ def planned(
                 max_length=longest,
                 preferences=choices.backends,
             )
-    drafts = [
-        make(layout=draft, preferences=None, phases=phases)
-        for draft in layout.drafts
-        if (phases := [one for one in ("prefill", "decode") if phase in (None, one)])
-    ]
+    drafts = []
+    for own in _draft_layouts(runtime, checkpoint, config_values, layout, options):
+        again = partial(make, layout=own)
+        is_tree = trees and options.draft != MTP
+        phases = [one for one in _core.PHASES if phase in (None, one) and (is_tree or one != "verify")]
+        if phases:
+            preferred = with_trees(again, own, None) if "verify" in phases else None
+            drafts.append(again(preferences=preferred, phases=phases))
     return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype, make, drafts)
+
+
+def _draft_layouts(
+    runtime: Runtime, checkpoint: Path, config: dict[str, Any], layout: Layout, options: EngineOptions
+) -> list[Layout]:
+    """The layouts of the chosen draft, or those of the model's own head if none is chosen."""
+    from switchrail.engine.files import read_object
+    from switchrail.engine.heads import find_mtp
+    from switchrail.engine.options import MTP
+    from switchrail.engine.routes import layout_of
+
+    draft = options.draft
+    if draft is None:
+        return layout.drafts
+    if draft == MTP:
+        return find_mtp(checkpoint if checkpoint.is_dir() else checkpoint.parent, config, layout)
+    if isinstance(draft, Path):
+        return [layout_of(runtime, draft, partial(read_object, draft / CONFIG))]
+    return []
 
 
 def _phases(options: EngineOptions) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from rich.console import Console
 import switchrail
 from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
-from switchrail.cli.checkpoint import CheckpointArgument, find_folder, with_draft
+from switchrail.cli.checkpoint import CheckpointArgument, find_folder
 from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
@@ -27,6 +27,7 @@ from switchrail.cli.choices import (
 from switchrail.cli.logs import LOG, failures_shown
 from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
+from switchrail.engine.hub import FILES
 from switchrail.engine.prompts import check_length, prompt_named, tokenize
 from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
@@ -66,14 +67,7 @@ def run(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Continue after the model's end tokens.")
     ] = False,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Propose tokens to verify: from the text's earlier tokens (ngram), with the model's own "
-            "head (mtp), or with a checkpoint.",
-        ),
-    ] = None,
+    draft: flags.Draft = None,
     backend: flags.Backend = None,
     config: flags.Config = None,
     device: flags.Device = None,
@@ -117,8 +111,8 @@ def run(
     platform = runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
     # Wrong arguments are refused here, before torch and transformers are imported.
-    found = planned(folder, choices, device=device, dtype=dtype)
-    options = with_draft(found.options, download=download)
+    found = planned(folder, choices, device=device, dtype=dtype, download=download, draft_files=FILES)
+    options = found.options
     _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar

@@ -10,13 +10,14 @@ from rich.progress import track
 
 from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
-from switchrail.cli.checkpoint import CheckpointArgument, find_folder, with_draft
+from switchrail.cli.checkpoint import CheckpointArgument, find_folder
 from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
 )
 from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, print_json, table
+from switchrail.engine.hub import FILES
 
 
 def warmup(
@@ -39,8 +40,8 @@ def warmup(
     told = console(stderr=True, quiet=as_json)
     told.print(platform_text(platform))
     start = time.perf_counter()
-    found = planned(folder, choices, device=device, dtype=dtype)
-    options = with_draft(found.options, download=download)
+    found = planned(folder, choices, device=device, dtype=dtype, download=download, draft_files=FILES)
+    options = found.options
     chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
     from switchrail.engine.warmup import warm_up
 

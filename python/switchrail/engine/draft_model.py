@@ -63,7 +63,10 @@ class DraftModel(Drafts):
     Attributes:
         runner: Runs the model.
         runners: All runners with pools of their own.
+        siblings: Tokens proposed for each place of the chain; above 1, the others are leaves of a tree.
     """
+
+    siblings = 1
 
     def __init__(
         self, runner: Runner, *, slots: int, rows: int, pin_memory: bool, choose_tokens: Choose
@@ -100,16 +103,30 @@ class DraftModel(Drafts):
         is_drawn = any(task.params.temperature > 0 for task in active)
         tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
         odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
-        for turn in range(limit[active[0]] if active else 0):
-            if turn:
-                active = [task for task in active if limit[task] > turn]
-                logits = self._decode(active, turn, tokens)
-            chosen, q = self._choose(active, logits)
-            self._newest[slots[: len(active)]] = chosen
-            for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
-                tokens[task].append(token)
-                odds[task].append(row)
-        return Drafted(_stacked(tokens.values()), _drawn_from(odds.values()) if is_drawn else None)
+        for place in range(0, limit[active[0]] if active else 0, self.siblings):
+            if place:
+                active = [task for task in active if limit[task] > place]
+                drafted = {task: tokens[task][:: self.siblings] for task in active}
+                logits = self._decode(active, place // self.siblings, drafted)
+            for sibling in range(self.siblings):
+                chosen, q = self._choose(active, logits)
+                if sibling == 0:
+                    self._newest[slots[: len(active)]] = chosen
+                for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
+                    if len(tokens[task]) < limit[task]:
+                        tokens[task].append(token)
+                        odds[task].append(row)
+                if sibling + 1 < self.siblings:
+                    logits = _without(logits, chosen)
+        return Drafted(
+            _stacked(tokens.values()),
+            _drawn_from(odds.values()) if is_drawn else None,
+            [self._parents(len(each)) for each in tokens.values()] if self.are_trees else None,
+        )
+
+    def _parents(self, count: int) -> list[int]:
+        """The first token of each place follows the first one of the place before, as do its siblings."""
+        return [max(-1, (i // self.siblings - 1) * self.siblings) for i in range(count)]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
         """Run the tokens that the memory lacks, up to the rows of a step; tasks that lack few come first.
@@ -222,7 +239,7 @@ class DraftTrees(DraftModel):
                         tokens[task].append(token)
                         odds[task].append(row)
                 if is_first:
-                    logits = logits.scatter(1, chosen.unsqueeze(1), -torch.inf)
+                    logits = _without(logits, chosen)
             active = [task for task in active if len(tokens[task]) < limit[task]]
         return Drafted(
             _stacked(tokens.values()),
@@ -258,6 +275,11 @@ class DraftTrees(DraftModel):
 
     def _parents(self, count: int) -> list[int]:
         return [max(-1, i - self._branches) for i in range(count)]
+
+
+def _without(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits [N, vocabulary] of the tokens that were not chosen, [N] int64."""
+    return logits.scatter(1, tokens.unsqueeze(1), -torch.inf)
 
 
 def _stacked(drafted: Iterable[list[torch.Tensor]]) -> list[torch.Tensor | tuple[()]]:

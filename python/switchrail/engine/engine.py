@@ -30,12 +30,13 @@ from switchrail.engine.draft_model import DraftCheckpoint, LoadedDraft, find_dra
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress, capture_all
+from switchrail.engine.heads import find_mtp
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
-from switchrail.engine.mtp import LoadedMtp, find_mtp, load_mtp
+from switchrail.engine.mtp import LoadedMtp, load_mtp
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import MTP, NGRAM, EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, prompt_named, token_ids, tokenize

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +14,9 @@ from switchrail._core import Layout
 from switchrail.engine.checkpoint import load_skeleton, read_config
 from switchrail.engine.memory import FRACTION, PoolClasses, table_bytes
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
-from switchrail.engine.options import EngineOptions
+from switchrail.engine.models.families import Family
+from switchrail.engine.models.mtp import head_skeleton
+from switchrail.engine.options import MTP, EngineOptions
 from switchrail.platforms import Platform
 from switchrail.pools import pages_of
 from switchrail.runtime import Runtime
@@ -23,11 +27,11 @@ class KindFootprint:
     """The memory of all layers of one kind.
 
     Attributes:
-        kind: The kind, as in the layout.
+        kind: The kind, as in the layout; with `draft: ` before it for a draft's layers and its hidden states.
         layers: The number of these layers.
         weights: Bytes of their weights.
         token: Bytes that each token takes in them.
-        sequence: Bytes that each sequence takes in them.
+        sequence: Bytes that each sequence takes in them; a draft's layers have two states per sequence.
     """
 
     kind: str
@@ -39,7 +43,7 @@ class KindFootprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The memory of a model.
+    """The memory of a model, and of the draft that the options name.
 
     Attributes:
         weights: Bytes of all weights.
@@ -70,12 +74,57 @@ class Footprint:
     fits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The engine's model, its draft model, or a step of its draft head; each has pools of its own.
+
+    Attributes:
+        layout: The layout.
+        model: The model, whose weights don't matter.
+        family: Its family.
+        copies: Slots per sequence.
+        name: What comes before the kinds of its layers.
+    """
+
+    layout: Layout
+    model: Any
+    family: Family
+    copies: int = 1
+    name: str = ""
+
+    def classes(self, platform: Platform, kind: str | None = None) -> PoolClasses:
+        """The pools of all layers, or of those of one kind."""
+        mixers = find_mixers(self.model, self.family, self.layout.layers)
+        check_shapes(mixers, self.layout)
+        ids = {layer.id for layer in self.layout.layers if kind in (None, layer.kind)}
+        own = {key: shape for key, shape in read_shapes(mixers).items() if key[0] in ids}
+        return PoolClasses(own, platform)
+
+    def kinds(self, platform: Platform, dtype: torch.dtype, state_dtype: torch.dtype) -> list[KindFootprint]:
+        """The memory of the layers, by kind."""
+        modules, found = self.family.layers_of(self.model), []
+        for kind in dict.fromkeys(layer.kind for layer in self.layout.layers):
+            ids = [layer.id for layer in self.layout.layers if layer.kind == kind]
+            classes = self.classes(platform, kind)
+            found.append(
+                KindFootprint(
+                    kind=self.name + kind,
+                    layers=len(ids),
+                    weights=_weights(modules[id] for id in ids),
+                    token=classes.page_bytes(1, dtype),
+                    sequence=self.copies * classes.slot_bytes(dtype, state_dtype),
+                )
+            )
+        return found
+
+
 def footprint(
     runtime: Runtime,
     checkpoint: Path,
     layout: Layout,
     options: EngineOptions,
     *,
+    drafts: Sequence[Layout] = (),
     platform: Platform,
     dtype: torch.dtype,
     memory: int,
@@ -86,7 +135,8 @@ def footprint(
         runtime: The runtime with the registered families.
         checkpoint: The checkpoint folder.
         layout: The checkpoint's layout.
-        options: The engine's options.
+        options: The engine's options. A draft model's checkpoint is a folder.
+        drafts: The layout of the draft model, or of each step of the draft head that the options name.
         platform: The platform, which provides the pools.
         dtype: The dtype of weights, keys, values and convolution windows.
         memory: Bytes of the device's memory; the engine uses `memory_fraction` of what the weights leave.
@@ -99,29 +149,33 @@ def footprint(
     state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     _, family = read_config(checkpoint, runtime.family_of)
     model, longest = load_skeleton(checkpoint, family, dtype, options.max_length)
-    mixers = find_mixers(model, family, layout.layers)
-    check_shapes(mixers, layout)
-    shapes = read_shapes(mixers)
-    modules = family.layers_of(model)
-    kinds = []
-    for kind in dict.fromkeys(layer.kind for layer in layout.layers):
-        ids = {layer.id for layer in layout.layers if layer.kind == kind}
-        own = {key: shape for key, shape in shapes.items() if key[0] in ids}
-        classes = PoolClasses(own, platform)
+    parts = [_Part(layout, model, family)]
+    hidden = 0
+    if drafts and options.draft == MTP:
+        steps = head_skeleton(checkpoint, model, drafts)
+        head = replace(family, layers="layers")
+        parts += [_Part(own, step, head, 2, "draft: ") for own, step in zip(drafts, steps, strict=True)]
+        hidden = len(steps) * model.get_input_embeddings().weight.shape[1] * dtype.itemsize
+    elif drafts:
+        folder = Path(os.fspath(cast("str", options.draft)))
+        _, own_family = read_config(folder, runtime.family_of)
+        draft, _ = load_skeleton(folder, own_family, dtype, options.max_length)
+        parts.append(_Part(drafts[0], draft, own_family, 2, "draft: "))
+    kinds = [kind for part in parts for kind in part.kinds(platform, dtype, state_dtype)]
+    if hidden:
         kinds.append(
             KindFootprint(
-                kind=kind,
-                layers=len(ids),
-                weights=_weights(modules[id] for id in ids),
-                token=classes.page_bytes(1, dtype),
-                sequence=classes.slot_bytes(dtype, state_dtype),
+                kind="draft: hidden states", layers=len(drafts), weights=0, token=hidden, sequence=0
             )
         )
     max_length = options.max_length or longest
-    weights = _weights([model])
-    classes = PoolClasses(shapes, platform)
-    page = classes.page_bytes(options.page_size, dtype)
-    states = (options.max_sequences + 1) * classes.slot_bytes(dtype, state_dtype)
+    weights = _weights(part.model for part in parts)
+    page, states = hidden * options.page_size, 0
+    for part in parts:
+        classes = part.classes(platform)
+        page += classes.page_bytes(options.page_size, dtype)
+        slots = part.copies * options.max_sequences + 1
+        states += slots * classes.slot_bytes(dtype, state_dtype)
     table = table_bytes(options, max_length)
     fraction = options.memory_fraction or FRACTION
     room = (memory - weights) * fraction - states - table

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from switchrail._core import PAGED_OPS, BoundPlan, Layout, RoutePlan
+from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.engine.capture import plan_capture
 from switchrail.engine.checkpoint import Checkpoint, load
 from switchrail.engine.memory import Needs, PoolClasses
@@ -19,7 +19,7 @@ from switchrail.engine.models.binding import find_mixers, read_shapes
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.routes import check_prefill_steps, layout_of, plan_routes
+from switchrail.engine.routes import check_prefill_steps, layout_of, plan_routes, with_trees
 from switchrail.engine.runner import Capture, Runner
 from switchrail.errors import ConfigError
 from switchrail.platforms import Platform
@@ -145,7 +145,7 @@ def ready_model(
         phases=phases,
     )
     if are_trees:
-        backends = _with_trees(partial(plan, runtime), layout, backends)
+        backends = with_trees(partial(plan, runtime), layout, backends)
     routes = plan(runtime, preferences=backends)
     check_prefill_steps(routes, options)
     names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in routes.table)
@@ -218,30 +218,6 @@ def _check_windows(path: Path, layout: Layout) -> None:
                     problems={"draft": f"found trees for a model with a window of {window} tokens"},
                     valid={"draft": "drafts that are no trees"},
                 )
-
-
-def _with_trees(
-    plan: Callable[..., RoutePlan],
-    layout: Layout,
-    backends: Mapping[str, str] | None,
-) -> dict[str, str]:
-    """The chosen backends, and backends that support trees for the verifications of other ops.
-
-    Raises:
-        NoBackendError: There is none.
-        BackendUnfitError: A chosen backend doesn't support trees.
-    """
-    chosen = dict(backends or {})
-    ops = {op for layer in layout.layers for op in layer.ops}
-    found = plan(
-        preferences={key: name for key, name in chosen.items() if key.partition(".")[2] in ("", "verify")},
-        phases=("verify",),
-        features={op: ("trees",) for op in ops if op in PAGED_OPS},
-    )
-    for _, op, phase, name in found.table:
-        if op in PAGED_OPS and op not in chosen:
-            chosen.setdefault(f"{op}.{phase}", name)
-    return chosen
 
 
 __all__ = ["LoadedModel", "load_model", "ready_model"]

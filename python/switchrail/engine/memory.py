@@ -18,7 +18,7 @@ from switchrail.overrides import check_overrides
 from switchrail.platforms import Platform
 from switchrail.pools.free import FreeList
 from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
-from switchrail.pools.pool import Pool
+from switchrail.pools.pool import PagedPool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateShape, pages_of
 from switchrail.pools.state import StatePool
 
@@ -160,7 +160,7 @@ class Pools:
         self._pinned = platform.hardware.pin_memory_available()
         self.pages = allocator(num_pages)
         self.slots = FreeList(num_slots)
-        self.more: list[Pool] = []
+        self.more: list[PagedPool] = []
         self.kv = {
             kind: cls(
                 classes.tokens[kind],
@@ -176,7 +176,7 @@ class Pools:
         )
 
     @property
-    def _paged(self) -> list[Pool]:
+    def _paged(self) -> list[PagedPool]:
         return [*self.kv.values(), *self.more]
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
@@ -188,8 +188,8 @@ class Pools:
                     pool.copy(sources, targets)
 
     def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy tokens within the key-value pools; see `KVPool.move`."""
-        for pool in self.kv.values():
+        """Copy tokens within the paged pools; see `PagedPool.move`."""
+        for pool in self._paged:
             pool.move(sources, targets)
 
     def of(self, layer: int, op: str) -> tuple[torch.Tensor, ...]:

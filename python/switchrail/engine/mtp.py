@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +14,25 @@ import torch
 from torch import nn
 
 from switchrail._core import Layout
+from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.draft_model import DraftModel, Text, proposing, runner_options
-from switchrail.engine.files import CONFIG, MTP_WEIGHTS, read_weights
 from switchrail.engine.loading import LoadedModel, ready_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.binding import check_shapes, find_mixers
-from switchrail.engine.models.mtp import HEAD_TYPES, load_head
-from switchrail.engine.options import MTP, EngineOptions
+from switchrail.engine.models.mtp import load_head
+from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Running, Step
 from switchrail.engine.task import Task
-from switchrail.errors import ConfigError
 from switchrail.platforms import Platform
-from switchrail.pools.pool import Pool
+from switchrail.pools.pool import PagedPool
 from switchrail.runtime import Runtime
 
 
-class HiddenPool(Pool):
+class HiddenPool(PagedPool):
     """The hidden states of tokens, in the pages of their keys.
 
     Attributes:
@@ -229,6 +227,27 @@ class MtpDrafts(DraftModel):
         return result.squeeze(0)
 
 
+class MtpTrees(MtpDrafts):
+    """Proposes a chain, and beside each of its tokens the next best ones, as leaves.
+
+    The head runs the chain only. Siblings are drawn without replacement.
+    """
+
+    are_trees = True
+
+    def __init__(self, siblings: int, target: Runner, runners: Sequence[Runner], **given: Any) -> None:
+        """Keep the hidden states of a model.
+
+        Args:
+            siblings: Tokens proposed for each place of the chain.
+            target: Runs the model.
+            runners: Run the steps.
+            **given: See `MtpDrafts`.
+        """
+        super().__init__(target, runners, **given)
+        self.siblings = siblings
+
+
 def _keep(rows: torch.Tensor, running: Running, module: nn.Module, args: Any, output: Any) -> None:
     """Write the hidden states of the step's tokens; a hook on the decoder of the engine's model."""
     rows.index_copy_(0, running.step.kv_rows, output.last_hidden_state.squeeze(0))
@@ -269,47 +288,6 @@ class LoadedMtp:
             return drafts
 
 
-def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]:
-    """Find the draft head of a checkpoint, before the model is loaded.
-
-    The published configs of Qwen3-Next don't name the head. One step is assumed if the weights have one.
-
-    Args:
-        path: The checkpoint folder.
-        config: The config from `read_config`.
-        layout: The model's layout.
-
-    Returns:
-        The layout of each step.
-
-    Raises:
-        ConfigError: The checkpoint has no head, or one that the engine doesn't run.
-        CheckpointError: The weight files are broken.
-    """
-    drafts, model_type = layout.drafts, layout.model_type
-    has_weights = (path / MTP_WEIGHTS).is_file() or any(
-        name.startswith("mtp.") for name in read_weights(path)
-    )
-    if not drafts and has_weights and model_type in HEAD_TYPES:
-        drafts = Layout.from_config({**config, _COUNT: 1}).drafts
-    if drafts and model_type in HEAD_TYPES:
-        return drafts
-    reason = (
-        f"the engine doesn't run the MTP head of model_type {model_type!r}; valid: {', '.join(HEAD_TYPES)}"
-        if drafts
-        else f"{path / CONFIG} names no MTP head; valid: a checkpoint with {_COUNT} or "
-        "num_nextn_predict_layers of at least 1, or with the weights of a head"
-    )
-    raise ConfigError(
-        f"draft is {MTP!r}, but {reason}",
-        problems={"draft": f"found {MTP!r}"},
-        valid={"draft": "None, 'ngram' or a checkpoint"},
-    )
-
-
-_COUNT: Final = "mtp_num_hidden_layers"
-
-
 def load_mtp(
     runtime: Runtime,
     target: Checkpoint,
@@ -326,7 +304,7 @@ def load_mtp(
     Args:
         runtime: The runtime with the backends.
         target: The loaded model.
-        drafts: `find_mtp` of the checkpoint.
+        drafts: `heads.find_mtp` of the checkpoint.
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
         options: The engine's options.
@@ -354,14 +332,15 @@ def load_mtp(
             )
         )
     each = [step.needs(own) for step in steps]
+    kind = partial(MtpTrees, options.draft_branches) if has_trees(options) else MtpDrafts
     hidden = options.page_size * target.model.get_input_embeddings().weight.shape[1] * dtype.itemsize
     return LoadedMtp(
         steps,
         own,
         Needs(sum(one.page + hidden for one in each), sum(one.slots for one in each)),
         max_length,
-        partial(MtpDrafts, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
+        partial(kind, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
     )
 
 
-__all__ = ["LoadedMtp", "MtpDrafts", "find_mtp", "load_mtp"]
+__all__ = ["LoadedMtp", "MtpDrafts", "MtpTrees", "load_mtp"]

@@ -56,8 +56,9 @@ class EngineOptions:
             `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
-        draft_branches: The number of tokens that a draft model proposes for the next token. Each begins a
-            branch of a tree; the branches share `draft_tokens` evenly.
+        draft_branches: Above 1, drafts of a second model or of an MTP head are trees. A second model proposes
+            this many tokens for the next one. Each begins a branch; the branches share `draft_tokens` evenly.
+            A head proposes a chain, and this many tokens for each of its places; only the best is continued.
         deferred_commit: Whether a captured verification leaves its commit to the next one, which then reads
             and writes each recurrent state once. Backends with the feature `deferred_commit` keep two records
             of verified rows per sequence and layer for this, in all about a tenth of a float32 state for 5
@@ -171,10 +172,10 @@ class EngineOptions:
                     or (
                         is_count(self.draft_branches)
                         and is_count(self.draft_tokens, self.draft_branches)
-                        and self.draft not in (None, NGRAM, MTP)
+                        and self.draft not in (None, NGRAM)
                         and not isinstance(self.draft, Drafts)
                     ),
-                    "1; with a checkpoint as draft, an integer from 1 to draft_tokens",
+                    "1; with 'mtp' or a checkpoint as draft, an integer from 1 to draft_tokens",
                 ),
                 *(
                     (name, value, isinstance(value, bool), "True or False")

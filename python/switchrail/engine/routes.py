@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import switchrail
-from switchrail._core import LINEAR_OPS, OPS, PHASES
+from switchrail._core import LINEAR_OPS, OPS, PAGED_OPS, PHASES
 from switchrail.errors import (
     BackendUnfitError,
     ConfigError,
@@ -117,6 +117,30 @@ def plan_routes(
             **error.fields,
             platform=platform.kind,
         ) from error
+
+
+def with_trees(
+    plan: Callable[..., RoutePlan],
+    layout: Layout,
+    backends: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """The chosen backends, and backends that support trees for the verifications of other ops.
+
+    Raises:
+        NoBackendError: There is none.
+        BackendUnfitError: A chosen backend doesn't support trees.
+    """
+    chosen = dict(backends or {})
+    ops = {op for layer in layout.layers for op in layer.ops}
+    found = plan(
+        preferences={key: name for key, name in chosen.items() if key.partition(".")[2] in ("", "verify")},
+        phases=("verify",),
+        features={op: ("trees",) for op in ops if op in PAGED_OPS},
+    )
+    for _, op, phase, name in found.table:
+        if op in PAGED_OPS and op not in chosen:
+            chosen.setdefault(f"{op}.{phase}", name)
+    return chosen
 
 
 def check_prefill_steps(routes: RoutePlan, options: EngineOptions) -> None:

@@ -9,13 +9,13 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 
 from switchrail.errors import UnknownLayerError
-from switchrail.pools.pool import Pool
+from switchrail.pools.pool import PagedPool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape
 
 S = TypeVar("S", bound=KVShape | LatentShape)
 
 
-class KVPool(Pool, Generic[S]):
+class KVPool(PagedPool, Generic[S]):
     """The cache pages of a model's softmax layers of one kind. A page has the same number in all layers.
 
     The memory is allocated once; reused pages are not cleared. A platform's own class derives from
@@ -87,17 +87,6 @@ class KVPool(Pool, Generic[S]):
         """
         for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
-
-    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies tokens within the cache, in all layers. Sources are read before targets are written.
-
-        Args:
-            sources: [T] int64, rows of the cache viewed as [pages * page, ...].
-            targets: [T] int64, the rows to copy them to; where several are equal, their sources are too.
-        """
-        for cache in self.tensors():
-            rows = cache.flatten(0, 1)
-            rows.index_copy_(0, targets, rows.index_select(0, sources))
 
     def tensors(self) -> list[torch.Tensor]:
         """All cache tensors of all layers."""

@@ -29,4 +29,19 @@ class Pool:
             tensor[targets] = tensor[sources]
 
 
-__all__ = ["Pool"]
+class PagedPool(Pool):
+    """Memory of tokens in pages. All tensors are [pages, page, ...]."""
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies tokens, in all layers. Sources are read before targets are written.
+
+        Args:
+            sources: [T] int64, rows of the tensors viewed as [pages * page, ...].
+            targets: [T] int64, the rows to copy them to; where several are equal, their sources are too.
+        """
+        for tensor in self.tensors():
+            rows = tensor.flatten(0, 1)
+            rows.index_copy_(0, targets, rows.index_select(0, sources))
+
+
+__all__ = ["PagedPool", "Pool"]

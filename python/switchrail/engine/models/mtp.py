@@ -104,9 +104,13 @@ class QwenHead(nn.Module):
         return [MtpStep(*front, [layer], self.norm) for layer in self.layers]
 
 
-def _qwen(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+def _qwen_skeleton(model: Any, drafts: Sequence[Layout]) -> QwenHead:
     with torch.device("meta"):
-        head = QwenHead(model, drafts)
+        return QwenHead(model, drafts)
+
+
+def _qwen(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    head = _qwen_skeleton(model, drafts)
     found = join_experts(read_tensors(path, "mtp."))
     wanted = head.state_dict()
     _check(path, {name: value.shape for name, value in wanted.items()}, found)
@@ -158,25 +162,40 @@ def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, tor
         )
 
 
-def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+def _mtp_model(path: Path) -> Any:
+    """The class of transformers for heads.
+
+    Raises:
+        CheckpointError: This version has none.
+    """
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise CheckpointError(
             f"the MTP head in {path} needs a transformers with MtpModel: {error}", path=str(path)
         ) from error
+    return MtpModel
+
+
+def _steps_of(head: Any) -> list[MtpStep]:
+    """The steps of transformers' class."""
+    return [
+        MtpStep(layer.enorm, layer.hnorm, layer.eh_proj, [layer.mtp_block], layer.post_norm)
+        for layer in head.layers
+    ]
+
+
+def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    kind = _mtp_model(path)
     first = model.config.num_hidden_layers
     model._keys_to_ignore_on_load_unexpected = [
         rf"^model\.layers\.{first + step}\." for step in range(len(drafts))
     ]
     try:
-        head = MtpModel.from_pretrained(model)
+        head = kind.from_pretrained(model)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"the MTP head in {path} can't be loaded: {error}", path=str(path)) from error
-    return [
-        MtpStep(layer.enorm, layer.hnorm, layer.eh_proj, [layer.mtp_block], layer.post_norm)
-        for layer in head.layers
-    ]
+    return _steps_of(head)
 
 
 _HEADS: Final[Mapping[str, Callable[[Path, Any, Sequence[Layout]], list[MtpStep]]]] = {
@@ -185,6 +204,23 @@ _HEADS: Final[Mapping[str, Callable[[Path, Any, Sequence[Layout]], list[MtpStep]
     "qwen3_5_moe_text": _qwen,
     "deepseek_v3": _deepseek,
 }
+
+
+def head_skeleton(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    """The steps of a model's draft head without weights.
+
+    Args:
+        path: The checkpoint folder.
+        model: The model, which may be without weights too.
+        drafts: The layout of each step.
+
+    Raises:
+        CheckpointError: This version of transformers lacks the head's class.
+    """
+    if _HEADS[drafts[0].model_type] is _qwen:
+        return _qwen_skeleton(model, drafts).steps()
+    with torch.device("meta"):
+        return _steps_of(_mtp_model(path)(model, len(drafts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +254,4 @@ def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) 
     return Head(replace(family, layers="layers"), steps)
 
 
-HEAD_TYPES: Final = tuple(_HEADS)
-"""The model types whose draft heads the engine runs."""
-
-__all__ = ["HEAD_TYPES", "Head", "MtpStep", "QwenHead", "join_experts", "load_head"]
+__all__ = ["Head", "MtpStep", "QwenHead", "head_skeleton", "join_experts", "load_head"]
