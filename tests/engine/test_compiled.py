@@ -96,7 +96,7 @@ def reasons(engine: Engine) -> dict[str, str | None]:
     return {state.kind: state.reason for state in engine.blocks}
 
 
-@pytest.mark.parametrize("layers", [12, 48])
+@pytest.mark.parametrize("layers", [4, 12])
 def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
     compiled: Make, tmp_path: Path, layers: int
 ) -> None:
@@ -123,7 +123,7 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
     """In Zamba2, attention depends on the layer's number, and torch compiles it again for each number."""
-    path = make("zamba2", tmp_path, layers_block_type=["mamba", "mamba", "hybrid"] * 4)
+    path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 4)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]
     expected = tokens(compiled(path=path, compile="off"), prompts, 3)
