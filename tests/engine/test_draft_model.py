@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -306,6 +307,26 @@ def test_a_layout_of_another_model_is_refused(
     """If the draft's kinds came from the model's list, no draft here would load."""
     fixed = switchrail.Layout.from_config(checkpoint)
     monkeypatch.setattr(loading, "layout_of", lambda *_: fixed)
+    with pytest.raises(SwitchrailError, match="layout"):
+        make_engine(options={**DRAFTED, "draft": str(draft)})
+
+
+def test_layer_0_is_not_assumed_to_be_full_attention(
+    make_engine: Make, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the draft's layers were full attention, as SGLang writes out, only such a draft would load."""
+    config = json.loads((draft / "config.json").read_text())
+    is_full = LINEAR not in config["layer_types"]
+    fixed = switchrail.Layout.from_config({**config, "layer_types": [FULL] * config["num_hidden_layers"]})
+    own = loading.layout_of
+
+    def hard_coded(runtime: switchrail.Runtime, path: Path, read_config: Any) -> switchrail.Layout:
+        return fixed if path == draft else own(runtime, path, read_config)
+
+    monkeypatch.setattr(loading, "layout_of", hard_coded)
+    if is_full:
+        assert make_engine(options={**DRAFTED, "draft": str(draft)}).generate([[1, 2]], FREE)
+        return
     with pytest.raises(SwitchrailError, match="layout"):
         make_engine(options={**DRAFTED, "draft": str(draft)})
 

@@ -26,8 +26,11 @@ from .drafting import FORCED, Oracle, Trees, use
 from .heads import FULL, LINEAR, Scratch, make_head, split_experts
 from .idle import is_idle
 from .test_draft_model import chance_of, claims_another
-from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS
+from .test_drafts import CHECKPOINTS, DRAFTED, FREE, OPTIONS, verified_runtime
+from .test_graphs import GraphPlatform, captured_runtime, count_replays
 from .test_overlap import make_params, make_prompts
+
+__all__ = ["captured_runtime", "verified_runtime"]
 
 Make = Callable[..., Engine]
 KJV = CHECKPOINTS / "kjv-qwen3-next"
@@ -128,6 +131,25 @@ def test_trees_of_a_head(tokens: int, make_engine: Make, headed: Path) -> None:
             assert drafts[1::2] == [
                 second_best(head, text, chain[:place]) for place in range(len(drafts[1::2]))
             ]
+
+
+def test_hidden_states_move_in_captured_verifications(
+    make_engine: Make, checkpoint: Path, tmp_path: Path, verified_runtime: switchrail.Runtime
+) -> None:
+    prompts = make_prompts(12)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    folder = make_head(checkpoint, tmp_path)
+    options = {**MTP, "draft_branches": 2}
+    engine = make_engine(folder, runtime=verified_runtime, device=GraphPlatform(), options=options)
+    seen = count_replays(engine)
+    steered = Steered(drafts_of(engine), Trees(expected, FORCED["random"]))
+    use(engine, steered)
+    assert engine.generate(prompts, FREE) == expected
+    assert "verify" in {key.kind for key in seen}
+    head = scratch(folder)
+    full = [(text, drafts[::2]) for text, drafts in steered.found]
+    for text, chain in random.Random(0).sample(full, 12):
+        assert chain == head.propose(text, len(chain))
 
 
 def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:
@@ -238,6 +260,26 @@ def test_a_fixed_list_of_kinds_is_refused(
     monkeypatch.setattr(engine_module, "find_mtp", lambda *_: wrong)
     with pytest.raises(CheckpointError, match="missing: layers"):
         make_engine(headed, options=MTP)
+
+
+@pytest.mark.parametrize("kinds", [[FULL], [LINEAR], [LINEAR, FULL]])
+def test_layer_0_is_not_assumed_to_be_full_attention(
+    kinds: list[str],
+    make_engine: Make,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list that SGLang writes out: heads with other layers would not load."""
+    folder = make_head(checkpoint, tmp_path, kinds)
+    config = json.loads((folder / "config.json").read_text())
+    fixed = switchrail.Layout.from_config({**config, "mtp_layer_types": [FULL] * len(kinds)}).drafts
+    monkeypatch.setattr(engine_module, "find_mtp", lambda *_: fixed)
+    if LINEAR not in kinds:
+        assert make_engine(folder, options=MTP).generate([[1, 2]], FREE)
+        return
+    with pytest.raises(CheckpointError, match="missing: layers"):
+        make_engine(folder, options=MTP)
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
