@@ -1,4 +1,4 @@
-"""DeepSeek-V3's draft head, with the proposals of transformers' own `MtpModel`."""
+"""Draft heads of DeepSeek-V3 and Ling 3, with the proposals of transformers' own `MtpModel`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import switchrail
 import torch
 from safetensors.torch import load_file, save_file
-from switchrail.engine import Engine, SamplingParams
+from switchrail.engine import Engine, EngineOptions, SamplingParams
+from switchrail.engine.footprint import footprint
 from switchrail.errors import CheckpointError, ConfigError
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
@@ -20,12 +22,18 @@ from transformers.modeling_layers import MtpModel
 from tests.engine.drafting import FORCED, Oracle, use
 from tests.engine.test_mtp import Steered, drafts_of
 from tests.families.conftest import OPTIONS, Family
+from tests.families.made import CONFIGS, make
+
+FULL, LINEAR = "full_attention", "linear_attention"
 
 FREE = SamplingParams(max_new_tokens=16, ignore_eos=True)
 
 
-def with_head(source: Path, folder: Path, steps: int) -> Path:
-    """A copy whose head has the weights of the last layer and random other ones, as published."""
+def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.norm") -> Path:
+    """A copy whose head has the weights of the last layer and random other ones, as published.
+
+    `norm` is the name of its last norm.
+    """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": steps}))
@@ -41,19 +49,30 @@ def with_head(source: Path, folder: Path, steps: int) -> Path:
             if name.startswith(last)
         }
         weights |= {f"{own}{norm}.weight": 1 + 0.1 * torch.randn(hidden) for norm in ("enorm", "hnorm")}
-        weights[f"{own}shared_head.norm.weight"] = 1 + 0.1 * torch.randn(hidden)
+        weights[f"{own}{norm}.weight"] = 1 + 0.1 * torch.randn(hidden)
         weights[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
-        weights[f"{own}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+        weights[f"{own}embed_tokens.weight"] = torch.zeros(
+            config["vocab_size"], hidden
+        )  # the model's is used
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("model_type", "steps"),
+    [("deepseek_v3", 1), ("deepseek_v3", 2), *[(name, 2) for name in ("bailing_hybrid",) if name in CONFIGS]],
+)
 def test_proposals_are_those_of_transformers(
-    steps: int, family_of: Callable[[str], Family], tmp_path: Path
+    model_type: str, steps: int, family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
-    family = family_of("deepseek_v3")
-    folder = with_head(family.path, tmp_path, steps)
+    """Ling's published weights name the last norm in a way that transformers doesn't read."""
+    family, norm, known = family_of(model_type), "shared_head.norm", {}
+    if model_type == "bailing_hybrid":
+        layers = {"layer_types": [LINEAR, LINEAR, FULL]}
+        family = Family(model_type, make(model_type, tmp_path / "made", **layers), None)
+        norm = "final_layernorm"
+        known = {"mtp_layer_types": [FULL] * steps, "mtp_mlp_layer_types": ["sparse"] * steps}
+    folder = with_head(family.path, tmp_path / "headed", steps, norm)
     prompts = family.prompts((1, 2, 7, 33))
     with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=OPTIONS) as engine:
         expected = engine.generate(prompts, FREE)
@@ -65,8 +84,10 @@ def test_proposals_are_those_of_transformers(
         assert [runner.dispatcher.bound.plan.layout for runner in steered.head.runners] == (  # type: ignore[attr-defined]
             switchrail.Layout.from_config(folder).drafts
         )
+    folder = with_head(family.path, tmp_path / "reference", steps)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     first = model.config.num_hidden_layers
+    model.config.update(known)
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{first + step}\." for step in range(steps)]
     head = MtpModel.from_pretrained(model.eval()).eval()
     for text, tokens in random.Random(0).sample(steered.found, 8):
@@ -78,14 +99,38 @@ def test_proposals_are_those_of_transformers(
         assert found[0, : len(tokens)].tolist() == tokens
 
 
+@pytest.mark.parametrize(
+    "model_type", [name for name in ("deepseek_v3", "bailing_hybrid") if name in CONFIGS]
+)
+def test_the_memory_of_a_head(model_type: str, tmp_path: Path) -> None:
+    """The pools of an engine with drafts have the bytes that `plan --memory` prints."""
+    layers = {"layer_types": [LINEAR, LINEAR, FULL]} if model_type == "bailing_hybrid" else {}
+    folder = with_head(make(model_type, tmp_path / "made", **layers), tmp_path / "headed", 2)
+    options = EngineOptions(**OPTIONS, draft="mtp", draft_tokens=2)
+    runtime, layout = switchrail.Runtime(), switchrail.Layout.from_config(folder)
+    with Engine(folder, runtime=runtime, device="cpu", options=options) as engine:
+        drafts: Any = engine._core.drafts
+        pools = engine.pools.nbytes + sum(runner.pools.nbytes for runner in drafts.runners)
+        given = {"drafts": layout.drafts, "platform": engine.platform, "dtype": torch.float32}
+        found = footprint(runtime, folder, layout, options, **given, memory=2**30)
+    token = sum(kind.token for kind in found.kinds)
+    assert found.states + token * OPTIONS["num_pages"] * OPTIONS["page_size"] == pools
+
+
 def test_a_head_that_is_not_run(family_of: Callable[[str], Family], tmp_path: Path) -> None:
     options = {**OPTIONS, "draft": "mtp"}
     path = Path(shutil.copytree(family_of("nemotron_h").path, tmp_path / "nemotron"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
     with pytest.raises(
-        ConfigError, match="doesn't run the MTP head of model_type 'nemotron_h'; valid: qwen3"
+        ConfigError,
+        match="the MTP head of model_type 'nemotron_h', since transformers has no class for it; valid: qwen3",
     ):
+        Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options)
+    path = Path(shutil.copytree(family_of("bailing_moe_v2_5").path, tmp_path / "ring"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    with pytest.raises(ConfigError, match="'bailing_hybrid' with lightning layers, since transformers"):
         Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options)
     path = with_head(family_of("deepseek_v3").path, tmp_path / "deepseek", 1)
     weights = load_file(path / "model.safetensors")

@@ -10,7 +10,7 @@ from switchrail.engine.files import CONFIG, MTP_WEIGHTS, read_weights
 from switchrail.engine.options import MTP
 from switchrail.errors import ConfigError
 
-HEAD_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3")
+HEAD_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid")
 """The model types whose draft heads the engine runs."""
 
 _COUNT: Final = "mtp_num_hidden_layers"
@@ -34,12 +34,15 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
         CheckpointError: The weight files are broken.
     """
     drafts, model_type = layout.drafts, layout.model_type
-    if not drafts and model_type in HEAD_TYPES and _has_weights(path):
+    is_known = model_type in HEAD_TYPES and "lightning" not in {layer.kind for layer in layout.layers}
+    if not drafts and is_known and _has_weights(path):
         drafts = Layout.from_config({**config, _COUNT: 1}).drafts
-    if drafts and model_type in HEAD_TYPES:
+    if drafts and is_known:
         return drafts
+    which = f"{model_type!r}{' with lightning layers' * (model_type in HEAD_TYPES)}"
     reason = (
-        f"the engine doesn't run the MTP head of model_type {model_type!r}; valid: {', '.join(HEAD_TYPES)}"
+        f"the engine doesn't run the MTP head of model_type {which}, since transformers has no class for it; "
+        f"valid: {', '.join(HEAD_TYPES)}"
         if drafts
         else f"{path / CONFIG} names no MTP head; valid: a checkpoint with {_COUNT} or "
         "num_nextn_predict_layers of at least 1, or with the weights of a head"

@@ -198,11 +198,30 @@ def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]
     return _steps_of(head)
 
 
+def _ling(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    """Transformers' class, told what its conversion of published weights leaves out."""
+    from transformers.core_model_loading import WeightRenaming
+
+    _name_ling_layers(model, drafts)
+    model._weight_conversions = [
+        *(getattr(model, "_weight_conversions", None) or ()),
+        WeightRenaming(r"\.mtp_block\.final_layernorm\.", ".post_norm."),
+    ]
+    return _deepseek(path, model, drafts)
+
+
+def _name_ling_layers(model: Any, drafts: Sequence[Layout]) -> None:
+    """Name the layers of a Ling head, which published configs don't."""
+    model.config.mtp_layer_types = ["full_attention"] * len(drafts)
+    model.config.mtp_mlp_layer_types = ["sparse"] * len(drafts)
+
+
 _HEADS: Final[Mapping[str, Callable[[Path, Any, Sequence[Layout]], list[MtpStep]]]] = {
     "qwen3_next": _qwen,
     "qwen3_5_text": _qwen,
     "qwen3_5_moe_text": _qwen,
     "deepseek_v3": _deepseek,
+    "bailing_hybrid": _ling,
 }
 
 
@@ -217,8 +236,11 @@ def head_skeleton(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpS
     Raises:
         CheckpointError: This version of transformers lacks the head's class.
     """
-    if _HEADS[drafts[0].model_type] is _qwen:
+    load = _HEADS[drafts[0].model_type]
+    if load is _qwen:
         return _qwen_skeleton(model, drafts).steps()
+    if load is _ling:
+        _name_ling_layers(model, drafts)
     with torch.device("meta"):
         return _steps_of(_mtp_model(path)(model, len(drafts)))
 
