@@ -101,7 +101,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
     for call, run in zip(pair, calls, strict=True):
         run()
         if not same_bits(call.out, expected.out):
-            raise SystemExit(f"{case.op} {case.phase}: a repeated call has other bits than the first")
+            raise SystemExit(f"{case.op} {case.phase}: repeating the call gives different bits")
     wall, cpu = [], []
     for _ in range(BLOCKS):
         torch.cuda.synchronize()

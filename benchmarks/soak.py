@@ -232,7 +232,7 @@ def soak(
                 ends[reason] += 1
                 tokens = tuple(request.tokens)
                 if tokens != expected[number][: len(tokens)]:
-                    wrong.append(f"{request!r} has other tokens than the undisturbed run: {request.error!r}")
+                    wrong.append(f"{request!r} differs from the undisturbed run: {request.error!r}")
                 if reason == "error" and request not in suspects:
                     wrong.append(f"{request!r} failed with nothing made to fail: {request.error!r}")
     faults.armed = None
@@ -247,7 +247,7 @@ def soak(
         wrong.append(f"the free memory moved: {memory}")
     again = [output.tokens for output in engine.generate(every[:8], params)]
     if again != expected[:8]:
-        wrong.append("the engine gives other tokens than at first")
+        wrong.append("the engine gives different tokens than at the start")
     return Report(wrong, ends, faults.done, compiles, memory, time.perf_counter() - start)
 
 

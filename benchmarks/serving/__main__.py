@@ -101,7 +101,7 @@ def check(folder: Path, device: str) -> None:
             if reasons:
                 raise SystemExit(f"not every decode could be captured: {reasons[0]}")
     if found[0] != found[1]:
-        raise SystemExit("captured decodes give other tokens than eager ones")
+        raise SystemExit("captured decodes give different tokens than eager ones")
     print("float32 tokens of captured decodes are those of eager ones", flush=True)
 
 

@@ -159,12 +159,12 @@ def test_one_summary_over_all_failures(check, vendor):
     lines = done.output.splitlines()
     first = next(n for n, line in enumerate(lines) if line.endswith(" failures, by cause:"))
     summary = "\n".join(lines[first:])
-    assert "  all: got / expected is one number, so a factor is wrong (" in summary
-    assert lines[first - 1].startswith("  got / expected is one number, so a factor is wrong: 4")
+    assert "  all: got / expected is constant, so a factor is wrong (" in summary
+    assert lines[first - 1].startswith("  got / expected is constant, so a factor is wrong: 4")
     assert "first wrong: out at sequence 0, row 0, head 0, column 0: got " in done.output
     again = check("boreal", "-k", "/ragged", "--json", "--config", str(vendor / "config.toml"))
     (case,) = json.loads(again.output)["cases"]
-    assert case["causes"] == ["got / expected is one number, so a factor is wrong"]
+    assert case["causes"] == ["got / expected is constant, so a factor is wrong"]
 
 
 @pytest.mark.parametrize(

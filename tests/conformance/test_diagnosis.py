@@ -32,21 +32,21 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
     [
         (lambda **a: a["out"][10, 2, 5].add_(1), ["sequence 0, row 10, head 2, column 5", "wrong: 1 of "]),
         (lambda **a: a["out"][50, 1].mul_(3), ["first wrong: out at sequence 3, row 7, head 1, column 0"]),
-        (lambda **a: a["out"].mul_(2), ["got / expected is one number", ": 2 = 2"]),
+        (lambda **a: a["out"].mul_(2), ["got / expected is constant", ": 2 = 2"]),
         (lambda **a: a["out"].mul_(1.4426950408889634), ["= log2(e): base 2 is used instead of base e"]),
         (lambda **a: a["out"].mul_(0.6931471805599453), ["= ln 2: base e is used instead of base 2"]),
         (lambda **a: a["out"].neg_(), ["-1 = -1: the sign is wrong"]),
         (lambda **a: a["out"][:, 1].mul_(3), ["only some heads are wrong: 1 of 4"]),
         (
             lambda **a: a["out"].mul_(torch.tensor([1.0, 2, 3, 4])[:, None]),
-            ["one number for each head", "1, 2 = 2, 3, 4 = 1/scale = sqrt(K)"],
+            ["is constant in each head", "1, 2 = 2, 3, 4 = 1/scale = sqrt(K)"],
         ),
         (
             lambda **a: a["out"].mul_(torch.arange(76)[:, None, None] / 9 + 2),
-            ["got / expected is one number for each row"],
+            ["got / expected is constant in each row"],
         ),
         (lambda **a: a["out"][..., 8:].zero_(), ["only some columns are wrong: columns 8-15 of 16", "is 0"]),
-        (lambda **a: a["out"].zero_(), ["every number that is wrong is 0"]),
+        (lambda **a: a["out"].zero_(), ["all wrong numbers are 0"]),
         (
             lambda **a: a["out"].index_fill_(0, torch.tensor([39, 75]), torch.inf),
             ["infinity is written: 128 numbers", "last rows of sequences"],
@@ -120,7 +120,7 @@ def test_what_must_not_be_read():
             super().run(call, longer, self.plan("prefill", longer))
 
     report = told(Beyond(), attention_call([3, 5]))
-    assert "a place of the cache that no row sees is read" in report
+    assert "a cache position that no row may see is read" in report
 
 
 def test_only_where_gates_decay():

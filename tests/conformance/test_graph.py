@@ -151,7 +151,7 @@ def test_a_plan_that_is_not_refreshed_fails(device):
         def refresh(self, plan, batch):
             pass
 
-    with pytest.raises(AssertionError, match="a replayed graph has other results than a call"):
+    with pytest.raises(AssertionError, match="a replayed graph gives different results than a call"):
         host.graph(setting("attention", captured(Stale, device)))
 
 
@@ -169,7 +169,7 @@ def test_a_plan_made_anew_by_refresh_fails(device):
             super().run(call, batch, plan)
             plan.lengths = lengths
 
-    with pytest.raises(AssertionError, match="a replayed graph has other results than a call"):
+    with pytest.raises(AssertionError, match="a replayed graph gives different results than a call"):
         host.graph(setting("attention", captured(Anew, device)))
 
 

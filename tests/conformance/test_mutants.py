@@ -479,7 +479,7 @@ MUTANTS = {
     ),
 }
 
-AGAIN = "a layer that was called before has another result than a new one"
+AGAIN = "a layer that was called before gives a different result than a new layer"
 
 # words of the report that point to the mistake
 REPORTS = {
@@ -503,23 +503,25 @@ REPORTS = {
     "decay dropped from one chunk to the next": ["only rows after the first chunk of"],
     "a gate in the wrong space": ["exp is applied to the decay once too often"],
     "beta dropped": ["beta is ignored"],
-    "scale forgotten": ["got / expected is one number", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
+    "scale forgotten": ["got / expected is constant", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
     "q and k normalised though not requested": ["q and k are normalised though qk_l2norm is False"],
     "time steps not limited": ["dt_max is ignored"],
     "logits not multiplied by soft_cap after the tanh": [
-        "logits under soft_cap are not multiplied by it again"
+        "with soft_cap, logits are not multiplied by it after the tanh"
     ],
     "a sink left out of the sum": ["sinks is ignored"],
     "results that differ from call to call": [
-        "the same call made again has other bits",
+        "repeating the call gives different bits",
         "the bits differ, but the numbers agree within rounding",
     ],
-    "a sequence whose result depends on the batch": ["a sequence alone has another result than among others"],
+    "a sequence whose result depends on the batch": [
+        "a sequence gives a different result alone than in a batch"
+    ],
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
-    "a number written before the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
+    "a number written before the output": ["memory outside out is written: 1 number, the nearest 1 before"],
     "nothing checked": ["an input that breaks the contract is not refused"],
     "betas of a layer's first call": [AGAIN],
-    "betas remembered by their address": [AGAIN, "a call whose tensors were given other numbers"],
+    "betas remembered by their address": [AGAIN, "a call with the same tensors but new values"],
     "the plan of a layer's first call": [AGAIN],
     "the pages of a layer's first call": [AGAIN],
     "the record of a layer's first verification": [AGAIN],
@@ -528,7 +530,7 @@ REPORTS = {
         "an input that breaks the contract is not refused",
     ],
     "a commit one row late": ["the result is the state after the row after the accepted one"],
-    "a tree of states treated as a chain": ["the tree is taken for a chain"],
+    "a tree of states treated as a chain": ["the tree is treated as a chain"],
     "live states written by a verification": ["a read-only slot is written: slot"],
     "the decay applied twice": ["the decay is applied twice"],
     "the decay ignored": ["the decay is ignored"],
@@ -554,9 +556,9 @@ REPORTS = {
         "numbers are never written: 64 of",
         "1 row of them whole, first at sequence 6",
     ],
-    "heads reversed": ["the heads are in another order: they are reversed"],
+    "heads reversed": ["the heads are in the wrong order: they are reversed"],
     "heads written in interleaved order": [
-        "the heads are in another order: head 1 holds head 2",
+        "the heads are in the wrong order: head 1 holds head 2",
         "grouped as",
     ],
     "key-value heads shared in interleaved order": [

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_choose_from_is_said() {
+    fn a_name_without_alternatives_has_its_own_message() {
         let unknown = UnknownName::new("plugin", "acme", Vec::<String>::new());
         assert_eq!(
             unknown.to_string(),

@@ -61,7 +61,7 @@ fn real(rows: u64, length: u64) -> [(&'static str, u64); 3] {
 }
 
 #[test]
-fn each_load_goes_to_what_is_fastest_there() {
+fn each_load_goes_to_the_backend_that_is_fastest_there() {
     let decision = decide(&["plain", "split", "wide"], delta());
     for sample in delta() {
         let least = sample.nanoseconds.values().min();
@@ -107,7 +107,7 @@ fn each_load_goes_to_what_is_fastest_there() {
 }
 
 #[test]
-fn beyond_what_was_measured_the_nearest_counts() {
+fn beyond_the_measured_loads_the_nearest_time_counts() {
     let decision = decide(&["plain", "split", "wide"], delta());
     assert_eq!(at(&decision, 1 << 20, 1 << 20), at(&decision, 32_768, 32_768));
     assert_eq!(at(&decision, 1 << 20, 4_096), at(&decision, 32_768, 512));

@@ -357,7 +357,7 @@ fn broken_declarations_have_failed_with_the_reason() {
 }
 
 #[test]
-fn what_cannot_be_read_is_listed_and_the_rest_is_found() {
+fn unreadable_distributions_are_listed_and_the_others_found() {
     let site = tempfile::tempdir().unwrap();
     let at = |name: &str| site.path().join(name);
     install(site.path(), "acme-1.dist-info", "Name: acme\nVersion: 1\n", ACME);

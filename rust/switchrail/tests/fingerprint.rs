@@ -273,7 +273,7 @@ fn a_plugin_that_is_not_loaded_does_not_count() {
 }
 
 #[test]
-fn what_a_stale_plan_pins_counts() {
+fn backends_pinned_by_a_stale_plan_count() {
     let world = world();
     let old = world.runtime.snapshot();
     let plan = RoutePlan::new(&old, Arc::clone(&world.layout), world.request.clone()).unwrap();

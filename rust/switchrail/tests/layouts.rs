@@ -211,7 +211,7 @@ fn no_config_makes_it_panic() {
 }
 
 #[test]
-fn what_no_op_covers_is_said() {
+fn layers_without_an_op_are_named() {
     let jamba = json!({"model_type": "jamba", "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1});
     let layout = Layout::from_config(&jamba).unwrap();
     assert_eq!(
@@ -230,7 +230,7 @@ fn refused(config: &Value) -> LayoutError {
 }
 
 #[test]
-fn an_unknown_model_type_is_told_its_nearest() {
+fn an_unknown_model_type_names_the_nearest() {
     let error = refused(&json!({"model_type": "qwen3next", "num_hidden_layers": 2}));
     assert_eq!(error.code(), "unknown_model_type");
     assert_eq!(error.fields()["found"], "qwen3next");
@@ -250,7 +250,7 @@ fn an_unknown_model_type_is_told_its_nearest() {
 }
 
 #[test]
-fn what_is_no_config_is_refused() {
+fn documents_that_are_no_configs_are_refused() {
     for config in [
         json!(null),
         json!([1]),
@@ -270,7 +270,7 @@ fn what_is_no_config_is_refused() {
 }
 
 #[test]
-fn a_config_that_names_no_layers_is_told_the_keys() {
+fn a_config_that_names_no_layers_gets_the_valid_keys() {
     let error = refused(&json!({"model_type": "qwen3_next", "num_hidden_layers": 4}));
     assert_eq!(error.code(), "layout_missing_key");
     assert_eq!(
@@ -307,7 +307,7 @@ fn the_number_of_layers_must_agree() {
 }
 
 #[test]
-fn an_unknown_kind_is_told_its_nearest() {
+fn an_unknown_kind_names_the_nearest() {
     let error =
         refused(&json!({"model_type": "qwen3_next", "layer_types": ["full_attention", "liner_attention"]}));
     assert_eq!(error.code(), "layout_unknown_kind");
@@ -319,7 +319,7 @@ fn an_unknown_kind_is_told_its_nearest() {
 }
 
 #[test]
-fn an_id_outside_the_model_is_told_the_range() {
+fn an_id_outside_the_model_gets_the_valid_range() {
     let error =
         refused(&json!({"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 4]}));
     assert_eq!(
@@ -399,7 +399,7 @@ fn values_of_the_wrong_kind_are_refused() {
 }
 
 #[test]
-fn a_layer_outside_the_layout_is_told_the_range() {
+fn a_layer_outside_the_layout_gets_the_valid_range() {
     let layout = Layout::from_kinds("mine", ["mamba2".parse().unwrap(), "mlp".parse().unwrap()]);
     assert_eq!(
         layout.layer(2).unwrap_err().to_string(),

@@ -142,7 +142,7 @@ fn files_that_come_and_go_are_named() {
 }
 
 #[test]
-fn what_would_be_imported_in_the_place_of_a_recorded_module_is_noticed() {
+fn files_that_would_shadow_a_locked_module_are_reported() {
     let (_root, site) = installed();
     write(site.join("space/part/tool.py"), "");
     write(site.join("space/other/module.py"), "of another distribution");
@@ -209,7 +209,7 @@ fn a_module_that_is_not_recorded_is_held_to_the_lock_or_refused() {
 }
 
 #[test]
-fn another_version_and_other_entry_points_are_told() {
+fn a_changed_version_and_changed_entry_points_are_reported() {
     let (_root, site) = installed();
     let lock = lock_of(&site);
     fs::remove_dir_all(site.join("acme-1.0.dist-info")).unwrap();
@@ -225,7 +225,7 @@ fn another_version_and_other_entry_points_are_told() {
 }
 
 #[test]
-fn what_differs_is_blocked_and_what_is_missing_has_failed() {
+fn changed_plugins_are_blocked_and_missing_ones_have_failed() {
     let (_root, site) = installed();
     let other = |name: &str, text: &str| {
         let info = site.join(format!("{name}-1.dist-info"));
@@ -266,7 +266,7 @@ fn what_differs_is_blocked_and_what_is_missing_has_failed() {
 }
 
 #[test]
-fn applying_twice_adds_nothing_and_spares_what_is_loaded() {
+fn applying_twice_adds_nothing_and_keeps_loaded_plugins() {
     let (_root, site) = installed();
     let lock = lock_of(&site);
     let nothing = discover::<&Path>(&[]);
@@ -502,7 +502,7 @@ fn an_editable_install_whose_sources_are_gone_cannot_be_locked() {
 }
 
 #[test]
-fn egg_info_stands_for_what_is_beside_it_or_recorded() {
+fn egg_info_covers_its_folder_or_its_recorded_files() {
     let root = tempfile::tempdir().unwrap();
     let info = root.path().join("acme.egg-info");
     write(info.join("PKG-INFO"), "Name: acme\nVersion: 1.0\n");
@@ -557,7 +557,7 @@ fn an_archive_is_one_file() {
 
 #[cfg(unix)]
 #[test]
-fn a_link_is_what_it_leads_to() {
+fn a_link_counts_as_its_target() {
     use std::os::unix::fs::symlink;
     let (_root, site) = installed();
     write(site.join("acme/tables/__init__.py"), "");

@@ -158,7 +158,7 @@ fn a_late_write_is_committed_or_refused() {
 
 /// If a backend is withdrawn while it is configured, it is gone; the configuration fails or came first.
 #[test]
-fn what_is_withdrawn_is_not_configured() {
+fn withdrawn_backends_are_not_configured() {
     loom::model(|| {
         let runtime = Runtime::new();
         let transaction = runtime.begin(Origin::User);

@@ -107,7 +107,7 @@ fn queries_ask_each_op_for_what_concerns_it() {
 }
 
 #[test]
-fn a_lookup_outside_the_plan_says_what_is_inside() {
+fn a_lookup_outside_the_plan_lists_the_valid_keys() {
     let plan = plan(&runtime_with_torch(), &qwen3_next(8), request()).unwrap();
     let error = plan.lookup(8, Op::Attention, Phase::Decode).unwrap_err();
     assert_eq!(error.to_string(), "tiny-qwen3-next has no layer 8; valid: 0 to 7");
@@ -166,7 +166,7 @@ fn a_layer_without_a_backend_is_named_with_every_candidate() {
 }
 
 #[test]
-fn what_no_op_covers_is_refused_at_plan_time() {
+fn layers_without_an_op_are_refused_at_plan_time() {
     let runtime = runtime_with_torch();
     for (kind, what) in [(LayerKind::Mamba1, "mamba1"), (LayerKind::RgLru, "RG-LRU")] {
         let layout = Arc::new(Layout::from_kinds("other", [LayerKind::FullAttention, kind]));
@@ -344,7 +344,7 @@ fn devices_decide_for_the_whole_plan() {
 }
 
 #[test]
-fn a_plan_from_a_document_is_bound_to_what_the_runtime_has() {
+fn a_plan_from_a_document_is_bound_to_the_runtimes_backends() {
     let runtime = runtime_with_torch();
     let acme = BackendSpec {
         priority: 1,
@@ -386,7 +386,7 @@ fn a_plan_from_a_document_is_bound_to_what_the_runtime_has() {
 }
 
 #[test]
-fn a_plan_is_not_bound_to_what_only_has_the_name() {
+fn a_plan_is_not_bound_to_another_backend_of_the_same_name() {
     let runtime = runtime_with_torch();
     let acme = BackendSpec {
         priority: 1,

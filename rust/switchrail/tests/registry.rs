@@ -281,7 +281,7 @@ fn configuration_counts_over_defaults_and_belongs_to_its_registration() {
 }
 
 #[test]
-fn configuring_what_is_not_there_names_the_nearest() {
+fn configuring_an_unknown_backend_names_the_nearest() {
     let runtime = Runtime::new();
     register(&runtime, Origin::User, spec(OP, "triton"), false);
     let transaction = runtime.begin(Origin::User);

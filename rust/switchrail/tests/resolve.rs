@@ -367,7 +367,7 @@ fn reason_package_version() {
 }
 
 #[test]
-fn a_requirement_that_is_none_is_refused() {
+fn an_invalid_requirement_is_refused() {
     use switchrail::PackageRequirement;
     for (text, code) in [
         ("", "bad_requirement_name"),
@@ -768,7 +768,7 @@ fn no_backend_says_why_for_each_candidate() {
 }
 
 #[test]
-fn a_choice_that_cannot_do_it_is_an_error_though_another_could() {
+fn an_unfit_choice_is_an_error_even_if_another_backend_fits() {
     let runtime = Runtime::new();
     register(&runtime, Origin::Builtin, spec(OP, "torch"), false);
     let mut acme = spec(OP, "acme");

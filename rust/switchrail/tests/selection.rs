@@ -84,7 +84,7 @@ fn an_allow_list_takes_names_and_distributions_and_never_hides_platforms() {
 }
 
 #[test]
-fn what_is_left_out_has_the_reason() {
+fn blocked_plugins_have_a_reason() {
     let mut plugins = installed();
     allowing("npu_ops").apply(&mut plugins).unwrap();
     let reason = "the allow list has only \"npu_ops\"".to_owned();
@@ -103,7 +103,7 @@ fn what_is_left_out_has_the_reason() {
 }
 
 #[test]
-fn an_unknown_plugin_is_told_its_nearest_and_nothing_changes() {
+fn an_unknown_plugin_names_the_nearest_and_nothing_changes() {
     let mut plugins = installed();
     let error = allowing("gdn,npu_opps").apply(&mut plugins).unwrap_err();
     assert_eq!(error.code(), "unknown_plugin");
@@ -156,7 +156,7 @@ fn every_kind_of_device_is_a_platform() {
 }
 
 #[test]
-fn an_unknown_platform_is_told_its_nearest() {
+fn an_unknown_platform_names_the_nearest() {
     let error = applied(&on("cudaa")).unwrap_err();
     assert_eq!(error.code(), "unknown_platform");
     assert_eq!(error.fields()["nearest"][0], "cuda");

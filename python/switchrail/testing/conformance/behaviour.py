@@ -52,12 +52,12 @@ def company(setting: Setting) -> Measured:
                     f"{name} of sequence {n} alone is off by {error} from that among others, "
                     f"the bound is {bound}"
                 )
-                cause = "a sequence alone has another result than among others"
+                cause = "a sequence gives a different result alone than in a batch"
                 raise mismatch(single, name, result, other, headline, bound, cause=cause)
             note = worst.note if same_bits(result, other) else ""
             worst = Measured(worst.error | error, bound, note)
     if invariant:
-        assert worst.note, "it claims batch_invariant, and a sequence alone has other bits than among others"
+        assert worst.note, "it claims batch_invariant, but gives different bits for a sequence alone"
     return worst
 
 
@@ -69,7 +69,7 @@ def again(setting: Setting) -> None:
     for _ in range(2):
         second = call.clone()
         second.bind(setting.backend, plan)()
-        require_same_bits(second, first, "the same call made again has other bits")
+        require_same_bits(second, first, "repeating the call gives different bits")
 
 
 def in_chunks(setting: Setting) -> Measured:
@@ -208,7 +208,7 @@ def _same_sequence(clean: Sample, dirty: Sample, n: int, why: str) -> None:
         other = alone(dirty, n).results[name]
         if not same_bits(output, other):
             headline = f"{name} of sequence {n} differs: {why}"
-            cause = "a sequence depends on what is in others"
+            cause = "a sequence's result depends on other sequences"
             raise mismatch(alone(clean, n), name, other, output, headline, cause=cause)
 
 

@@ -73,7 +73,7 @@ def graph(setting: Setting) -> Measured:
         backend.refresh(plan, second.batch)
     captured.replay()
     torch.cuda.synchronize(setting.device)
-    require_same_bits(first, eager, "a replayed graph has other results than a call")
+    require_same_bits(first, eager, "a replayed graph gives different results than a call")
     return setting.compare(eager, run_reference(second)) | setting.verify(second)
 
 

@@ -46,7 +46,7 @@ def guards(setting: Setting) -> None:
             if guard.any():
                 steps = int(guard.nonzero()[0]) + 1
                 detail = f"{count(int(guard.sum()), 'number')}, the nearest {steps} {where} it"
-                finding = Finding(f"numbers are written beside {name}", detail)
+                finding = Finding(f"memory outside {name} is written", detail)
                 raise Mismatch([Problem(f"something was written {where} {name}", (finding,))])
 
 

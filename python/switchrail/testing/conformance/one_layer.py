@@ -24,7 +24,7 @@ _ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
 }
 """Each call's rows per sequence: the same twice, more sequences, fewer, one, and other lengths."""
 
-_CAUSE = "a layer that was called before has another result than a new one"
+_CAUSE = "a layer that was called before gives a different result than a new layer"
 
 
 class OneLayer(Backend[Any, Any]):
@@ -101,7 +101,7 @@ def one_layer(setting: Setting) -> Measured:
                 measured |= called_before.verify(call)
             else:
                 called_before.run(call)
-    with _right_with_a_new_layer(setting, second, "a call whose tensors were given other numbers"):
+    with _right_with_a_new_layer(setting, second, "a call with the same tensors but new values"):
         measured |= _refilled(setting, first, second)
     return measured
 

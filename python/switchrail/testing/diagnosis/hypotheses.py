@@ -125,7 +125,7 @@ def _weights(call: Sample) -> Iterator[Hypothesis]:
             yield _with(call, f"{name} is ignored", **{name: None})
     weight = call.tensors.get("weight")
     if weight is not None:
-        yield _with(call, "the taps are taken newest first", weight=weight.flip(1))
+        yield _with(call, "the taps are applied newest first", weight=weight.flip(1))
 
 
 def _options(call: Sample) -> Iterator[Hypothesis]:
@@ -144,12 +144,12 @@ def _options(call: Sample) -> Iterator[Hypothesis]:
     soft_cap = options.get("soft_cap")
     if soft_cap is not None:
         scaled = {"scale": options["scale"] / soft_cap, "soft_cap": 1.0}
-        yield _with(call, "logits under soft_cap are not multiplied by it again", **scaled)
+        yield _with(call, "with soft_cap, logits are not multiplied by it after the tanh", **scaled)
     for name in ("window", "soft_cap", "activation"):
         if options.get(name) is not None:
             yield _with(call, f"{name} is ignored", **{name: None})
     if "dt_softplus" in options:
-        yield _with(call, "dt_softplus is taken for its opposite", dt_softplus=not options["dt_softplus"])
+        yield _with(call, "dt_softplus is negated", dt_softplus=not options["dt_softplus"])
         yield _with(call, "dt_max is ignored", dt_max=float("inf"))
         yield _with(call, "dt_min is ignored", dt_min=0.0)
 
@@ -194,7 +194,7 @@ def _masks(call: Sample) -> Iterator[Hypothesis]:
     if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
         chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
         parents = torch.tensor(chain, dtype=torch.int32)
-        yield _with(call, "the tree is taken for a chain", parents=parents, parent_rows=chain)
+        yield _with(call, "the tree is treated as a chain", parents=parents, parent_rows=chain)
     elif isinstance(batch, StateBatch):
         if "q" in call.tensors and max(batch.seqlens, default=0) > 1:
             yield from _states_before(call)

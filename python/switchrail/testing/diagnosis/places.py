@@ -65,7 +65,7 @@ def heads_in_common(d: Difference) -> Finding | None:
         if tensor is not None and shared is not None and len(wrong) > tensor.shape[shared] > 1:
             group = len(wrong) // tensor.shape[shared]
             if wrong.view(-1, group)[:, 1:].all() and not wrong.view(-1, group)[:, 0].any():
-                return Finding("only heads that aren't the first of their group are wrong", detail)
+                return Finding("only heads after the first of their group are wrong", detail)
             break
     return Finding("only some heads are wrong", detail)
 
@@ -151,12 +151,12 @@ def _of_pages(
     yield "sequences with tokens of earlier calls in the cache", past > 0, True
     yield "sequences without tokens of earlier calls in the cache", past == 0, True
     yield "rows past the first page boundary", position >= size, False
-    yield "rows that see one page alone", position < size, False
+    yield "rows that see only one page", position < size, False
     yield "rows at the first token of a page", position % size == 0, False
     yield "rows at the last token of a page", position % size == size - 1, False
     window = d.call.options.get("window")
     if window is not None:
-        yield "rows that the window keeps from the first position", position >= window, False
+        yield "rows whose window excludes the first position", position >= window, False
 
 
 def _ranges(chosen: torch.Tensor) -> str:

@@ -100,7 +100,7 @@ def _unreadable(call: Sample) -> dict[str, list[str]]:
         if spec.axes[0] == "slots":
             found["a slot that no sequence starts from"] = [name]
         elif spec.axes[0] == "pages":
-            found.setdefault("a place of the cache that no row sees", []).append(name)
+            found.setdefault("a cache position that no row may see", []).append(name)
         elif tensor.untyped_storage().nbytes() > tensor.numel() * tensor.itemsize:
             found.setdefault("memory between the rows of inputs", []).append(name)
     return found

@@ -51,7 +51,7 @@ def transposed(d: Difference) -> Finding | None:
 
 def zeros(d: Difference) -> Finding | None:
     """A result in which all wrong numbers are 0."""
-    return Finding("every number that is wrong is 0") if not d.got[d.wrong].any() else None
+    return Finding("all wrong numbers are 0") if not d.got[d.wrong].any() else None
 
 
 def constant_ratio(d: Difference) -> Finding | None:
@@ -59,7 +59,7 @@ def constant_ratio(d: Difference) -> Finding | None:
     ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
     if ratio is None:
         return None
-    return Finding("got / expected is one number, so a factor is wrong", f"{ratio:.5g}{_named(d, ratio)}")
+    return Finding("got / expected is constant, so a factor is wrong", f"{ratio:.5g}{_named(d, ratio)}")
 
 
 def ratio_of_heads(d: Difference) -> Finding | None:
@@ -77,7 +77,7 @@ def ratio_of_heads(d: Difference) -> Finding | None:
             return None
         ratios.append(ratio)
     told = ", ".join(f"{ratio:.4g}{_named(d, ratio)}" for ratio in ratios[:_MOST_HEADS])
-    return Finding("got / expected is one number for each head, so a factor is wrong", told)
+    return Finding("got / expected is constant in each head, so a factor is wrong", told)
 
 
 def ratio_of_rows(d: Difference) -> Finding | None:
@@ -91,7 +91,7 @@ def ratio_of_rows(d: Difference) -> Finding | None:
     if not d.matches(got, factors * expected):
         return None
     detail = f"from {float(factors.min()):.4g} to {float(factors.max()):.4g}"
-    return Finding("got / expected is one number for each row, as with a wrong denominator", detail)
+    return Finding("got / expected is constant in each row, as with a wrong denominator", detail)
 
 
 def swapped_heads(d: Difference) -> Finding | None:
@@ -108,7 +108,7 @@ def swapped_heads(d: Difference) -> Finding | None:
         sources.append(source)
     if sources == list(heads):
         return None
-    return Finding("the heads are in another order", _order(sources))
+    return Finding("the heads are in the wrong order", _order(sources))
 
 
 def moved_rows(d: Difference) -> Finding | None:

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn half_written_and_empty_heads_have_what_they_have() {
+    fn half_written_and_empty_headers_keep_their_valid_fields() {
         assert_eq!(parsed(b""), (None, None));
         assert_eq!(parsed(b"Name: acme\nVersi"), (Some("acme".to_owned()), None));
         assert_eq!(parsed(b"Name: acme\nVersion: 1.0"), both("acme", "1.0"));
