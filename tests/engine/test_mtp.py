@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,42 @@ def test_hidden_states_move_in_captured_verifications(
     full = [(text, drafts[::2]) for text, drafts in steered.found]
     for text, chain in random.Random(0).sample(full, 12):
         assert chain == head.propose(text, len(chain))
+
+
+@pytest.mark.parametrize("kinds", [[FULL], [LINEAR]], ids=["full", "linear"])
+def test_steps_of_the_head_are_captured(
+    kinds: list[str],
+    make_engine: Make,
+    checkpoint: Path,
+    tmp_path: Path,
+    captured_runtime: switchrail.Runtime,
+) -> None:
+    """Its decodes whole, and in pieces the entries of accepted tokens, with the proposals of eager steps."""
+    path = make_head(checkpoint, tmp_path, kinds)
+    prompts = make_prompts(12)
+    expected = make_engine(path, options=OPTIONS).generate(prompts, FREE)
+    found = []
+    for given in ({}, {"runtime": captured_runtime, "device": GraphPlatform()}):
+        engine = make_engine(path, options=MTP, **given)
+        runner = drafts_of(engine).runner
+        eager, forward = list[Any](), runner.forward
+        runner.forward = partial(recorded, eager, forward)  # type: ignore[method-assign]
+        steered = Steered(drafts_of(engine), Oracle(expected, FORCED["random"]))
+        use(engine, steered)
+        assert engine.generate(prompts, FREE) == expected
+        assert bool(eager) == (not given)
+        if given:
+            assert runner.graphs is not None
+            assert {key.kind for key in runner.graphs.captured} == {"decode", "mixed"}
+        assert is_idle(engine)
+        found.append(sorted(steered.found))
+    assert found[0] == found[1]
+    assert len(found[0]) > 100
+
+
+def recorded(steps: list[Any], forward: Callable[[Any], torch.Tensor], step: Any) -> torch.Tensor:
+    steps.append(step)
+    return forward(step)
 
 
 def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Running, Step
+from switchrail.engine.step import Ran, Running
 from switchrail.engine.task import Task
 from switchrail.platforms import Platform
 from switchrail.pools.pool import PagedPool
@@ -48,6 +49,72 @@ class HiddenPool(PagedPool):
     def tensors(self) -> list[torch.Tensor]:
         """The pool's only tensor."""
         return [self._tensor]
+
+
+class HeadModel(nn.Module):
+    """A step of a head, with the arguments and results that a runner's model has.
+
+    Attributes:
+        newest: [R, hidden], the last results of the sequences of a step that isn't a decode.
+    """
+
+    newest: torch.Tensor
+
+    def __init__(
+        self,
+        step: nn.Module,
+        target: Any,
+        running: Running,
+        *,
+        hidden: torch.Tensor,
+        results: torch.Tensor | None,
+        newest: torch.Tensor,
+    ) -> None:
+        """Use the embeddings and the output layer of a model.
+
+        Args:
+            step: The step of the head.
+            target: The engine's model.
+            running: The current step of the runner.
+            hidden: [pages * page, hidden], the hidden state of each entry.
+            results: [pages * page, hidden], receives the result of each entry, for another step of the head;
+                None if this is the last one.
+            newest: [slots, hidden], the hidden state of each sequence's next entry in decodes, which write
+                their results there.
+        """
+        super().__init__()
+        self.step = step
+        self.embed, self.head = target.get_input_embeddings(), target.get_output_embeddings()
+        self.rotary = target.get_decoder().rotary_emb
+        self._running = running
+        self._hidden, self._results, self._of_slots = hidden, results, newest
+        most = 2 * len(newest)  # captured steps have rows of logits for two slots per sequence
+        self.register_buffer("newest", newest.new_zeros(most, newest.shape[1]), persistent=False)
+
+    def forward(
+        self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
+    ) -> SimpleNamespace:
+        """Run the entries of the current step; return their `logits`, [1, R, vocabulary]."""
+        now = self._running.step
+        is_decode = bool(now.parts) and now.parts[0].phase == "decode"
+        slots = now.logit_slots.clamp(min=0)
+        hidden = self._of_slots[slots] if is_decode else self._hidden[now.kv_rows]
+        embeddings = self.embed(input_ids)
+        result = self.step(
+            embeddings,
+            hidden.unsqueeze(0),
+            self.rotary(embeddings, position_ids),
+            attention_mask=None,
+            position_ids=position_ids,
+        ).squeeze(0)
+        if self._results is not None:
+            self._results.index_copy_(0, now.kv_rows, result)
+        newest = result[logits_to_keep]
+        if is_decode:
+            self._of_slots.index_copy_(0, slots, newest)
+        else:
+            self.newest[: len(newest)].copy_(newest)
+        return SimpleNamespace(logits=self.head(newest).unsqueeze(0))
 
 
 class MtpDrafts(DraftModel):
@@ -91,9 +158,7 @@ class MtpDrafts(DraftModel):
         )
         self.runners, self.ahead = list(runners), len(runners)
         model: Any = target.model
-        self._embed, self._head = model.get_input_embeddings(), model.get_output_embeddings()
-        self._rotary = model.get_decoder().rotary_emb
-        weight: torch.Tensor = self._embed.weight
+        weight: torch.Tensor = model.get_input_embeddings().weight
         pools = [
             HiddenPool(
                 target.pools.pages.capacity + 1,
@@ -105,10 +170,16 @@ class MtpDrafts(DraftModel):
             for _ in runners
         ]
         target.pools.more += pools  # copied with the pages of a fork
-        self._hidden = [pool.rows for pool in pools]  # what each step reads
+        hidden = [pool.rows for pool in pools]  # what each step reads
+        for own in hidden:
+            own[:page_size] = 0  # padding reads page 0
         self._newest_hidden = weight.new_zeros(len(self._newest), weight.shape[1], dtype=model.dtype)
+        for runner, own, results in zip(runners, hidden, [*hidden[1:], None], strict=True):
+            runner.model = HeadModel(
+                runner.model, model, runner.running, hidden=own, results=results, newest=self._newest_hidden
+            )
         self._done = np.zeros((len(runners), len(self._newest)), dtype=np.int64)
-        keep = model.get_decoder().register_forward_hook(partial(_keep, self._hidden[0], target.running))
+        keep = model.get_decoder().register_forward_hook(partial(_keep, hidden[0], target.running))
         with ExitStack() as undo:
             undo.callback(keep.remove)
             for runner in runners:
@@ -136,8 +207,8 @@ class MtpDrafts(DraftModel):
             return self._run_later_step(tasks, turn, drafted)
         none = np.zeros(0, dtype=np.int64)
         decode: Any = [Text(task.slot, task.length + turn - steps, none) for task in tasks]
-        schedule = Schedule(decode=decode, prefill=[], forks=[])
-        return self._run_step(steps - 1, schedule, second=True, first=turn == 1)
+        schedule = Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1)
+        return self._run_step(steps - 1, schedule, second=True)
 
     def _run_later_step(
         self, tasks: Sequence[Task], number: int, drafted: Mapping[Task, list[torch.Tensor]]
@@ -169,9 +240,8 @@ class MtpDrafts(DraftModel):
                         rows.append((Text(task.slot, start, text), count))
                     if start + count < len(text):
                         rest.append((task, start + count, text))
-                logits = self._run_step(
-                    number, Schedule(decode=[], prefill=rows, forks=[]), second=second, first=True
-                )
+                schedule = Schedule(decode=[], prefill=rows, forks=[], fresh=True)
+                logits = self._run_step(number, schedule, second=second)
                 found.update(
                     zip(
                         (task for task, *_ in left if task not in {one for one, *_ in rest}),
@@ -184,47 +254,23 @@ class MtpDrafts(DraftModel):
             done[task.slot] = end
         return torch.stack([found[task] for task in tasks])
 
-    def _run_step(
-        self, number: int, schedule: Schedule, *, second: bool = False, first: bool = False
-    ) -> torch.Tensor:
+    def _run_step(self, number: int, schedule: Schedule, *, second: bool = False) -> torch.Tensor:
         """Run entries of a step of the head; return the logits after the last one of each sequence.
 
         Args:
             number: The step of the head.
-            schedule: The entries.
+            schedule: The entries. If it is fresh, states are read from the first slots.
             second: Whether states are written to the second slots.
-            first: Whether states are nevertheless read from the first ones.
         """
         runner = self.runners[number]
-        step = runner.builder.build(schedule, runner.sequences.page_table, self._newest)
-        if second:
-            step = self._on_second_slots(step, first)
-        slots = step.logit_slots
-        hidden = self._newest_hidden[slots] if schedule.decode else self._hidden[number][step.kv_rows]
-        result = self._forward(runner, step, hidden)
-        if number + 1 < len(self.runners):
-            self._hidden[number + 1].index_copy_(0, step.kv_rows, result)
-        newest = result[step.logit_rows]
-        self._newest_hidden[slots] = newest
-        logits: torch.Tensor = self._head(newest)
-        return logits
-
-    def _forward(self, runner: Runner, step: Step, hidden: torch.Tensor) -> torch.Tensor:
-        """Run a step's entries; return [T, hidden]."""
-        embeddings = self._embed(step.input_ids)
-        try:
-            runner.running.now = step
-            with runner.dispatcher.running(step.parts, None):
-                result: torch.Tensor = runner.model(
-                    embeddings,
-                    hidden.unsqueeze(0),
-                    self._rotary(embeddings, step.position_ids),
-                    attention_mask=None,
-                    position_ids=step.position_ids,
-                )
-        finally:
-            runner.running.now = None
-        return result.squeeze(0)
+        ran = None if runner.graphs is None else runner.graphs.run(schedule)
+        if ran is None:
+            step = runner.builder.build(schedule, runner.sequences.page_table, self._newest)
+            logits = runner.forward(self._on_second_slots(step, schedule.fresh) if second else step)
+            ran = Ran(logits, step.logit_slots)
+        if not schedule.decode:
+            self._newest_hidden[ran.slots] = runner.model.newest[: len(ran.slots)]
+        return ran.logits
 
 
 class MtpTrees(MtpDrafts):
@@ -257,15 +303,13 @@ def _keep(rows: torch.Tensor, running: Running, module: nn.Module, args: Any, ou
 class LoadedMtp:
     """A loaded draft head, for which there is no memory yet.
 
-    Its steps run eagerly.
-
     Attributes:
         steps: The steps with their routes.
         options: The options of their runners, except for `num_pages`.
         needs: The memory of their pools and of the hidden states.
         max_length: Maximum tokens per sequence.
         propose: Makes the drafts from the model's runner and those of the steps.
-        capture: The steps to capture; none yet.
+        capture: The steps to capture; None for none.
     """
 
     steps: list[LoadedModel]
@@ -273,7 +317,7 @@ class LoadedMtp:
     needs: Needs
     max_length: int
     propose: Callable[[Runner, Sequence[Runner]], MtpDrafts]
-    capture: Capture | None = None
+    capture: Capture | None
 
     def make(self, target: Runner) -> MtpDrafts:
         """Allocate pools with as many pages as the engine's model has, and connect the steps."""
@@ -340,7 +384,15 @@ def load_mtp(
         Needs(sum(one.page + hidden for one in each), sum(one.slots for one in each)),
         max_length,
         partial(kind, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
+        _capture(steps, replace(own, max_sequences=options.max_sequences), max_length),
     )
+
+
+def _capture(steps: Sequence[LoadedModel], options: EngineOptions, max_length: int) -> Capture | None:
+    """The captures of a head with one step. Others run eagerly, since they need drafts on the host."""
+    if len(steps) > 1:
+        return None
+    return steps[0].capture(options, max_length=max_length, preferences=None)
 
 
 __all__ = ["LoadedMtp", "MtpDrafts", "MtpTrees", "load_mtp"]
