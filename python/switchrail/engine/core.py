@@ -282,7 +282,7 @@ class EngineCore:
         logits, slots = ran.logits, ran.slots
         decode, drafted = schedule.decode, schedule.drafted
         verified: list[Verification] = []
-        news = slots[:0]
+        news: torch.Tensor | None = None
         if drafted is not None:
             assert ran.accept is not None
             decode = []
@@ -308,9 +308,9 @@ class EngineCore:
         elif ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
             sequences.last_tokens.scatter_(0, slots, tokens.clamp(min=0))
-            news = torch.cat([news, tokens]) if verified else tokens
+            news = tokens if news is None else torch.cat([news, tokens])
         given = [(task, task.length - len(task.ids)) for task in ready]
-        sent_news = Sent(news, self._spare if pinned else None)
+        sent_news = Sent(slots[:0] if news is None else news, self._spare if pinned else None)
         return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
