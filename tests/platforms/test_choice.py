@@ -269,6 +269,13 @@ def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> 
         runtime.platform  # noqa: B018
 
 
+def check_reentry(runtime: Runtime, did: str) -> None:
+    """Checks that the choice fails because of what a plugin did meanwhile."""
+    with pytest.raises(PlatformPluginError, match=f"{did} while the platform was being chosen") as caught:
+        runtime.platform  # noqa: B018
+    assert isinstance(caught.value.__cause__, PlatformReentryError)
+
+
 @pytest.mark.parametrize(
     "asks",
     ["current_platform", "current_runtime().find_platform('acme')", "current_runtime().use_platform('cpu')"],
@@ -277,11 +284,7 @@ def test_a_plugin_that_asks_for_the_platform(
     asks: str, runtime: Runtime, install: Callable[..., Path]
 ) -> None:
     install("acme", f"import switchrail\ndef activate(): return switchrail.{asks}")
-    with pytest.raises(
-        PlatformPluginError, match="asked for the platform while the platform was being chosen"
-    ) as caught:
-        runtime.platform  # noqa: B018
-    assert isinstance(caught.value.__cause__, PlatformReentryError)
+    check_reentry(runtime, "asked for the platform")
 
 
 def test_a_general_plugin_may_ask_while_it_is_loaded(runtime: Runtime, install: Callable[..., Path]) -> None:
@@ -547,11 +550,7 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
     Otherwise it could wait for a thread whose plugin waits for the platform.
     """
     install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
-    with pytest.raises(
-        PlatformPluginError, match="loaded plugins while the platform was being chosen"
-    ) as caught:
-        runtime.platform  # noqa: B018
-    assert isinstance(caught.value.__cause__, PlatformReentryError)
+    check_reentry(runtime, "loaded plugins")
 
 
 def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
