@@ -92,18 +92,3 @@ INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "p
 
 Backends = dict[str, tuple[str, Claims]]
 """The backends of one op by module name: the class in that module, and its claims."""
-
-__all__ = [
-    "CAPABILITIES",
-    "COMMON",
-    "CUTEDSL",
-    "DELTA",
-    "FLASHINFER",
-    "INTERPRETED",
-    "PAGE_FEATURES",
-    "RECURRENT",
-    "STATES",
-    "STATE_FEATURES",
-    "Backends",
-    "Claims",
-]

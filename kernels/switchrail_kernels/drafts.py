@@ -379,6 +379,3 @@ def store_rows(
         ),
         num_warps=4,
     )
-
-
-__all__ = ["DRAFT_ROWS", "Drafts", "Record", "apply_rows", "on_path", "replay", "store_rows"]

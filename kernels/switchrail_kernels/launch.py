@@ -194,6 +194,3 @@ def _run(
 
 def _has_hooks() -> bool:
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
-
-
-__all__ = ["TABLES", "Launcher", "launch_options", "padded"]

@@ -200,6 +200,3 @@ class TritonRecurrent(TritonState[CallT]):
         """Run the rows again, and store each state."""
         layer = call[0]
         store_rows(plan, record, state=layer.state, row_states=layer.row_states, batch=batch)
-
-
-__all__ = ["TritonRecurrent", "TritonState"]

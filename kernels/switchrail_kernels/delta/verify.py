@@ -333,6 +333,3 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
             **launch_options(q.dtype),
         )
     return record
-
-
-__all__ = ["verify"]

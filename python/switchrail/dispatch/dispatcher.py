@@ -538,6 +538,3 @@ def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:
 
 def _note(error: Exception, text: str) -> None:
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
-
-
-__all__ = ["NOTHING", "Dispatcher", "Prepared"]

@@ -87,6 +87,3 @@ def check_rows(parts: Sequence[Part]) -> None:
                 f"the {part.phase} part has sequences of {part.pages.seqlens} rows in pages, but of "
                 f"{part.states.seqlens} in states"
             )
-
-
-__all__ = ["Part", "check_rows"]

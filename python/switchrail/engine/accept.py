@@ -54,6 +54,3 @@ def accept(
     newest = own.gather(1, last.unsqueeze(1)).squeeze(1)
     last_tokens[slots.clamp(min=0)] = newest.clamp(min=0)
     return torch.cat([count, own.gather(1, path)], 1)
-
-
-__all__ = ["accept"]

@@ -96,6 +96,3 @@ class DeferredCommits:
         return DeferredBatch(
             **fields, pending_records=pending, pending_rows=rows, records=own, record_count=self.count
         )
-
-
-__all__ = ["DeferredCommits"]

@@ -473,15 +473,3 @@ def load_draft(
         max_length,
         partial(kind, **proposing(options, platform, choose_tokens)),
     )
-
-
-__all__ = [
-    "DraftCheckpoint",
-    "DraftModel",
-    "LoadedDraft",
-    "Text",
-    "find_draft",
-    "load_draft",
-    "proposing",
-    "runner_options",
-]

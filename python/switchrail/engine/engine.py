@@ -605,6 +605,3 @@ def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     return lambda ids: str(
         tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     )
-
-
-__all__ = ["Engine", "Prompt"]

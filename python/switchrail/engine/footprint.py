@@ -206,6 +206,3 @@ def _weights(modules: Any) -> int:
     """Bytes of the modules' parameters and buffers. Shared ones are counted once."""
     found = {id(one): one for part in modules for one in (*part.parameters(), *part.buffers())}
     return sum(one.nbytes for one in found.values())
-
-
-__all__ = ["Footprint", "KindFootprint", "footprint"]

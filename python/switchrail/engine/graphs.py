@@ -166,6 +166,3 @@ def _hooks_that_raised(error: Exception) -> str:
 
 def _size(key: Key) -> tuple[int, int]:
     return key.rows, key.tokens or 0
-
-
-__all__ = ["Graphs", "Progress", "capture_all"]

@@ -56,6 +56,3 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
 
 def _has_weights(path: Path) -> bool:
     return (path / MTP_WEIGHTS).is_file() or any(name.startswith("mtp.") for name in read_weights(path))
-
-
-__all__ = ["HEAD_TYPES", "find_mtp"]

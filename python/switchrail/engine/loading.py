@@ -218,6 +218,3 @@ def _check_windows(path: Path, layout: Layout) -> None:
                     problems={"draft": f"found trees for a model with a window of {window} tokens"},
                     valid={"draft": "drafts that are no trees"},
                 )
-
-
-__all__ = ["LoadedModel", "load_model", "ready_model"]

@@ -324,6 +324,3 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
             nearest=tuple(name for problem in problems for name in problem.nearest),
         )
     return found
-
-
-__all__ = ["FRACTION", "KINDS", "Needs", "PoolClasses", "Pools", "memory_in_use", "table_bytes"]

@@ -266,6 +266,3 @@ def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | N
             f"the engine defaults of platform {platform.kind!r} are wrong: {error}", found=defaults
         ) from error
     return EngineOptions.of(values, defaults)
-
-
-__all__ = ["EngineOptions", "options_on"]

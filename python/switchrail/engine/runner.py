@@ -303,6 +303,3 @@ def _forward(
     finally:
         running.now = None
     return logits.squeeze(0)
-
-
-__all__ = ["Capture", "Runner"]

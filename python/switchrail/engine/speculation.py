@@ -193,6 +193,3 @@ def follow(
         path = path.masked_fill(is_next & (columns == count), row)
         accepted.append(is_next)
     return last.squeeze(1), count, path, torch.cat(accepted, 1)
-
-
-__all__ = ["choose_rows", "flat_tokens", "follow"]

@@ -119,6 +119,3 @@ class Verifications:
         chosen = self._chosen[: count * self._width]
         found = self._accept(step, chosen, slots=step.logit_slots, deferred=self._deferred)
         self._news[:count].copy_(found)
-
-
-__all__ = ["Accept", "Verifications"]

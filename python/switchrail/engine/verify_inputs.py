@@ -204,6 +204,3 @@ class VerifyInputs:
         assert isinstance(part.states, VerifyBatch)
         tables = self._pending_records[:count], self._pending_rows[:count], self._records[:count]
         return replace(part, deferred=self._deferred.defer(part.states, tables))
-
-
-__all__ = ["VerifyInputs"]

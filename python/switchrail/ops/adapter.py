@@ -273,15 +273,3 @@ def adapted(backend: AnyBackend, features: Collection[str], needed: Collection[s
     if set(needed) <= set(features):
         return backend
     return cast(AnyBackend, Adapter(backend, features))
-
-
-__all__ = [
-    "ADAPTED",
-    "Adapted",
-    "Adapter",
-    "adapted",
-    "dense_call",
-    "is_plain",
-    "owned",
-    "plain",
-]

@@ -748,23 +748,3 @@ PAGED_FEATURES: Mapping[str, str] = {
     "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are upper bounds",
 }
 """The features that allow more values in fields of a `PagedBatch`, each with a description."""
-
-__all__ = [
-    "ACCEPTED",
-    "CHECKPOINTS",
-    "COMPUTE",
-    "DEFERRED",
-    "FLOATS",
-    "INPUT",
-    "PAGED_FEATURES",
-    "PARENTS",
-    "ROW_SLOTS",
-    "SEQUENCES",
-    "STATE_FEATURES",
-    "Allowance",
-    "Contract",
-    "OptionSpec",
-    "TensorSpec",
-    "dtype_name",
-    "parse_axis",
-]

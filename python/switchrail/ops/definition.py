@@ -148,6 +148,3 @@ class OpDefinition:
     def _class(self, module: str, name: str) -> type[AnyBackend]:
         found: type[AnyBackend] = getattr(self._module(module), name)
         return found
-
-
-__all__ = ["FLOATS", "PAGES", "RECURRENT", "SLOTS", "STATES", "OpDefinition"]

@@ -103,6 +103,3 @@ def delta_contract(
         },
         notes=("value head i uses q/k head i // (HV / H)", SMALL_DECAY, FINITE_SLOTS, *STATE_NOTES),
     )
-
-
-__all__ = ["DeltaCall", "DeltaCallT", "DeltaLayer", "delta_contract"]

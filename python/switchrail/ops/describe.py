@@ -145,6 +145,3 @@ def _any(names: tuple[str, ...]) -> str:
 
 if __name__ == "__main__":
     sys.stdout.write(document())
-
-
-__all__ = ["describe", "document"]

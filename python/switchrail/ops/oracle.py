@@ -140,6 +140,3 @@ def _write(
     for slot, s in zip(slots.tolist(), states, strict=False):
         if slot > batch.null_slot:
             pool[slot] = s.to(pool.dtype)
-
-
-__all__ = ["ReferenceRecurrent", "Token", "seen_by"]

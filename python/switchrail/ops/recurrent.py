@@ -280,14 +280,3 @@ def run_tree(
         return bank
     keep(row_states, bank[count:], plan.row_slots)
     return None
-
-
-__all__ = [
-    "RunGroup",
-    "Step",
-    "TorchChunked",
-    "TorchRecurrent",
-    "TreePlan",
-    "plan_tree",
-    "run_tree",
-]

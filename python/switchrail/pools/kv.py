@@ -141,6 +141,3 @@ class LatentPool(KVPool[LatentShape]):
     def write(self, layer: int, rows: torch.Tensor, *values: torch.Tensor) -> None:
         """Writes the latents [T, R] and rotary parts [T, P] of tokens into the cache."""
         super().write(layer, rows, torch.cat(values, dim=-1))
-
-
-__all__ = ["KVPool", "LatentPool", "MultiHeadPool"]

@@ -42,6 +42,3 @@ class PagedPool(Pool):
         for tensor in self.tensors():
             rows = tensor.flatten(0, 1)
             rows.index_copy_(0, targets, rows.index_select(0, sources))
-
-
-__all__ = ["PagedPool", "Pool"]

@@ -274,6 +274,3 @@ def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) 
     for step in steps:
         step.eval().requires_grad_(False).to(model.device)
     return Head(replace(family, layers="layers"), steps)
-
-
-__all__ = ["Head", "MtpStep", "QwenHead", "head_skeleton", "join_experts", "load_head"]

@@ -78,5 +78,3 @@ CONTRACT = Contract(
         *STATE_NOTES,
     ),
 )
-
-__all__ = ["CONTRACT", "LightningBackend", "LightningCall", "LightningLayer"]

@@ -114,5 +114,3 @@ CONTRACT = Contract(
         *STATE_NOTES,
     ),
 )
-
-__all__ = ["CONTRACT", "Mamba2Backend", "Mamba2Call", "Mamba2Layer"]

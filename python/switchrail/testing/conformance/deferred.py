@@ -108,6 +108,3 @@ def _compare(what: str, found: torch.Tensor, expected: torch.Tensor, bound: Erro
         headline = f"{what}: off by {error}, the bound is {bound}"
         raise Mismatch([Problem(headline, (Finding("a deferred commit differs from a commit"),))])
     return Measured(error, bound)
-
-
-__all__ = ["deferred_commit"]
