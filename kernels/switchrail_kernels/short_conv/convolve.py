@@ -214,25 +214,31 @@ def step(
     W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr,
     S_C: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
     i_n = tl.program_id(0).to(tl.int64)
-    i_c = tl.program_id(1)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    b_y = load_bias(p_bias, o_c, m_c, BIAS)
+    taps = ()
+    for j in tl.static_range(W):
+        taps = taps + (tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32),)
+
+    wait(EARLY)
+    # All loads come first: a store waits for its numbers, and delays the loads after it.
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
-    o_c = i_c * BC + tl.arange(0, BC)
-    m_c = o_c < C
+    b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0)
     m_old = o_c < tl.where(read >= 0, C, 0)
     m_new = o_c < tl.where(write >= 0, C, 0)
-    b_y = load_bias(p_bias, o_c, m_c, BIAS)
-    b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0).to(tl.float32)
-    b_y += b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
-    p_new = p_state + write * s_slot + (o_c if S_W == 0 else o_c * S_C)
+    window = ()
     for j in tl.static_range(W - 1):
-        b_s = tl.load(entry(p_state + read * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)
-        b_y += b_s.to(tl.float32) * tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32)
-        if j > 0:
-            tl.store(p_new + (j - 1) * (C if S_W == 0 else S_W), b_s, mask=m_new)
-    tl.store(p_new + (W - 2) * (C if S_W == 0 else S_W), b_x.to(p_state.dtype.element_ty), mask=m_new)
+        p_old = entry(p_state + read * s_slot, j, o_c, C, S_W, S_C)
+        window = window + (tl.load(p_old, mask=m_old, other=0.0),)
+    window = window + (b_x.to(p_state.dtype.element_ty),)
+    for j in tl.static_range(W - 1):
+        b_y += window[j].to(tl.float32) * taps[j]
+        p_new = entry(p_state + write * s_slot, j, o_c, C, S_W, S_C)
+        tl.store(p_new, window[j + 1], mask=m_new)
+    b_y += b_x.to(tl.float32) * taps[W - 1]
     b_y = activate(b_y, SILU)
     b_y = tl.where(write >= 0, b_y, 0.0)
     tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
