@@ -140,6 +140,20 @@ class Chunks:
         return int(self.counts.sum()) < _SHORT * len(self.counts)
 
     @property
+    def ahead(self) -> int:
+        """How many chunks ahead to load in programs that scan several sequences; 0 if each should scan one.
+
+        They gain from short sequences, and load for their next sequence only. So they can't be further ahead
+        than the shortest sequence has chunks.
+        """
+        count = len(self.counts)
+        if count == 0 or int(self.counts.sum()) >= 8 * count:
+            return 0
+        if int(self.counts.sum()) <= 2 * count:
+            return 1
+        return 2 if self.counts[-1] > 1 else 0
+
+    @property
     def are_single(self) -> bool:
         """Whether no sequence has more than one chunk."""
         return len(self.counts) > 0 and int(self.counts[0]) == 1

@@ -5,7 +5,7 @@ import torch
 from switchrail.testing.compare import verify
 from switchrail.testing.inputs import gated_delta_call, kda_call
 from switchrail_kernels import segments
-from switchrail_kernels.delta import hopper
+from switchrail_kernels.delta import hopper, scan
 from switchrail_kernels.device import compute_capability
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
@@ -72,7 +72,7 @@ def test_segments_and_kept_states(backend, make, first, length, every, monkeypat
 @pytest.mark.parametrize("gate", ["one", "near_zero"])
 @pytest.mark.parametrize(("backend", "make"), OPS)
 def test_few_programs_and_many(backend, make, gate, dtype, sequences, monkeypatch, device, launched):
-    monkeypatch.setattr(segments, "_SHORT", 0)
+    monkeypatch.setattr(segments, "_SHORT", 0)  # the programs of short sequences differ
     verify(backend(), prefill(make, [70] * sequences, gate=gate, dtype=dtype, device=device))
     assert launched == [4 if sequences == 2 else 8]
 
@@ -81,6 +81,27 @@ def test_few_programs_and_many(backend, make, gate, dtype, sequences, monkeypatc
 def test_many_short_sequences(lengths, device, launched):
     verify(TritonGatedDelta(), prefill(gated_delta_call, lengths * 40, gate="mixed", device=device))
     assert launched == [4]
+
+
+@pytest.mark.parametrize("value_size", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("initial", ["none", "some", "all"])
+@pytest.mark.parametrize("lengths", [[1], [20, 0, 32, 90], [33], [65, 0, 33, 64, 200]])
+def test_programs_that_scan_several_sequences(
+    lengths, initial, dtype, value_size, device, launched, monkeypatch
+):
+    short = []
+    launch = scan.launch_scan_short
+    monkeypatch.setattr(
+        scan, "launch_scan_short", lambda *given, **options: short.append(launch(*given, **options))
+    )
+    monkeypatch.setattr(scan, "multiprocessors", lambda device: 3)
+    call = prefill(
+        gated_delta_call, lengths * 8, gate="mixed", padding=(3,), initial=initial, dtype=dtype,
+        value_size=value_size, device=device,
+    )  # fmt: skip
+    verify(TritonGatedDelta(), call)
+    assert (len(short), launched) == (1, [])
 
 
 @pytest.mark.parametrize("length", [0, 1])

@@ -35,7 +35,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
         """The arguments; for the Hopper scan, with the number of concurrent programs and their time."""
         tensors, options = super().planned(call, batch, plan)
-        return tensors, (*options, plan.abreast, plan.are_short, plan.are_single)
+        return tensors, (*options, plan.abreast, plan.are_short, plan.are_single, plan.ahead)
 
     def launch_step(self, call: DeltaCall, batch: StateBatch) -> None:
         """Decode, in one launch."""

@@ -9,7 +9,7 @@ products of such parts have the precision of float32.
 """
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN202, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.segments import locate
 
 # names in Triton 3.6 and in later versions
-_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
-def _ask(
+def ask(
     s_b, s_k, s_v, s_t, s_p, s_f,
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors,
     i_b, rows,
@@ -52,29 +52,94 @@ def _ask(
         p_b = gl.where(o_r < CHUNK, p_from + o_r * s_kt + o_k, p_q + (o_r - CHUNK) * s_qt + o_k)
     else:
         p_b = p_from + o_r * s_kt + o_k
-    _load(s_b, p_b, mask=m)
+    load(s_b, p_b, mask=m)
     if CHANNELS:
         o_r = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lk))[:, None]
         m = o_r < rows
         if K != BK:
             m = m & (o_k < K)
-        _load(s_k, p_k + o_r * s_kt + o_k, mask=m)
+        load(s_k, p_k + o_r * s_kt + o_k, mask=m)
     if VALUES:
         o_r = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lv))[:, None]
         o_v = i_b * BV + gl.arange(0, BV, layout=gl.SliceLayout(0, lv))[None, :]
         m = o_r < rows
         if V % BV != 0:
             m = m & (o_v < V)
-        _load(s_v, p_v + o_r * s_vt + o_v, mask=m)
+        load(s_v, p_v + o_r * s_vt + o_v, mask=m)
     o_t = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lt))[:, None] * CHUNK
     o_t += gl.arange(0, CHUNK, layout=gl.SliceLayout(0, lt))[None, :]
     m = o_t < rows * CHUNK
-    _load(s_t, p_inverse + o_t, mask=m)
+    load(s_t, p_inverse + o_t, mask=m)
     if OUT:
-        _load(s_p, p_scores + o_t, mask=m)
+        load(s_p, p_scores + o_t, mask=m)
     o_f = gl.arange(0, SIZE, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    _load(s_f, p_factors + o_f, mask=o_f < rows * SIZE)
+    load(s_f, p_factors + o_f, mask=o_f < rows * SIZE)
     async_copy.commit_group()
+
+
+@gluon.jit
+def start_chunk(
+    b_s,
+    s_b, s_k, s_v, s_t, s_p, f, s_done,
+    p_done, m_done,
+    BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
+):  # fmt: skip
+    """Start the products of a chunk whose inputs are loaded.
+
+    Returns the new state and P u, which must be waited for, and the output without P u. Also stores the rows
+    `m_done` of the previous chunk's output, [CHUNK, BV] at `s_done`, to `p_done`.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    dtype: gl.constexpr = s_b.dtype
+    BOTH: gl.constexpr = 2 * CHUNK if OUT else CHUNK
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CHUNK, 16])
+    both: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BOTH, 16])
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    left_both: gl.constexpr = gl.DotOperandLayout(0, both, 2)
+    left_wide: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    columns: gl.constexpr = gl.SliceLayout(0, narrow)
+    lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
+    b_zero = gl.zeros([BV, CHUNK], gl.float32, narrow)
+    b_zeros = gl.zeros([BV, BOTH], gl.float32, both)
+    b_low = gl.convert_layout(b_s.to(dtype), left_both)
+    b_r = warpgroup_mma(b_low, s_b.permute([1, 0]), b_zeros, use_acc=False, is_async=True)
+    b_x = b_zero
+    if VALUES:
+        b_x = s_v.permute([1, 0]).load(narrow).to(gl.float32)
+    if OUT:
+        gl.store(p_done, s_done.load(lv), mask=m_done)
+    b_r = warpgroup_mma_wait(0, deps=(b_r,))
+    b_o = b_zero
+    b_p = b_zero
+    if OUT:
+        b_r, b_o = b_r.reshape([BV, 2, CHUNK]).permute([0, 2, 1]).split()
+        b_r = gl.convert_layout(b_r, narrow, assert_trivial=True)
+        b_o = gl.convert_layout(b_o, narrow, assert_trivial=True)
+    if CHANNELS:
+        b_x -= b_r
+    else:
+        b_x += b_r * -f.slice(0, CHUNK).load(columns)[None, :]
+    b_x = gl.convert_layout(b_x.to(dtype), left)
+    b_u = warpgroup_mma(b_x, s_t.permute([1, 0]), b_zero, use_acc=False, is_async=True)
+    if CHANNELS:
+        b_s *= f.load(gl.SliceLayout(0, wide))[None, :]
+    else:
+        b_s *= f.slice(3 * CHUNK, 1).load(gl.SliceLayout(0, wide))[None, :]
+        if OUT:
+            b_o *= f.slice(CHUNK, CHUNK).load(columns)[None, :]
+    b_u = warpgroup_mma_wait(0, deps=(b_u,))
+    if CHANNELS:
+        s_write = s_k
+        b_w = b_u
+    else:
+        s_write = s_b.slice(0, CHUNK)
+        b_w = b_u * f.slice(2 * CHUNK, CHUNK).load(columns)[None, :]
+    b_s = warpgroup_mma(gl.convert_layout(b_w.to(dtype), left_wide), s_write, b_s, is_async=True)
+    if OUT:
+        b_u = gl.convert_layout(b_u.to(dtype), left)
+        b_p = warpgroup_mma(b_u, s_p.permute([1, 0]), b_zero, use_acc=False, is_async=True)
+    return b_s, b_p, b_o
 
 
 @gluon.jit
@@ -96,13 +161,7 @@ def _walk(
     dtype: gl.constexpr = p_k.dtype.element_ty
     BOTH: gl.constexpr = 2 * CHUNK if OUT else CHUNK
     SIZE: gl.constexpr = BK if CHANNELS else 4 * CHUNK
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CHUNK, 16])
-    both: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BOTH, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
-    left_both: gl.constexpr = gl.DotOperandLayout(0, both, 2)
-    left_wide: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    columns: gl.constexpr = gl.SliceLayout(0, narrow)
     lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
     whole: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     square: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
@@ -118,15 +177,12 @@ def _walk(
         s_v = gl.allocate_shared_memory(dtype, [STAGES, CHUNK, BV], whole)
     if OUT:
         s_p = gl.allocate_shared_memory(dtype, [STAGES, CHUNK, CHUNK], square)
-        s_o = gl.allocate_shared_memory(dtype, [CHUNK, BV], whole)
-        o_r = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lv))[:, None]
-        o_v = i_b * BV + gl.arange(0, BV, layout=gl.SliceLayout(0, lv))[None, :]
-        p_to = p_out + o_r * (HV * V) + o_v - CHUNK * HV * V
-        m_v = (o_r >= 0) & (o_v < V)
-    b_zero = gl.zeros([BV, CHUNK], gl.float32, narrow)
-    b_zeros = gl.zeros([BV, BOTH], gl.float32, both)
+    o_r = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lv))[:, None]
+    o_v = i_b * BV + gl.arange(0, BV, layout=gl.SliceLayout(0, lv))[None, :]
+    p_to = p_out + o_r * (HV * V) + o_v - CHUNK * HV * V
+    m_v = (o_r >= 0) & (o_v < V)
     for i in gl.static_range(STAGES - 1):
-        _ask(
+        ask(
             s_b.index(i), s_k.index(i), s_v.index(i), s_t.index(i), s_p.index(i), s_f.index(i),
             p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, i_b, rows - i * CHUNK,
             s_qt, s_kt, s_vt, K, V, BK, BV, CHANNELS, VALUES, OUT,
@@ -142,44 +198,12 @@ def _walk(
     free = STAGES - 1
     for i_t in range(0, rows, CHUNK):
         async_copy.wait_group(STAGES - 2)
-        f = s_f.index(now)
-        b_low = gl.convert_layout(b_s.to(dtype), left_both)
-        b_r = warpgroup_mma(b_low, s_b.index(now).permute([1, 0]), b_zeros, use_acc=False, is_async=True)
-        b_x = b_zero
-        if VALUES:
-            b_x = s_v.index(now).permute([1, 0]).load(narrow).to(gl.float32)
-        if OUT:  # for the previous chunk, whose data all warps have stored
-            gl.store(p_to, s_o.load(lv), mask=m_v & (i_t > 0))
-            p_to += CHUNK * HV * V
-        b_r = warpgroup_mma_wait(0, deps=(b_r,))
-        if OUT:
-            b_r, b_o = b_r.reshape([BV, 2, CHUNK]).permute([0, 2, 1]).split()
-            b_r = gl.convert_layout(b_r, narrow, assert_trivial=True)
-            b_o = gl.convert_layout(b_o, narrow, assert_trivial=True)
-        if CHANNELS:
-            b_x -= b_r
-        else:
-            b_x += b_r * -f.slice(0, CHUNK).load(columns)[None, :]
-        b_x = gl.convert_layout(b_x.to(dtype), left)
-        b_u = warpgroup_mma(b_x, s_t.index(now).permute([1, 0]), b_zero, use_acc=False, is_async=True)
-        if CHANNELS:
-            b_s *= f.load(gl.SliceLayout(0, wide))[None, :]
-        else:
-            b_s *= f.slice(3 * CHUNK, 1).load(gl.SliceLayout(0, wide))[None, :]
-            if OUT:
-                b_o *= f.slice(CHUNK, CHUNK).load(columns)[None, :]
-        b_u = warpgroup_mma_wait(0, deps=(b_u,))
-        if CHANNELS:
-            s_write = s_k.index(now)
-            b_w = b_u
-        else:
-            s_write = s_b.index(now).slice(0, CHUNK)
-            b_w = b_u * f.slice(2 * CHUNK, CHUNK).load(columns)[None, :]
-        b_s = warpgroup_mma(gl.convert_layout(b_w.to(dtype), left_wide), s_write, b_s, is_async=True)
-        if OUT:
-            b_u = gl.convert_layout(b_u.to(dtype), left)
-            b_p = warpgroup_mma(b_u, s_p.index(now).permute([1, 0]), b_zero, use_acc=False, is_async=True)
-        _ask(
+        b_s, b_p, b_o = start_chunk(  # an output takes the place of the chunk's values
+            b_s, s_b.index(now), s_k.index(now), s_v.index(now), s_t.index(now), s_p.index(now),
+            s_f.index(now), s_v.index(free), p_to, m_v & (i_t > 0), BK, BV, CHANNELS, VALUES, OUT,
+        )  # fmt: skip
+        p_to += CHUNK * HV * V
+        ask(
             s_b.index(free), s_k.index(free), s_v.index(free), s_t.index(free), s_p.index(free),
             s_f.index(free), p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, i_b,
             rows - i_t - (STAGES - 1) * CHUNK,
@@ -194,7 +218,7 @@ def _walk(
         p_factors += HV * FACTORS
         if OUT:
             b_s, b_p = warpgroup_mma_wait(0, deps=(b_s, b_p))
-            s_o.permute([1, 0]).store((b_o + b_p).to(dtype))
+            s_v.index(now).permute([1, 0]).store((b_o + b_p).to(dtype))
         else:
             b_s = warpgroup_mma_wait(0, deps=(b_s,))
         if KEEP:
@@ -214,7 +238,7 @@ def _walk(
     async_copy.wait_group(0)
     if OUT:
         last = rows - (gl.cdiv(rows, CHUNK) - 1) * CHUNK
-        gl.store(p_to, s_o.load(lv), mask=m_v & (o_r < last))
+        gl.store(p_to, s_v.index(free).load(lv), mask=m_v & (o_r < last))
     return b_s
 
 
@@ -234,7 +258,7 @@ def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
     o_m = gl.arange(0, BK, layout=gl.SliceLayout(1, lk))[:, None]
     o_k = gl.arange(0, HALF, layout=gl.SliceLayout(0, lk))[None, :]
-    _load(s_m, p_map + o_m * BK + o_k, mask=o_m < rows)
+    load(s_m, p_map + o_m * BK + o_k, mask=o_m < rows)
     async_copy.commit_group()
 
 
@@ -406,4 +430,4 @@ def _scan(
 
 launch_scan = Launcher(_scan)
 
-__all__ = ["launch_scan"]
+__all__ = ["ask", "launch_scan", "load", "start_chunk"]

@@ -17,6 +17,7 @@ from switchrail.ops.delta_call import DeltaCall
 from switchrail_kernels.alignment import is_aligned, is_transposed
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.delta import hopper
+from switchrail_kernels.delta.hopper_short import launch_scan_short
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import compute_capability, has_large_shared_memory, multiprocessors
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
@@ -333,6 +334,31 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     segments = Segments()
     if block_k <= 128 and large:
         segments = chunks.split(value_heads, v.device, "delta")
+    kept, every, s_kept = kept_states(batch)
+    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+    strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
+    items = sequences * value_heads * (value_size // 64)
+    are_many = items >= _MANY * multiprocessors(v.device)
+    is_plain = not (channels or segments.split)
+    if (
+        is_hopper
+        and is_plain
+        and are_many
+        and chunks.ahead
+        and not (every or value_size % 64)
+        and key_size == block_k
+        and state.dtype == torch.float32
+        and is_aligned(state)
+        and state.stride(0) % 16 == 0  # known to the compiler
+    ):
+        launch_scan_short(
+            (_RESIDENT * multiprocessors(v.device), 1, 1),
+            (read, write, v, inverse, scores, factors, state, out, chunks.sequences, *slots),
+            (state.stride(0), items),
+            (*strides, value_heads, value_heads // heads, value_size, block_k, 64, chunks.ahead + 1),
+            num_warps=4,
+        )
+        return
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
@@ -343,10 +369,9 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         is_few |= chunks.are_short and not channels
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps
-        if chunks.are_single and not channels:
-            # There is nothing to load ahead, but several programs per multiprocessor hide each other's
-            # latency.
-            stages, options = 2, {"maxnreg": 168}
+        if chunks.are_short and is_plain and (chunks.are_single or are_many):
+            # Three programs per multiprocessor hide each other's latency.
+            stages, options = 2 if chunks.are_single else 3, {"maxnreg": 168}
         if channels and segments.split:
             stages = 3  # two programs per multiprocessor
     elif v.dtype == torch.float32:
@@ -364,13 +389,10 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         ends = scratch((*shape, 2 * value_blocks * block_v, block_k), torch.float32, v.device)
         kind = torch.bfloat16 if is_hopper else torch.float32
         maps = scratch((*shape, 3 if is_hopper else 1, block_k, block_k), kind, v.device)
-    kept, every, s_kept = kept_states(batch)
-    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
     walked = (read, write, origin, v, inverse, scores, factors)
-    tensors = (*walked, state, out, ends, maps, chunks.sequences, *slots)
+    tensors = (*walked, state, out, ends, maps, chunks.sequences, *slots, kept)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value, segments.most)
     numbers = (s_kept, every, state.stride(0), sequences, *lengths, *(() if is_hopper else (chunks.places,)))
-    strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
     sizes = (value_heads, value_heads // heads, key_size, value_size, block_k, block_v)
     for number, programs in segments.programs(sequences):
         blocks = value_blocks + key_blocks if number == 1 else value_blocks
@@ -387,5 +409,11 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
             **options,
         )
 
+
+_RESIDENT = 2
+"""Programs of `launch_scan_short` that run at the same time on a multiprocessor."""
+
+_MANY = 4 * _RESIDENT
+"""From this number of items per multiprocessor on, `launch_scan_short` is used."""
 
 __all__ = ["Prepared", "scan"]

@@ -147,6 +147,7 @@ SCENARIOS = (
 TIMED = (
     *timed("prefill", _SIZES, (2048,), (8192,), (1024,) * 8, (32768,), (4096,) * 8, (2048,) * 16),
     *timed("prefill", _SIZES, (32768,), (2048,) * 16, decays=False),
+    *timed("prefill", _SIZES, (100,) * 300),
     *timed("prefill", _SIZES, (28672, 4096), (30000, *(32,) * 64), held_out=True),
     *timed("decode", _SIZES, *((1,) * count for count in (1, 8, 32, 128, 256))),
 )
