@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchrail.engine.files import no_checkpoint
 from switchrail.engine.hub import FILES, find_checkpoint
 from switchrail.engine.models import MODEL_TYPES
 from switchrail.engine.options import MTP, NGRAM
@@ -33,6 +32,8 @@ def find_folder(checkpoint: Path, *, download: bool) -> Path:
     Raises:
         CheckpointError: See `find_checkpoint`; or the path leads to no folder.
     """
+    from switchrail.engine.files import no_checkpoint
+
     folder = find_checkpoint(checkpoint, download=download)
     if not folder.is_dir():
         raise no_checkpoint(folder)
