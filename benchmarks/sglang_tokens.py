@@ -7,9 +7,9 @@
 PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the repository's trained
 checkpoint in bfloat16, with experts in every layer. 30 prompts of 4 to 90 tokens have 16 new tokens each,
 greedy. *tokens*: they must be those of transformers in float32, up to the first near tie at which they
-differ: there the first two logits of transformers are within 0.1. Near ties may drop at most a tenth of the
-tokens. *texts*: for each token of the prompts and their continuations, the most probable token and the
-mean distance of the log-probability from float32's.
+differ: there the first two logits of transformers are within 0.1. *texts*: for each token of the prompts and
+their continuations, given the text before it, the most probable token and the mean distance of the
+log-probability from float32's. At most a tenth of these tokens may be at near ties.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ PROMPTS, NEW_TOKENS = 30, 16
 
 _LINEAR = {"linear_attn_backend": "switchrail"}
 _ALL = {**_LINEAR, "attention_backend": "switchrail"}
-_NGRAM = {"speculative_algorithm": "NGRAM"}
+_CHAINS = {
+    "speculative_algorithm": "NEXTN",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "speculative_draft_attention_backend": "triton",
+}
+_TREES = {**_CHAINS, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
 WAYS: dict[str, dict[str, Any]] = {
     "own": {},
     "linear": _LINEAR,
@@ -45,15 +52,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "all": _ALL,
     "eager": {**_ALL, "disable_cuda_graph": True},
     "cache": {**_ALL, "disable_radix_cache": False, "mamba_scheduler_strategy": "extra_buffer"},
-    "chains": {
-        **_ALL,
-        **_NGRAM,
-        "speculative_num_draft_tokens": 4,
-        "speculative_ngram_max_bfs_breadth": 1,
-    },
-    "trees": {**_ALL, **_NGRAM, "speculative_num_draft_tokens": 8, "speculative_ngram_max_bfs_breadth": 4},
+    "chains": {**_ALL, **_CHAINS},
+    "trees": {**_ALL, **_TREES},
+    "own trees": _TREES,
 }
-"""Arguments of SGLang's engine: its own kernels, or Switchrail's in linear, attention or all layers."""
+"""Arguments of SGLang's engine: its own kernels, or Switchrail's in linear, attention or all layers.
+
+Drafts are those of the checkpoint's MTP head, since SGLang 0.5.11 updates no states after n-gram drafts.
+"""
 
 Tokens = list[list[int]]
 
@@ -146,7 +152,7 @@ def check_tokens(way: str, sglang: SGLang, prompts: Tokens, expected: Expected) 
         answers = sglang.tokens(Work(prompts, len(expected.tokens[0]), {}))
         found = compare(prompts, [one["tokens"] for one in answers], expected)
         total = found.equal + found.dropped
-        fine &= not found.wrong and found.dropped <= total / 10
+        fine &= not found.wrong
         print(
             f"{way}, {run} run: {found.equal} of {total} new tokens equal; prompts that differ without "
             f"a near tie: {found.wrong}; prompt tokens from the cache: "
@@ -170,13 +176,14 @@ def check_texts(way: str, sglang: SGLang, prompts: Tokens, expected: Expected) -
     distance = _distance([one["scores"] for one in answers], expected.scores)
     rounded = _distance(expected.rounded, expected.scores)
     places = sum(map(len, expected.best))
+    near = sum(gap < NEAR for gaps in expected.gaps for gap in gaps)
     print(
         f"{way}, texts: {places - len(other)} of {places} most probable tokens equal, the others at gaps of "
-        f"at most {max(other, default=0.0):.3f}; mean distance of log-probabilities to float32 "
-        f"{distance:.4f}, transformers' in bfloat16 {rounded:.4f}",
+        f"at most {max(other, default=0.0):.3f}, {near} near ties; mean distance of log-probabilities to "
+        f"float32 {distance:.4f}, transformers' in bfloat16 {rounded:.4f}",
         flush=True,
     )
-    return max(other, default=0.0) < NEAR
+    return max(other, default=0.0) < NEAR and near <= places / 10
 
 
 def _distance(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:

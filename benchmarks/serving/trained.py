@@ -16,17 +16,17 @@ TRAINED = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
 
 
 def for_sglang(folder: Path) -> Path:
-    """Save the checkpoint with experts in every layer and a head of its own; its logits are unchanged.
+    """Save the checkpoint in one file, with experts in every layer and a head. Its logits are the same.
 
     SGLang's Qwen3-Next ignores `decoder_sparse_step` and `tie_word_embeddings`. A dense MLP becomes equal
     experts, whose weights sum to 1. Smaller experts are padded with zeros to the size of the dense MLPs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in TRAINED.iterdir():
-        if file.name != "mtp.safetensors":
+        if file.suffix != ".safetensors":
             shutil.copy(file, folder)
     config = json.loads((TRAINED / "config.json").read_text())
-    weights = load_file(TRAINED / "model.safetensors")
+    weights = load_file(TRAINED / "model.safetensors") | load_file(TRAINED / "mtp.safetensors")
     found = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
     for name, weight in weights.items():
         layer, _, part = name.partition(".mlp.")

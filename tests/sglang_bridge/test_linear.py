@@ -174,6 +174,7 @@ def served(runtime, version):
         verify=None,
         draft_model=None,
         accept_lens_pool=None,
+        algorithm="EAGLE",
     ):
         backends = SimpleNamespace(
             decode=enum()(decode), prefill=enum()(prefill), verify=enum()(verify or "triton")
@@ -181,7 +182,7 @@ def served(runtime, version):
         options = {"speculative_algorithm": None}
         if drafts is not None:
             names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
-            options = dict(zip(names, ("EAGLE", *drafts), strict=True))
+            options = dict(zip(names, (algorithm, *drafts), strict=True))
         if version == "v11":
             import_module(f"{LINEAR}.utils").CHOSEN.update(decode=backends.decode, prefill=backends.prefill)
         else:
@@ -565,6 +566,17 @@ def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(serve
     with pytest.raises(BridgeError, match="--linear-attn-verify-backend"):
         made("switchrail:torch", "triton", verify="triton")
     assert made("triton", "triton", verify="triton").backend.switchrail is None
+
+
+def test_ngram_drafts_whose_states_sglang_does_not_update(served, version):
+    """SGLang 0.5.11 updates no state after them, with its own kernels either."""
+    made = partial(served, drafts=(4, 1), algorithm="NGRAM")
+    if version == "v23":
+        assert made().backend.switchrail is not None
+    else:
+        with pytest.raises(BridgeError, match="does not update the states of linear layers after NGRAM"):
+            made()
+    assert made("triton", "triton").backend.switchrail is None
 
 
 def test_a_layer_that_takes_another_path_is_counted(served, caplog):

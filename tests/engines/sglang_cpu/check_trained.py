@@ -6,7 +6,7 @@ from benchmarks.serving.trained import for_sglang
 from benchmarks.sglang_tokens import compare, expect, make_prompts
 
 NEW_TOKENS = 12
-PROMPTS = 6
+PROMPTS = 5
 OPTIONS = {
     "linear_attn_backend": "switchrail:acme",
     "attention_backend": "switchrail:acme",

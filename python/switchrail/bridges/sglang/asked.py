@@ -43,6 +43,8 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
         if not asked:
             return
         _check_accepted_lengths(backend, asked)
+        if drafts is not None:
+            _check_committed(places, model_runner)
         try:
             backend.switchrail = ServedLayers(
                 runtime, places, kind_of(backend), backend, model_runner, asked, drafts
@@ -77,6 +79,17 @@ def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
         f"SGLang's own kernels; choose triton or one of Switchrail's names for --linear-attn-verify-backend",
         found=asked["prefill"],
     )
+
+
+def _check_committed(places: Places, model_runner: Any) -> None:
+    """Refuses drafts after which SGLang does not update the states, so that later tokens would be wrong."""
+    algorithm = places.speculation(model_runner).speculative_algorithm
+    if algorithm in places.uncommitted:
+        raise BridgeError(
+            f"this version of SGLang does not update the states of linear layers after {algorithm} drafts, "
+            f"so its tokens would be wrong; choose another --speculative-algorithm",
+            found=algorithm,
+        )
 
 
 def attach(runtime: Runtime, places: Places) -> None:

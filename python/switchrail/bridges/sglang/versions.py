@@ -29,6 +29,7 @@ class Places:
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
         speculation: Returns an object with the options of speculative decoding for a model runner.
+        uncommitted: The algorithms of drafts after which SGLang does not update the states of linear layers.
         late_drafts: The method of a linear attention backend that reads drafts which were made after the pass
             was planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
@@ -47,6 +48,7 @@ class Places:
     attention_made: str
     shared_windows: str | None
     speculation: Callable[[Any], Any]
+    uncommitted: tuple[str, ...]
     late_drafts: str | None
     chunked_prefixes: bool
     location: bool
@@ -121,6 +123,7 @@ _PLACES: Mapping[str, Places] = {
         attention_made=f"{_RUNNER}.init_attention_backend",
         shared_windows=None,
         speculation=lambda model_runner: model_runner.server_args,
+        uncommitted=("NGRAM",),
         late_drafts=None,
         chunked_prefixes=False,
         location=False,
@@ -137,6 +140,7 @@ _PLACES: Mapping[str, Places] = {
         attention_made=f"{_RUNNER}.init_attention_backends",
         shared_windows="sglang.srt.mem_cache.memory_pool.conv_window_dedup_enabled",
         speculation=_options,
+        uncommitted=(),
         late_drafts="update_verify_buffers_to_fill_after_draft",
         chunked_prefixes=True,
         location=True,

@@ -54,7 +54,8 @@ def served(backend):
     found = {}
     if linear is not None:
         found["backends"] = routes(linear)
-        found["calls"] = {phase: calls(linear, "gated_delta", phase) for phase in linear.steps.dispatchers}
+        phases = linear.steps.dispatchers
+        found["calls"] = {phase: calls(linear, recurrence(phases[phase]), phase) for phase in phases}
         found["bypassed"] = linear.steps.bypassed
     if full is not None:
         found["full"] = [(phase, name) for op, phase, name in routes(full) if op == "attention"]
@@ -74,6 +75,11 @@ def routes(served):
             if op in dispatcher.ops
         }
     )
+
+
+def recurrence(dispatcher):
+    """The op of linear layers; the convolution if they have no other one."""
+    return min(dispatcher.ops - {"short_conv"}, default="short_conv")
 
 
 def calls(served, op, phase):
