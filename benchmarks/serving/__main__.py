@@ -168,6 +168,7 @@ def time_all(
         "max_length": LONG + runs.NEW_TOKENS,
         "capture": options.capture,
         "compile": options.compile,
+        **options.options,
     }
     found: dict[str, Any] = {}
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from switchrail.engine import Engine, SamplingParams
-from switchrail.errors import CheckpointError
+from switchrail.errors import CheckpointError, ConfigError
 from switchrail.testing import isolated
 
 from benchmarks.serving import __main__ as command
@@ -133,6 +133,12 @@ def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
     assert found["host"][0]["launch_ms"] > 0
     assert "SGLang over switchrail, B=2 sampled:" in capsys.readouterr().out
     ElementTree.parse(folder / "serving.svg")
+
+
+def test_the_engine_gets_the_options():
+    small = ["--tiny", "--layers", "4", "--experts", "12", "--no-check", "--no-batches"]
+    with pytest.raises(ConfigError, match="page_size"):
+        command.main([*small, "--options", '{"page_size": -1}'])
 
 
 def test_sglang_with_our_kernels_beside_it(python, capsys, monkeypatch):
