@@ -111,7 +111,7 @@ def test_the_memory_of_a_head(model_type: str, tmp_path: Path) -> None:
     with Engine(folder, runtime=runtime, device="cpu", options=options) as engine:
         drafts: Any = engine._core.drafts
         pools = engine.pools.nbytes + sum(runner.pools.nbytes for runner in drafts.runners)
-        given = {"drafts": layout.drafts, "platform": engine.platform, "dtype": torch.float32}
+        given: Any = {"drafts": layout.drafts, "platform": engine.platform, "dtype": torch.float32}
         found = footprint(runtime, folder, layout, options, **given, memory=2**30)
     token = sum(kind.token for kind in found.kinds)
     assert found.states + token * OPTIONS["num_pages"] * OPTIONS["page_size"] == pools
