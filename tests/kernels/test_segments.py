@@ -11,7 +11,7 @@ from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.lightning.triton import TritonLightning
 from switchrail_kernels.mamba2.triton import TritonMamba2
-from switchrail_kernels.segments import Segments, plan_segments
+from switchrail_kernels.segments import Chunks, Segments, plan_segments
 
 OPS = [
     pytest.param(TritonGatedDelta, gated_delta_call, 32, id="gated_delta"),
@@ -101,3 +101,22 @@ def test_every_segment_has_chunks(costs):
 def test_each_launch_has_a_program_for_each_of_its_segments():
     assert Segments().programs(5) == ((0, 5),)
     assert Segments(2, 3, 4, 2).programs(5) == ((1, 5 + 2 * 2), (2, 2 * 3))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ahead"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([30, 32, 0], 1),
+        ([33, 64, 20], 1),
+        ([100] * 3, 2),
+        ([33, 200, 64], 2),
+        ([20, 300], 0),  # the programs would have to load for the sequence after the next
+        ([224, 225, 224], 2),
+        ([256] * 3, 0),
+    ],
+)
+def test_how_far_ahead_programs_of_several_sequences_load(lengths, ahead):
+    call = gated_delta_call(lengths)
+    assert Chunks.of(call.batch, 32).ahead == ahead
