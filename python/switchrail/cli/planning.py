@@ -14,7 +14,6 @@ from switchrail import _core
 from switchrail.checks import is_count
 from switchrail.cli.checkpoint import with_draft
 from switchrail.cli.choices import Choices, loaded_runtime
-from switchrail.engine.files import CONFIG
 from switchrail.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -68,11 +67,11 @@ def planned(
     phase: str | None = None,
     draft: str | None = None,
     download: bool = False,
-    draft_files: Sequence[str] = (CONFIG,),
+    draft_files: Sequence[str] = (),
 ) -> Planned:
     """Loads the plugins and plans a checkpoint. Arguments are the command's options of the same names.
 
-    `draft_files` are patterns of the files that are needed of a draft model.
+    `draft_files` are patterns of the needed files of a draft model; by default its configuration.
 
     Raises:
         SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
@@ -80,7 +79,7 @@ def planned(
     """
     from switchrail.engine.capture import has_trees, plan_capture
     from switchrail.engine.dtypes import choose_dtype
-    from switchrail.engine.files import no_checkpoint, read_object
+    from switchrail.engine.files import CONFIG, no_checkpoint, read_object
     from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import MTP, options_on
     from switchrail.engine.routes import layout_of, plan_routes, with_trees
@@ -97,7 +96,7 @@ def planned(
     if isinstance(text, dict):  # the language model of a multimodal model
         config_values = {**config_values, **text}
     options = options_on(platform, {**choices.engine, **({} if draft is None else {"draft": draft})})
-    options = with_draft(options, download=download, files=draft_files)
+    options = with_draft(options, download=download, files=draft_files or [CONFIG])
     chosen_dtype = choose_dtype(dtype, config_values, platform.hardware)
     make = partial(
         plan_routes,
@@ -142,7 +141,7 @@ def _draft_layouts(
     runtime: Runtime, checkpoint: Path, config: dict[str, Any], layout: Layout, options: EngineOptions
 ) -> list[Layout]:
     """The layouts of the chosen draft, or those of the model's own head if none is chosen."""
-    from switchrail.engine.files import read_object
+    from switchrail.engine.files import CONFIG, read_object
     from switchrail.engine.heads import find_mtp
     from switchrail.engine.options import MTP
     from switchrail.engine.routes import layout_of
