@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "page_size": 4,
     "num_pages": 90,
     "max_length": 64,
+    "deferred_commit": True,
 }
 DRAFTED = {**OPTIONS, "draft": "ngram"}
 FREE = SamplingParams(max_new_tokens=20, ignore_eos=True)

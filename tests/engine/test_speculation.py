@@ -19,7 +19,7 @@ from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.models.mtp import QwenHead
 from switchrail.engine.mtp import MtpDrafts, MtpTrees
 from switchrail.engine.sampling import choose
-from switchrail.engine.speculation import choose_rows, follow
+from switchrail.engine.speculation import choose_rows, follow, follow_chains
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from .conftest import CONFIG
@@ -103,7 +103,12 @@ def verify(
     tokens[is_row] = torch.tensor([token for own in drafted.tokens for token in own])
     parents[is_row] = torch.tensor([one for n in range(len(widths)) for one in drafted.parent_rows(n)])
     table = chosen[rows]
-    last, count, path, _ = follow(table, tokens, parents)
+    last, count, path, accepted = follow(table, tokens, parents)
+    assert all(row[one] for row, one in zip(accepted, last, strict=True))
+    assert torch.equal(accepted.sum(1, keepdim=True), 1 + count)
+    if drafted.parents is None:
+        found = follow_chains(table, tokens, parents)
+        assert all(map(torch.equal, found, (last, count, path, accepted)))
     assert torch.equal(last, path.gather(1, count).squeeze(1))
     news = table.gather(1, path).tolist()
     runs = [own[: 1 + n] for own, n in zip(news, count.flatten().tolist(), strict=True)]

@@ -9,13 +9,14 @@ import pytest
 pytest.importorskip("triton")
 
 SCRIPT = """
-import random
+import dataclasses, random
 import torch
 from switchrail.ops.samples.engine import FORMS
 from switchrail.params import SamplingParams
 from switchrail.testing.inputs import (
     attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, mla_call, short_conv_call,
 )
+from switchrail.ops.batch import DeferredBatch, VerifyBatch
 from switchrail_kernels.attention.triton import TritonAttention
 from switchrail_kernels.mla.triton import TritonMla
 from switchrail_kernels.delta import scan
@@ -79,6 +80,13 @@ for backend, make in ((TritonGatedDelta, gated_delta_call), (TritonKda, kda_call
     for kind in ("softplus", "sigmoid"):
         call = make([3], phase="verify", **{**raw, "raw": kind})
         call.run(backend()).commit(torch.tensor([1]), call.state)
+        for most in (4, 40):
+            fields = {one.name: getattr(call.batch, one.name) for one in dataclasses.fields(VerifyBatch)}
+            none, rows = torch.tensor([-1]), torch.zeros(1, most, dtype=torch.bool)
+            batch = DeferredBatch(
+                **fields, pending_records=none, pending_rows=rows, records=none + 1, record_count=2
+            )
+            backend().run(call.made, batch, backend().plan("verify", batch))
 scan.compute_capability = lambda device: (9, 0)
 wide = {"key_size": 128, "value_size": 128, "strided": False, **BF16}
 for backend, make in ((TritonGatedDelta, gated_delta_call), (TritonKda, kda_call)):
@@ -155,4 +163,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 139, "some kernel was not launched"
+    assert int(done.stdout) == 147, "some kernel was not launched"

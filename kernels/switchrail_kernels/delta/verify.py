@@ -6,7 +6,9 @@ to a row, including the row, and u as in the recurrence. For row i and its ances
     u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j) out_i = exp(G_i) S q_i
     + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
-So the state is read once for any number of rows. Rows are processed in blocks of 16. Within a block, u is
+So the state is read once for any number of rows. With a deferred commit, pending rows of an earlier
+verification are applied to each part of the state when it is read: in a pass before the rows if there may be
+more than 16 of them. Rows are processed in blocks of 16. Within a block, u is
 solved for as in a chunk of a prefill; the contributions of earlier blocks are subtracted block by block.
 
 G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
@@ -115,17 +117,20 @@ def _verify(
     kept = row  # the first kept row
     if DEFERRED:
         pending = tl.load(p_pending_records + i_n)
-        if pending >= 0:
-            old = pending.to(tl.int64) * most
+        old = tl.maximum(pending, 0).to(tl.int64) * most
+        p_rows = p_pending_rows + i_n * most
+        p_old_u = p_u + (old * HV + i_hv) * V
+        p_old_k = p_keys + (old * (HV // GROUP) + i_h) * K
+        p_old_g = p_decays + (old * HV + i_hv) * CHANNEL_COUNT
+        if (pending >= 0) & ((rows == 0) | (DEFERRED == 1)):
             for i_k in range(0, BK, PART):
                 o_k = i_k + tl.arange(0, PART)
                 p_s = p_state + ((o_k * V)[None, :] if KV else o_k[None, :])
                 m_s = m_v & (o_k < K)[None, :]
                 b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
                 b_s = apply_rows(
-                    b_s, p_u + (old * HV + i_hv) * V, p_keys + (old * (HV // GROUP) + i_h) * K,
-                    p_decays + (old * HV + i_hv) * CHANNEL_COUNT, p_pending_rows + i_n * most, o_k, o_k < K,
-                    o_v, o_v < V, most, HV, GROUP, K, V, CHANNELS, FULL, False,
+                    b_s, p_old_u, p_old_k, p_old_g, p_rows, o_k, o_k < K, o_v, o_v < V, most, HV, GROUP, K, V,
+                    CHANNELS, FULL, False,
                 )  # fmt: skip
                 tl.store(p_s, b_s.to(p_state.dtype.element_ty), mask=m_s)
             tl.debug_barrier()  # the rows read the new state
@@ -157,6 +162,18 @@ def _verify(
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
+    if DEFERRED == 2:
+        # The pending rows are applied to each part of the state when it is read.
+        olds = tl.where(pending >= 0, most, 0)
+        m_old = tl.load(p_rows + o_t, mask=o_t < olds, other=0) != 0
+        m_later = tl.load(p_rows + o_t + 1, mask=o_t + 1 < olds, other=0) != 0
+        m_out = (o_v < tl.where(pending >= 0, V, 0))[:, None]
+        b_ut = tl.load(p_old_u + o_t[None, :] * (HV * V) + o_v[:, None], mask=m_old[None, :] & m_v, other=0.0)
+        b_from = tl.zeros((ROWS,), tl.float32)
+        if not CHANNELS:
+            b_later = tl.load(p_old_g + (o_t + 1) * HV, mask=m_later, other=0.0)
+            b_from = tl.exp2(tl.cumsum(b_later * LOG2E, 0, reverse=True))
+            b_all = tl.exp2(tl.sum(tl.load(p_old_g + o_t * HV, mask=m_old, other=0.0), 0) * LOG2E)
     for i_t in range(0, rows, ROWS):
         o_r = i_t + o_t
         m_r = o_r < rows
@@ -200,6 +217,24 @@ def _verify(
             b_q = tl.load(p_q + o_r[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
             o_s = (o_k * V)[None, :] if KV else o_k[None, :]
             b_s = tl.load(p_state + o_s, mask=m_state & (o_k < K)[None, :], other=0.0).to(tl.float32)
+            if DEFERRED == 2:
+                m_old_k = m_old[:, None] & (o_k < K)[None, :]
+                p_ok = p_old_k + o_t[:, None] * (HV // GROUP * K) + o_k[None, :]
+                b_ok = tl.load(p_ok, mask=m_old_k, other=0.0).to(tl.float32)
+                if CHANNELS:
+                    p_og = p_old_g + o_t[:, None] * (HV * K) + o_k[None, :]
+                    b_og = tl.load(p_og, mask=m_old_k, other=0.0) * LOG2E
+                    m_later_k = m_later[:, None] & (o_k < K)[None, :]
+                    b_later = tl.load(p_og + HV * K, mask=m_later_k, other=0.0) * LOG2E
+                    b_ok *= tl.exp2(tl.cumsum(b_later, 0, reverse=True))
+                    b_s *= tl.exp2(tl.sum(b_og, 0))[None, :]
+                else:
+                    b_ok *= b_from[:, None]
+                    b_s *= b_all
+                b_s = tl.dot(b_ut, b_ok, acc=b_s, input_precision="ieee" if FULL else "tf32")
+                b_new = b_s.to(p_state.dtype.element_ty)
+                tl.store(p_state + o_s, b_new, mask=m_out & (o_k < K)[None, :])
+                b_s = b_new.to(tl.float32)
             p_key = p_keys + o_r[:, None] * (HV // GROUP * K) + o_k[None, :]
             tl.store(p_key, b_k, mask=(o_r < key_rows)[:, None] & (o_k < K)[None, :])
             if not CHANNELS:
@@ -306,15 +341,16 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape
-    is_deferred = isinstance(batch, DeferredBatch)
+    how = 0
     if isinstance(batch, DeferredBatch):
         record = Record.kept(layer, batch, k, v, channels=channels)
         deferred = batch.pending_records, batch.pending_rows, batch.records
         most = batch.pending_rows.shape[1]
+        how = 2 if most <= ROWS.value else 1
     else:
         record = Record.empty(k, v, channels=channels, dtype=k.dtype)
         deferred, most = (batch.read_slots,) * 3, 0
-    if total or is_deferred:
+    if total or how:
         sums = torch.empty((total, *record.g.shape[1:], 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
         given = (q, k, v, *gate_tensors(call), layer.state, out, plan.paths)
@@ -327,7 +363,7 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
             (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1], most),
             (
                 *(*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3),
-                *(*gate_constants(layer), is_transposed(layer.state), is_deferred),
+                *(*gate_constants(layer), is_transposed(layer.state), how),
             ),
             num_warps=4 if channels else 2,
             **launch_options(q.dtype),

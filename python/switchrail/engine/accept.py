@@ -8,7 +8,7 @@ import torch
 
 from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.memory import Pools
-from switchrail.engine.speculation import follow
+from switchrail.engine.speculation import follow, follow_chains
 from switchrail.engine.step import Step
 
 
@@ -42,7 +42,8 @@ def accept(
     drafts = step.drafts
     assert drafts is not None
     own = chosen[drafts.rows]
-    last, count, path, accepted = follow(own, step.input_ids[0][drafts.rows], drafts.parents)
+    find = follow if drafts.are_trees else follow_chains
+    last, count, path, accepted = find(own, step.input_ids[0][drafts.rows], drafts.parents)
     commit(last, again=again)
     if deferred is not None:
         (part,) = step.parts
@@ -53,4 +54,4 @@ def accept(
         pools.move_tokens(rows.gather(1, path).flatten(), rows.flatten())
     newest = own.gather(1, last.unsqueeze(1)).squeeze(1)
     last_tokens[slots.clamp(min=0)] = newest.clamp(min=0)
-    return torch.cat([count, own.gather(1, path)], 1)
+    return torch.cat([count, own.gather(1, path) if drafts.are_trees else own], 1)

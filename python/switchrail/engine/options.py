@@ -62,7 +62,7 @@ class EngineOptions:
         deferred_commit: Whether a captured verification leaves its commit to the next one, which then reads
             and writes each recurrent state once. Backends with the feature `deferred_commit` keep two records
             of verified rows per sequence and layer for this, in all about a tenth of a float32 state for 5
-            rows (see docs/drafts.md). With False, the states are read and written again after each one.
+            rows (see docs/drafts.md). If not, the states are read and written again after each one.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None if its backend has the step
             `plan_chunked_prefix`; with True, it must have it.
@@ -91,7 +91,7 @@ class EngineOptions:
     draft: str | os.PathLike[str] | Drafts | None = None
     draft_tokens: int = DRAFT_TOKENS
     draft_branches: int = 1
-    deferred_commit: bool = True
+    deferred_commit: bool = False
     ragged_prefill: bool | None = None
     chunked_prefix: bool | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"

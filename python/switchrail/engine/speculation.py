@@ -193,3 +193,14 @@ def follow(
         path = path.masked_fill(is_next & (columns == count), row)
         accepted.append(is_next)
     return last.squeeze(1), count, path, torch.cat(accepted, 1)
+
+
+def follow_chains(
+    chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do the same as `follow` for chains, with fewer operations."""
+    agrees = (tokens[:, 1:] == chosen[:, :-1]) & (parents[:, 1:] >= 0)
+    accepted = agrees.cumprod(1)
+    count = accepted.sum(1, keepdim=True)
+    columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return count.squeeze(1), count, columns, columns <= count
