@@ -25,6 +25,15 @@ def frozen(whole_heap: None) -> Iterator[None]:
     assert gc.get_freeze_count() <= garbage.OF_PYTHON
 
 
+def test_garbage_is_freed_before_the_other_objects_are_excluded() -> None:
+    dropped = weakref.ref(Cycle())
+    garbage.freeze()
+    try:
+        assert dropped() is None
+    finally:
+        garbage.thaw()
+
+
 @pytest.mark.usefixtures("frozen")
 def test_the_search_for_holders_keeps_no_garbage() -> None:
     dropped = weakref.ref(Cycle())
