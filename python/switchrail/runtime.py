@@ -236,12 +236,12 @@ class Runtime(Registrar):
         try:
             yield
         except (UnknownBackendError, StalePlanError) as error:
-            waiting = [
-                one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")
-            ]
-            if waiting:
+            if waiting := self._waiting_plugins():
                 error.extend(f"not loaded: {', '.join(waiting)}; `Runtime.load()` loads installed plugins")
             raise
+
+    def _waiting_plugins(self) -> list[str]:
+        return [one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")]
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
         """Whether a later registration overrides a registration of this name.

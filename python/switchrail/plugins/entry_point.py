@@ -32,9 +32,13 @@ def import_target(plugin: Plugin) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            names, hint = nearest(part, [name for name in dir(found) if not name.startswith("__")])
+            names, hint = nearest(part, _public(found))
             raise error_of(plugin, f"{found!r} has no attribute {part!r}{hint}", nearest=names) from error
     return found
+
+
+def _public(found: object) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("__")]
 
 
 def check_function(plugin: Plugin, found: object, argument: str) -> Callable[..., Any]:
