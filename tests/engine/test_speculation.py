@@ -19,7 +19,7 @@ from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.models.mtp import QwenHead
 from switchrail.engine.mtp import MtpDrafts, MtpTrees
 from switchrail.engine.sampling import choose
-from switchrail.engine.speculation import choose_rows, follow, follow_chains
+from switchrail.engine.speculation import choose_rows, follow
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from .conftest import CONFIG
@@ -107,7 +107,7 @@ def verify(
     assert all(row[one] for row, one in zip(accepted, last, strict=True))
     assert torch.equal(accepted.sum(1, keepdim=True), 1 + count)
     if drafted.parents is None:
-        found = follow_chains(table, tokens, parents)
+        found = follow(table, tokens, parents, are_trees=False)
         assert all(map(torch.equal, found, (last, count, path, accepted)))
     assert torch.equal(last, path.gather(1, count).squeeze(1))
     news = table.gather(1, path).tolist()

@@ -8,7 +8,7 @@ import torch
 
 from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.memory import Pools
-from switchrail.engine.speculation import follow, follow_chains
+from switchrail.engine.speculation import follow
 from switchrail.engine.step import Step
 
 
@@ -42,8 +42,8 @@ def accept(
     drafts = step.drafts
     assert drafts is not None
     own = chosen[drafts.rows]
-    find = follow if drafts.are_trees else follow_chains
-    last, count, path, accepted = find(own, step.input_ids[0][drafts.rows], drafts.parents)
+    ids = step.input_ids[0][drafts.rows]
+    last, count, path, accepted = follow(own, ids, drafts.parents, are_trees=drafts.are_trees)
     commit(last, again=again)
     if deferred is not None:
         (part,) = step.parts

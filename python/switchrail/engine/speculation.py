@@ -165,7 +165,7 @@ def _without(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def follow(
-    chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
+    chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, *, are_trees: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Follow the chosen tokens through the drafted ones, as far as they agree.
 
@@ -173,6 +173,7 @@ def follow(
         chosen: [N, X] int64, the token chosen after each row of a sequence.
         tokens: [N, X] int64, the token of each row.
         parents: [N, X] int64, the row before each row, which comes before it; no row's for padding.
+        are_trees: Whether the rows may form trees; chains need fewer operations.
 
     Returns:
         last: [N] int64, the last accepted row.
@@ -180,6 +181,8 @@ def follow(
         path: [N, X] int64, the accepted rows in order, from row 0; its own number for places after them.
         accepted: [N, X] bool, whether each row is accepted.
     """
+    if not are_trees:
+        return _follow_chains(chosen, tokens, parents)
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     path = columns.expand_as(tokens).clone()
     last = torch.zeros_like(tokens[:, :1])
@@ -195,10 +198,10 @@ def follow(
     return last.squeeze(1), count, path, torch.cat(accepted, 1)
 
 
-def follow_chains(
+def _follow_chains(
     chosen: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do the same as `follow` for chains, with fewer operations."""
+    """Follow chains; see `follow`."""
     agrees = (tokens[:, 1:] == chosen[:, :-1]) & (parents[:, 1:] >= 0)
     accepted = agrees.cumprod(1)
     count = accepted.sum(1, keepdim=True)
