@@ -142,7 +142,7 @@ def test_the_bytes_of_the_slice_are_those_allocated_on_a_gpu(tmp_path: Path) -> 
             runtime,
             path,
             engine.plan.layout,
-            EngineOptions(**options),
+            engine.options,
             platform=engine.platform,
             dtype=torch.bfloat16,
             memory=torch.cuda.mem_get_info()[1],
