@@ -151,7 +151,7 @@ def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
     return with_denials(_left(choices_of(policy), own) | own, chosen, policy)
 
 
-def policy_config() -> dict[str, dict[str, dict[str, Any]]]:
+def policy_config() -> dict[tuple[str, str], dict[str, Any]]:
     """The values in the same file for backends' configurations, by op and backend name.
 
     Raises:
@@ -161,8 +161,8 @@ def policy_config() -> dict[str, dict[str, dict[str, Any]]]:
     if not named:
         return {}
     with blamed_on(POLICY, ConfigError):
-        found: dict[str, dict[str, dict[str, Any]]] = read_tables(Path(named)).get("config", {})
-    return found
+        tables = read_tables(Path(named)).get("config", {})
+    return {(op, name): values for op, backends in tables.items() for name, values in backends.items()}
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:

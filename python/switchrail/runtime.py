@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.builtin_backends import register_builtins
-from switchrail.errors import ConfigError, PlatformError, StalePlanError, UnknownBackendError
+from switchrail.errors import ConfigError, PlatformError, StalePlanError, UnknownBackendError, UnknownOpError
 from switchrail.functions import Functions
 from switchrail.implementation import Implementation
 from switchrail.nearest import unknown
@@ -195,13 +195,17 @@ class Runtime(Registrar):
         with self._open() as staging:
             staging.registrations.configure(op, name, given)
 
-    def _configure_by_policy(self) -> None:
-        """Configures the backends that the policy file configures and the program does not."""
-        for op, backends in policy_config().items():
-            for name, values in backends.items():
-                if not self.backend(op, name).configuration:
-                    with blamed_on(POLICY, ConfigError):
-                        self.configure(op, name, **values)
+    def _configure_by_policy(self, only: tuple[str, str] | None = None) -> None:
+        """Configures backends as the policy file says, unless the program did; all of them, or only one."""
+        for key, values in policy_config().items():
+            if only in (None, key):
+                with (
+                    blamed_on(POLICY, ConfigError),
+                    blamed_on(POLICY, UnknownBackendError),
+                    blamed_on(POLICY, UnknownOpError),
+                ):
+                    if not self.backend(*key).configuration:
+                        self.configure(*key, **values)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The backends, of one op or of all, that are active in at least one phase; sorted by op and name."""
@@ -236,8 +240,10 @@ class Runtime(Registrar):
         try:
             yield
         except (UnknownBackendError, StalePlanError) as error:
-            if waiting := self._waiting_plugins():
-                error.extend(f"not loaded: {', '.join(waiting)}; `Runtime.load()` loads installed plugins")
+            hint = "`Runtime.load()` loads installed plugins"
+            # An error of a backend's constructor may have the hint already.
+            if hint not in error.message and (waiting := self._waiting_plugins()):
+                error.extend(f"not loaded: {', '.join(waiting)}; {hint}")
             raise
 
     def _waiting_plugins(self) -> list[str]:
@@ -264,11 +270,14 @@ class Runtime(Registrar):
     def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:
         """Constructs a backend with its current configuration. Same arguments as `backend`.
 
+        If the file of `SWITCHRAIL_POLICY` configures it, and the program does not, it is configured before.
+
         Raises:
             UnknownBackendError: There is no such backend.
             BackendImportError: Its path doesn't lead to a backend.
             ConfigError: Its configuration is invalid.
         """
+        self._configure_by_policy((op, name))
         registration = self.backend(op, name, phase)
         implementation: Implementation = self._core.object(registration.id)
         return implementation.build(registration)

@@ -23,6 +23,7 @@ from switchrail.errors import (
     UnknownBackendError,
     UnknownPluginError,
 )
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.plugins import Plugin
 from switchrail.variables import LOCK, PLATFORM, TIMEOUT
 
@@ -71,6 +72,16 @@ def test_a_missing_backend_of_an_installed_plugin_hints_at_load(runtime: Runtime
     other.load(["acme-good"])
     with pytest.raises(StalePlanError, match=hint):
         runtime.bind(other.plan(layout, **query))
+
+    class Wrapper(TorchGatedDelta):
+        def __init__(self, config: None = None) -> None:
+            runtime.build("gated_delta", "acme")
+
+    runtime.register("wrapper", Wrapper, op="gated_delta")
+    plan = runtime.plan(layout, **{**query, "preferences": {"gated_delta": "wrapper"}})
+    with pytest.raises(UnknownBackendError, match=hint) as caught:
+        runtime.bind(plan)
+    assert caught.value.message.count("not loaded") == 1
     runtime.load(["acme-good"])
     with pytest.raises(UnknownBackendError) as caught:
         runtime.backend("gated_delta", "acmee")

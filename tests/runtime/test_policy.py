@@ -16,7 +16,9 @@ from switchrail.errors import (
     ConfigError,
     PreferenceError,
     UnknownBackendError,
+    UnknownOpError,
 )
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
 
 Write = Callable[[str], Path]
 
@@ -178,6 +180,14 @@ class Sizes:
     rows: int = 1
 
 
+class Sized(TorchGatedDelta):
+    """A backend with a configuration."""
+
+    def __init__(self, config: Sizes) -> None:
+        super().__init__()
+        self.rows = config.rows
+
+
 def planned(runtime: Runtime) -> dict[str, object]:
     """The configuration of the backend `sized` in a new plan."""
     layout = Layout.from_kinds("small", ["gated_delta"])
@@ -199,7 +209,16 @@ def test_it_configures_backends(runtime: Runtime, policy: Write) -> None:
     [
         ("[config.gated_delta.sized]\nrow = 8\n", ConfigError, "SWITCHRAIL_POLICY is .*row"),
         ("[config.gated_delta.fast]\nrows = 8\n", ConfigError, "takes no configuration"),
-        ("[config.gated_delta.size]\nrows = 8\n", UnknownBackendError, "nearest: .*sized"),
+        (
+            "[config.gated_delta.size]\nrows = 8\n",
+            UnknownBackendError,
+            "SWITCHRAIL_POLICY is .*nearest: .*sized",
+        ),
+        (
+            "[config.gated_dleta.sized]\nrows = 8\n",
+            UnknownOpError,
+            "SWITCHRAIL_POLICY is .*nearest: .*gated_delta",
+        ),
     ],
 )
 def test_an_invalid_configuration(
@@ -209,3 +228,14 @@ def test_an_invalid_configuration(
     policy(text)
     with pytest.raises(error, match=words):
         planned(runtime)
+
+
+def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) -> None:
+    """As `check-backend`, `doctor` and adapters do. Mistakes about other backends don't concern it."""
+    runtime.register("sized", Sized, op="gated_delta", config=Sizes)
+    policy("[config.gated_delta.sized]\nrows = 8\n[config.gated_delta.fast]\nrows = 8\n")
+    built = runtime.build("gated_delta", "sized")
+    assert isinstance(built, Sized)
+    assert built.rows == 8
+    with pytest.raises(ConfigError, match="SWITCHRAIL_POLICY is .*takes no configuration"):
+        runtime.build("gated_delta", "fast")
