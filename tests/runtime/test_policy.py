@@ -237,5 +237,5 @@ def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) ->
     built = runtime.build("gated_delta", "sized")
     assert isinstance(built, Sized)
     assert built.rows == 8
-    with pytest.raises(ConfigError, match="SWITCHRAIL_POLICY is .*takes no configuration"):
+    with pytest.raises(ConfigError, match=r"SWITCHRAIL_POLICY is .*takes no configuration"):
         runtime.build("gated_delta", "fast")

@@ -141,7 +141,11 @@ def _scan_short(
         if write < 0:  # padding, whose results are not stored
             b_zero = gl.zeros([CHUNK, BV], dtype, lv)
             for i_t in range(0, rows, CHUNK):
-                gl.store(p_to + i_t.to(gl.int64) * (HV * V), b_zero, mask=i_t + o_r < rows)
+                gl.store(
+                    p_to + i_t.to(gl.int64) * (HV * V),  # type: ignore[attr-defined]
+                    b_zero,
+                    mask=i_t + o_r < rows,
+                )
         p_to -= CHUNK * HV * V
         async_copy.wait_group(STAGES - 2)
         b_s = s_s.load(wide)
