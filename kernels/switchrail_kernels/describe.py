@@ -1,6 +1,6 @@
-"""Markdown tables of the backends' capabilities, and of the devices whose measured times the plans use.
+"""Markdown tables: the backends' capabilities, and the devices on which kernel times were measured.
 
-`python -m switchrail_kernels.describe` prints both.
+The kernels' plans use these times. `python -m switchrail_kernels.describe` prints both tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _HEAD = ("op", "backend", "phases", "dtypes", "states", "head sizes", "features"
 
 
 def support() -> str:
-    """The table of backends by op: those of this distribution, and the core's `torch` backends.
+    """The table of backends by op: those of this distribution, and the built-in `torch` backends.
+
+    The `reference` backends are left out.
 
     With Triton's interpreter on, the table lists the capabilities under the interpreter.
     """
@@ -33,7 +35,7 @@ def support() -> str:
 
 
 def timed() -> str:
-    """The table of devices whose measured times the kernels' plans use."""
+    """The table of devices on which kernel times were measured. The kernels' plans use these times."""
     rows = [
         (each.device, ".".join(map(str, each.capability)), each.date, each.versions, each.command)
         for each in DEVICES
@@ -62,7 +64,10 @@ def _row(registration: Registration) -> tuple[str, ...]:
 
 
 def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
-    """The supported head sizes: one number if q, k and v have the same size, else `q and k / v`.
+    """The supported head sizes, separated by commas.
+
+    A size is one number if q, k and v share it. Otherwise it is `64 / 128`, for instance: first the size of q
+    and k, then the size of v.
 
     If all pairs of the listed sizes are supported, the result is `any two of ...`.
     """

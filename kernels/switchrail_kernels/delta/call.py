@@ -10,7 +10,7 @@ _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
 def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
-    """g, beta, A_log and dt_bias. A missing tensor is replaced by g, which is then not read."""
+    """g, beta, A_log and dt_bias. g stands in for an absent A_log or dt_bias, and is not read there."""
     layer, g = call.layer, call.g
     rate = g if layer.A_log is None else layer.A_log
     return g, call.beta, rate, g if layer.dt_bias is None else layer.dt_bias
@@ -22,7 +22,7 @@ def gate_numbers(layer: DeltaLayer) -> tuple[float, ...]:
 
 
 def gate_constants(layer: DeltaLayer) -> tuple[int | bool, ...]:
-    """The kind of gate, whether there is a bias, and whether betas are raw."""
+    """The kind of gate, whether there is a bias, and whether betas still need their sigmoid."""
     return _KINDS[layer.gate], layer.dt_bias is not None, layer.beta_scale is not None
 
 

@@ -198,7 +198,7 @@ def _walk(
     free = STAGES - 1
     for i_t in range(0, rows, CHUNK):
         async_copy.wait_group(STAGES - 2)
-        b_s, b_p, b_o = start_chunk(  # an output takes the place of the chunk's values
+        b_s, b_p, b_o = start_chunk(  # also stores the previous chunk's output
             b_s, s_b.index(now), s_k.index(now), s_v.index(now), s_t.index(now), s_p.index(now),
             s_f.index(now), s_v.index(free), p_to, m_v & (i_t > 0), BK, BV, CHANNELS, VALUES, OUT,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """The scan of many short sequences on Hopper, in programs that scan one sequence after another.
 
-A program waits for tables, a state and the first chunk of a sequence, which takes as long as a few chunks. So
-here each program loads those of its next sequence while it scans the present one.
+A scan can only begin when the sequence's tables, state and first chunks are loaded. Waiting for them would
+take as long as scanning a few chunks. So each program loads them for its next sequence while it still scans
+the present one.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -22,7 +23,10 @@ from switchrail_kernels.launch import TABLES, Launcher
 
 @gluon.jit
 def _find(p_sequences, item, items, ITEMS: gl.constexpr):
-    """The number and the first chunk of an item's sequence; of the first sequence if there is no item."""
+    """The index of an item's sequence, and the index of this sequence's first chunk.
+
+    For an item past the last one, those of the first sequence in `p_sequences`.
+    """
     i_z = gl.where(item < items, item // ITEMS, 0)
     return gl.load(p_sequences + 2 * i_z), gl.load(p_sequences + 2 * i_z + 1)
 
@@ -75,7 +79,8 @@ def _scan_short(
 ):  # fmt: skip
     """Scan `items` triples of a sequence, a value head and `BV` rows of its float32 state.
 
-    Each sequence must have at least `STAGES - 1` chunks, so that a program only loads for its next item.
+    A program loads `STAGES - 1` chunks ahead of its scan, for the present item and the next one. So each
+    sequence must have at least `STAGES - 1` chunks. With fewer chunks, the loads would run two items ahead.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = V // BV
@@ -96,8 +101,10 @@ def _scan_short(
     o_state = gl.arange(0, BV, layout=gl.SliceLayout(1, wide))[:, None] * BK
     o_state += gl.arange(0, BK, layout=gl.SliceLayout(0, wide))[None, :]
 
-    # Tables are loaded long before they are used: n_ are those of the next item, m_ of the one after it, and
-    # of a third only the sequence is known. a_ is the next chunk to load.
+    # Tables are loaded long before they are used. While an item is scanned, the variables n_ hold the tables
+    # of the next item, and m_ those of the second item ahead. i_n and i_c are the sequence and the first
+    # chunk of the third item ahead, whose tables are not loaded yet. The variables a_ describe the next chunk
+    # to load.
     every = gl.num_programs(0)
     a_item = gl.program_id(0)
     i_n, n_c = _find(p_sequences, a_item, items, ITEMS)
@@ -152,7 +159,7 @@ def _scan_short(
         for i_t in range(0, rows, CHUNK):
             async_copy.wait_group(STAGES - 2)
             m_done = (i_t > 0) & (i_t - CHUNK + o_r < stored)
-            b_s, b_p, b_o = start_chunk(  # an output takes the place of the chunk's values
+            b_s, b_p, b_o = start_chunk(  # stores the previous chunk's output, from s_v.index(free)
                 b_s, s_b.index(now), s_b.index(now), s_v.index(now), s_t.index(now), s_p.index(now),
                 s_f.index(now), s_v.index(free), p_to, m_done, BK, BV, False, True, True,
             )  # fmt: skip

@@ -12,7 +12,8 @@ def rows(
 ) -> TensorSpec:
     """The specification of a tensor with one row per token and a contiguous last axis; views are valid.
 
-    With `time_innermost` the feature of that name allows a contiguous first axis instead.
+    With `time_innermost=True`, a backend with the feature `time_innermost` also accepts a tensor whose first
+    axis is contiguous instead of its last axis.
     """
     also = (Allowance(feature="time_innermost", unit_stride=axes[:1]),) if time_innermost else ()
     return TensorSpec(axes=axes, dtypes=tuple(dtypes), unit_stride=axes[-1:], also=also, about=about)

@@ -13,7 +13,8 @@ from switchrail.platforms.graph import Graph
 
 _failed: Final[list[Any]] = []
 
-# A piece between two eager calls may have no launches.
+# A step with prompt tokens is captured in pieces, between the calls that run eagerly. A piece without
+# launches is an empty graph, about which torch would warn.
 warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
@@ -27,14 +28,14 @@ class CudaGraph(Graph):
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
         self._graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace per stream, so graphs that share memory must also share that stream
+        # cuBLAS keeps a workspace per stream. So graphs that share memory must be captured on one stream.
         together = shares if isinstance(shares, CudaGraph) else None
         self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Captures on a separate stream. Nothing runs during the capture."""
+        """Captures on a separate stream. Launches in the block are recorded; only `replay` executes them."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -47,9 +48,9 @@ class CudaGraph(Graph):
         try:
             self._graph.capture_end()
         except Exception:
-            # torch leaves its allocators in capture mode. The device's allocator can be reset here. The
-            # host's allocator keeps using this graph, so the graph is kept alive, and no other graph uses its
-            # pool.
+            # After a failed capture, torch leaves its allocators in capture mode. The device's allocator is
+            # reset here. The allocator of pinned host memory can't be reset and still refers to this graph.
+            # So the graph is kept alive. No later capture may use the graph's memory pool (see `Graph`).
             _failed.append(self._graph)
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
@@ -59,7 +60,10 @@ class CudaGraph(Graph):
         self._graph.replay()
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that doesn't own its memory, so that the memory stays the property of the graphs."""
+        """A tensor at the same addresses as `tensor` that does not own the memory.
+
+        So later captures with the same memory pool may use this memory again.
+        """
         storage = tensor.untyped_storage()
         same = torch._C._construct_storage_from_data_pointer(
             storage.data_ptr(), tensor.device, storage.nbytes()

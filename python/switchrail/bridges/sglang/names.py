@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 OURS = "switchrail"
-"""The name that lets the core decide. With a colon and a backend's name after it, it chooses that backend."""
+"""The name that leaves the choice of a backend to the core. `switchrail:NAME` chooses the backend NAME."""
 
 
 def is_ours(name: str | None) -> bool:
@@ -38,7 +38,11 @@ def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
 
 
 def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
-    """Adds Switchrail's names to SGLang's choices until `undo` closes. Unknown names become errors."""
+    """Adds Switchrail's names to SGLang's lists of choices until `undo` closes.
+
+    Also hooks SGLang's enum of linear attention backends: a listed name that the enum lacks gets a member,
+    and any other name raises an UnknownBackendError.
+    """
     choices = import_module(places.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     lists = [(linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)]
@@ -71,7 +75,10 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
     if places.has_custom:
 
         def is_custom(result: bool, member: Any) -> bool:
-            """Whether another plugin owns the name. SGLang has one member for all such names, `CUSTOM`."""
+            """Whether another plugin owns the name.
+
+            Without `member`, SGLang would map the names of all other plugins to the one member `CUSTOM`.
+            """
             return result or (member.name not in type(member).__members__ and not is_ours(member.value))
 
         runtime.hooks.add(f"{enum}.is_custom", is_custom, "after", source=OURS)

@@ -1,1 +1,4 @@
-"""Random calls of ops for tests, tuner and benchmarks, made by the `inputs.py` of each op."""
+"""Generators of random numbers, batches and calls, which the `inputs.py` of all ops share.
+
+Tests, the tuner and the benchmarks call ops with these samples.
+"""
