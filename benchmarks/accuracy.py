@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from switchrail.engine import Engine, SamplingParams
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.arguments import make_parser
@@ -93,6 +94,19 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
+class Float64(TorchFunctionMode):
+    """Conversions to float32, which transformers' norms and linear attention begin with, are to float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        kwargs = {
+            name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
 @torch.inference_mode()
 def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: Tokens) -> list[float]:
     """The distance of the first two logits in float64, at the first different token."""
@@ -107,7 +121,8 @@ def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: To
     model.config._experts_implementation = "eager"  # torch's grouped products don't support float64
     distances = []
     for ids in differing:
-        logits = model(torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
+        with Float64():
+            logits = model(torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
         first, second = logits.topk(2).values.tolist()
         distances.append(first - second)
     return distances
