@@ -16,7 +16,7 @@ CutT = TypeVar("CutT")
 
 
 class DecodePlan(PagedPlan, Generic[CallT, CutT]):
-    """A plan that splits caches by their lengths; within bounds, as if all had the maximum length.
+    """A plan that splits each cache by its length; with bounds, each as if it had the maximum length.
 
     So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
     only from the batch's own tensors.

@@ -4,9 +4,10 @@ The rows of a sequence form a chain or a tree, and some will not be accepted. St
 would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So
 `verify` reads the state before the drafts once, leaves it unchanged, and records each row's effect on a
 state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
-to the last accepted one. Together they move each state three times, for any number of rows; storing a state
-per row would add one move per row. If the next verification commits instead (`DeferredBatch`), there are two
-moves: it applies the recorded rows to the state that it reads, and writes it.
+to the last accepted one. For any number of rows, `verify` and `commit` together move each state three times:
+two reads and a write. Storing the state after each row would add one move per row. If the next verification
+commits instead (`DeferredBatch`), there are two moves: the verification reads the state, applies the recorded
+rows, and writes the result.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -99,7 +100,7 @@ def _find_paths(p_parents, p_cu_seqlens, p_paths, words, BW: tl.constexpr):
         b_path = tl.load(p_paths + parent * words + o_w, mask=o_w < own, other=0)
         b_path |= tl.where(o_w == i // 32, 1 << (i % 32), 0)
         tl.store(p_paths + i * words + o_w, b_path, mask=o_w < words)
-        tl.debug_barrier()  # later rows read it
+        tl.debug_barrier()  # later rows read this row's path
 
 
 _launch_find_paths = Launcher(_find_paths)
@@ -268,8 +269,8 @@ def replay(
     Args:
         drafts: The plan.
         record: The record of `verify`.
-        accepted: [N] int64, the last accepted row, or -1 for none. A value beyond a sequence's end means its
-            last row.
+        accepted: [N] int64, the last accepted row, or -1 for none. A value beyond a sequence's end means
+            the sequence's last row.
         state: The pool [slots, HV, V, K].
         batch: The batch.
     """
@@ -305,7 +306,7 @@ def _each(
 ):  # fmt: skip
     """Compute, for one sequence and one head, `BV` rows of the state after each drafted row.
 
-    The state is read before the first result is written, since its slot may be among the results' slots.
+    The state is read before the first result is written, since a result may go to the slot of that state.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)

@@ -1,7 +1,7 @@
 """Measured constants that the kernels' plans use, in one table per device.
 
-They affect speed, never results. Tile sizes are not here: they are compiled into kernels and defined with
-these.
+The constants affect speed, never results. Tile sizes are not among them: these are compiled into the kernels,
+and defined in the kernels' modules.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Latents:
         make: Cost of one K/V-expansion product relative to one latent-attention product.
         attend: Cost of one product of attention to expanded keys and values, relative to one latent-attention
         product.
-        row: Fixed cost of an absorbed row, in keys: its products with both weights, and a program's start.
+        row: Fixed cost of an absorbed row (two products, the start of a program), as a number of keys.
         tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
         call: Fixed cost of a call that attends to latents, in products: launches and their tails.
         fewest: Minimum number of rows of a sequence for which expansion pays off.

@@ -59,16 +59,16 @@ class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
     Triton specializes kernels for the dtypes and the alignment of tensors, for the width of integers, and for
-    whether they are 1 or divisible by 16. So a launch that matches an earlier one in these properties, in
-    constants and in options uses the same binary. The binary is then launched directly with plain addresses,
+    whether an integer is 1 or divisible by 16. So a launch with the same properties, constants and options as
+    an earlier launch uses the same binary. The binary is then launched directly with plain addresses,
     whereas Triton would query the driver about each tensor. If hooks on Triton's launches are set, for
     example by a profiler, they see every launch.
 
     Args:
         kernel: The kernel.
-        early: Whether the kernel begins with `dependent.wait`. Its last constant then says whether its
-            programs start before the previous kernel has ended; the launcher sets it if the device supports
-            this.
+        early: Whether the kernel begins with `dependent.wait`. Then the kernel's last constant says whether
+            programs start before the previous kernel has ended; the launcher sets this constant to True if
+            the device supports such launches.
     """
 
     def __init__(self, kernel: Any, *, early: bool = False) -> None:
@@ -100,8 +100,7 @@ class Launcher:
 
         Raises:
             KeyError: A call is being recorded, and a tensor belongs neither to the call nor to the layer, and
-                is not
-            scratch memory.
+                is not scratch memory.
         """
         call = recording()
         places = None if call is None else call.places(tensors)

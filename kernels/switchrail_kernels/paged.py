@@ -54,7 +54,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]]
-    """The features that its calls may use."""
+    """The features that calls of the backend may use."""
     pieces: ClassVar[Any]
     """The type of a decode's plan."""
     tiles: ClassVar[type[PagedPlan]]
@@ -163,7 +163,7 @@ def _bounded(batch: PagedBatch, bounds: Bounds | None) -> PagedBatch:
 
 
 def _has_tables_of(checked: PagedBatch, batch: PagedBatch) -> bool:
-    """Whether a batch differs from one that was checked only in the lengths of its caches."""
+    """Whether the lengths of caches are the only difference between a batch and one that was checked."""
     return type(batch) is type(checked) and all(getattr(batch, n) is getattr(checked, n) for n in _SHARED)
 
 

@@ -16,7 +16,7 @@ class Decode:
     """The plan of a decode, which has nothing to split. Its type marks the phase.
 
     Attributes:
-        batch: The batch that it was made for.
+        batch: The batch that the plan was made for.
     """
 
     batch: StateBatch

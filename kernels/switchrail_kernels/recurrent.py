@@ -33,7 +33,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]] = STATE_FEATURES
-    """The features that its calls may use."""
+    """The features that calls of the backend may use."""
     cut: ClassVar[Any]
     """The type of a prefill's plan."""
     drafts: ClassVar[Any]

@@ -1,9 +1,9 @@
 """Splits the time axis, if a few long sequences would otherwise leave most of the device idle.
 
-A sequence is split into segments of equal length, except that the first one is shorter, because its launch
-has more to do. A segment maps the state before it linearly to the state after it. The first launch (`PASS` 1)
-scans the first segment of each sequence and computes these maps for all others except the last. The second
-launch (`PASS` 2) composes the maps, in float32, into the state before each segment, and scans all segments
+A sequence is split into segments of equal length, except that the first one is shorter, because the launch
+that scans it has more to do. A segment maps the state before it linearly to the state after it. The first
+launch (`PASS` 1) scans the first segment of each sequence and computes these maps for all other segments
+except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state before each segment, and scans all segments
 but the first. `PASS` is 0 if no sequence is split and one launch is enough.
 """
 
@@ -115,10 +115,10 @@ class Chunks:
 
     Attributes:
         blocks: [blocks, 4] int32, the blocks of chunks, as in `split_rows`.
-        sequences: [nonempty sequences, 2] int32, longest first: the sequence's number and its first chunk.
+        sequences: [nonempty sequences, 2] int32, longest first: the index in the batch, and the first chunk.
         counts: The number of chunks of each of these sequences.
         seqlens: The lengths of all sequences.
-        abreast: The total number of chunks divided by that of the longest sequence.
+        abreast: The total number of chunks divided by the longest sequence's number of chunks.
         every: Rows between checkpoints; 0 for none.
         places: The number of chunks that fit between checkpoints.
         segments: The results of `plan_segments`, by number of heads. None if checkpoints split blocks; then
@@ -143,8 +143,8 @@ class Chunks:
     def ahead(self) -> int:
         """How many chunks ahead to load in programs that scan several sequences; 0 if each should scan one.
 
-        They gain from short sequences, and load for their next sequence only. So they can't be further ahead
-        than the shortest sequence has chunks.
+        Such programs are faster if sequences are short. A program loads chunks of the present and of the next
+        sequence only. So it can't load further ahead than the shortest sequence has chunks.
         """
         count = len(self.counts)
         if count == 0 or int(self.counts.sum()) >= 8 * count:

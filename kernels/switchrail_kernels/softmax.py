@@ -44,7 +44,7 @@ def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
 
 @triton.jit
 def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
-    """[BM, BN]: whether each row sees each key. Keys and rows count from the sequence's first row.
+    """[BM, BN]: whether each row sees each key. Indices are relative to the sequence's first row.
 
     Args:
         o_row: [BM], the rows.

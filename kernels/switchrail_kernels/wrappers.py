@@ -39,8 +39,8 @@ class Tables:
 class WrapperPlan:
     """The data that all layers of a step share, and the wrappers that were planned for it.
 
-    Empty sequences are left out. The library does not support sequences without keys, so padding is planned
-    with page 0, and its results are overwritten.
+    Empty sequences are left out. The library does not support sequences without keys, so padding sequences
+    are planned as if they had page 0, and their results are overwritten.
 
     Args:
         contract: The op's contract.

@@ -30,7 +30,7 @@ def finish(
     b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows of the output. `b_total` is their log-sum-exp in powers of 2, without a sink."""
+    """Write rows of the output. `b_total` is the rows' log-sum-exp in powers of 2, without a sink."""
     if SINKS:
         b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)

@@ -74,8 +74,8 @@ class Pieces(DecodePlan[AttentionCall, Room]):
     def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
         """Choose the pieces of the longest cache, and the keys per piece, so that all programs run at once.
 
-        With too many sequences for that, choose full waves of programs. Within bounds, most caches may be
-        short, so pieces have the minimum length. `each` is the number of programs per piece.
+        If there are too many sequences for that, choose full waves of programs. Within bounds, most caches
+        may be short, so pieces have the minimum length. `each` is the number of programs per piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)

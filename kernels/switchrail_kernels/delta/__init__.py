@@ -9,5 +9,5 @@ none of which depends on a state. Let S be the state before the chunk:
 token to the chunk's end: one number per token in `gated_delta`, one per channel in `kda`.
 
 If the time axis is split (`switchrail_kernels.segments`), a segment maps the state S before it to S M + B. B
-is its result for a zero state, and M its result for the identity without values.
+is the segment's result for S = 0. M is its result if S is the identity and all values are 0.
 """

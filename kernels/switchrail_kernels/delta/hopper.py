@@ -4,8 +4,8 @@ Each warpgroup of a program has 64 rows of the state. A program with 128 rows re
 often. A chunk takes three products in sequence: S times k and q at once, u, and the new state. While the
 tensor cores run them, the program loads a later chunk and computes P u and the output of the previous chunk.
 
-When segments are composed, M is stored as three bfloat16 matrices that add up to it, and so is S. Six
-products of such parts have the precision of float32.
+When segments are composed, M and S are each stored as a sum of three bfloat16 matrices. Six
+products of these matrices have the precision of float32.
 """
 
 # Triton infers the types of kernel arguments at the call.

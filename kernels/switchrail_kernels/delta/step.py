@@ -86,7 +86,7 @@ def _step(
     tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
     b_s += (b_u * norm_k)[:, None] * b_k[None, :]
     m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    # Evict the state from the cache first, since all other layers' states are read before it is read again.
+    # Let the cache evict the state first: all other layers' states are read before this one is needed again.
     b_s = b_s.to(p_state.dtype.element_ty)
     tl.store(p_state + write * s_slot + o_state, b_s, mask=m_write, cache_modifier=".cs")
 

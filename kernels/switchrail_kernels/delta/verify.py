@@ -3,13 +3,14 @@
 The rows of a sequence form a tree or a chain. Let G be the sum of the log decays on the path from the state S
 to a row, including the row, and u as in the recurrence. For row i and its ancestors j:
 
-    u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j) out_i = exp(G_i) S q_i
-    + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
+    u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j)
+    out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
-So the state is read once for any number of rows. With a deferred commit, pending rows of an earlier
-verification are applied to each part of the state when it is read: in a pass before the rows if there may be
-more than 16 of them. Rows are processed in blocks of 16. Within a block, u is
-solved for as in a chunk of a prefill; the contributions of earlier blocks are subtracted block by block.
+So the state is read once for any number of rows. With a deferred commit, the pending rows of an earlier
+verification are applied to each part of the state when the part is read. If there may be more than 16 pending
+rows, they are applied in a pass of their own, before the rows of this verification. Rows are processed in
+blocks of 16. Within a block, u is solved for as in a chunk of a prefill; the contributions of earlier blocks
+are subtracted block by block.
 
 G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
 """
@@ -47,7 +48,7 @@ def _difference(b_hi, b_lo, hi, lo):
 
 @triton.jit
 def _before(p_paths, i_j, m_r):
-    """[16, 16]: whether each row of the block at row `i_j` is on the path to each of these rows."""
+    """[16, 16]: whether each of the paths at `p_paths` contains each row of the block that begins at `i_j`."""
     b_bits = tl.load(p_paths + i_j // 32, mask=m_r, other=0)
     return ((b_bits[:, None] >> (i_j % 32 + tl.arange(0, ROWS))[None, :]) & 1) != 0
 

@@ -205,8 +205,8 @@ def down_pairs(
 ):
     """Compute `BN` outputs of one row: the weighted sum of its pairs' products with `down`.
 
-    With AHEAD, which requires that `BK` covers all of I, it reads all weights before it waits for
-    `gate_up_pairs`. That kernel has waited for the choice of experts.
+    With AHEAD, which requires that `BK` covers all of I, a program reads all its weights before it waits for
+    the kernel `gate_up_pairs`. The chosen experts are known by then, as `gate_up_pairs` has waited for them.
     """
     i_t = tl.program_id(0) // tl.cdiv(H, BN)
     i_n = tl.program_id(0) % tl.cdiv(H, BN)

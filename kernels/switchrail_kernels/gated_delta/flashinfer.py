@@ -37,12 +37,12 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
     GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Stages one row of one value head. Rows after the last have no slot. With OWN, states are the batch's.
+    """Stages one row of one value head. Rows after the last have no slot. With OWN, row t uses slot t.
 
     Gates are converted to raw `softplus` gates that activate to the same values. A sigmoid gives no weight
     above 1, but c k and v c / n with the weight (n / c)^2 have the same effect as k n and v with a weight of
-    1. c is a power of 2, so keys keep their digits. Queries do too, since their norm is a factor of their
-    output.
+    1. c is a power of 2, so keys keep their digits. Queries are also scaled by powers of 2 only, and
+    `_finish` divides the output by the query's norm instead.
     """
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The tensors of one call. Another tensor stands in for an absent one, which kernels don't read.
+    """The tensors of one call. For an absent tensor another one stands in, which kernels then don't read.
 
     Attributes:
         q: [T, G, K], the queries; C in `mamba2`.

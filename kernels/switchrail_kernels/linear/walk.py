@@ -1,6 +1,6 @@
 """Prefill: the scan over the chunks, with the state in registers.
 
-It computes the transposes of out and P, as the scan of the delta rule does. The state is always the left
+The scan computes the transposes of out and P, as that of the delta rule does. The state is always the left
 operand, which Hopper's tensor cores read from registers.
 """
 

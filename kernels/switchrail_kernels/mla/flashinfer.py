@@ -41,7 +41,7 @@ class MlaPlan(WrapperPlan):
 class FlashInferMla(MlaBackend):
     """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64.
 
-    It is absorbed, except in a prefill for which `plan_chunked_prefix` was called.
+    Attends to latents, except in a prefill for which `plan_chunked_prefix` was called.
     """
 
     def __init__(self, config: object = None) -> None:
