@@ -3,8 +3,8 @@
 A sequence is split into segments of equal length, except that the first one is shorter, because the launch
 that scans it has more to do. A segment maps the state before it linearly to the state after it. The first
 launch (`PASS` 1) scans the first segment of each sequence and computes these maps for all other segments
-except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state before each segment, and scans all segments
-but the first. `PASS` is 0 if no sequence is split and one launch is enough.
+except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state before each
+segment, and scans all segments but the first. `PASS` is 0 if no sequence is split and one launch is enough.
 """
 
 # Triton infers the types of kernel arguments at the call.

@@ -48,7 +48,7 @@ def _difference(b_hi, b_lo, hi, lo):
 
 @triton.jit
 def _before(p_paths, i_j, m_r):
-    """[16, 16]: whether each of the paths at `p_paths` contains each row of the block that begins at `i_j`."""
+    """[16, 16]: whether each of the paths at `p_paths` has each row of the block that begins at `i_j`."""
     b_bits = tl.load(p_paths + i_j // 32, mask=m_r, other=0)
     return ((b_bits[:, None] >> (i_j % 32 + tl.arange(0, ROWS))[None, :]) & 1) != 0
 

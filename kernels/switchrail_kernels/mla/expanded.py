@@ -3,8 +3,8 @@
 Let R be the size of a latent, E that of the rotary part, and D (without rotary part) and V the sizes of
 expanded keys and values. Attention to latents takes R + E and R multiplications per row, key and head.
 Attention to expanded keys and values takes D + E and V, a quarter as many. Expansion takes R (D + V)
-multiplications per key and head, once for all rows. As many keys are expanded at a time as fit in the buffer. The result over
-earlier keys is kept with its log-sum-exp, and updated.
+multiplications per key and head, once for all rows. As many keys are expanded at a time as fit in the buffer.
+The result over earlier keys is kept with its log-sum-exp, and updated.
 """
 
 # Triton infers the types of kernel arguments at the call.
