@@ -16,12 +16,14 @@ import switchrail
 from switchrail.engine import Engine, EngineOptions, Output, SamplingParams, core
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.ngram import NgramDrafts
+from switchrail.engine.pieces import Pieces
 from switchrail.engine.task import Task
 from switchrail.engine.warmup import warm_up
 from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
+from switchrail.times import device_of, times_path, write_machine
 
-from .capturable import CAPTURABLE, DeferringDelta
+from .capturable import CAPTURABLE, CapturableDelta, DeferringDelta
 from .drafting import FORCED, Oracle, Trees, use
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
@@ -523,6 +525,76 @@ def test_commits_are_left_to_the_next_verification(
     kinds = [key.kind for key in seen]
     assert {("verify", "verify"), ("verify", "decode"), ("verify", "mixed")} <= {*pairwise(kinds)}
     assert engine.stats.accepted_tokens > 50
+
+
+@pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
+def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
+    make_engine: Make, verified_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes after a verification was accepted; then other sequences get its slots."""
+    prompts = make_prompts(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    drafts = Pauses(expected)
+    engine = make_engine(
+        runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": drafts}
+    )
+    graphs = engine._runner.graphs
+    assert graphs is not None
+    accepting = [captured.accept for captured in graphs.captured.values()]
+    replay = Pieces.replay
+
+    def interrupted(pieces: Pieces, *given: Any) -> None:
+        replay(pieces, *given)
+        if pieces in accepting:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pieces, "replay", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompts, FREE)
+    drafts.step = 0
+    assert engine.generate(prompts, FREE) == expected
+
+
+@pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
+@pytest.mark.parametrize("few", ["capturable-verify", "committing"])
+def test_a_commit_is_not_left_to_another_backend(
+    few: str,
+    make_engine: Make,
+    verified_runtime: switchrail.Runtime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fastest backends of small and large verifications differ, and only one of them defers commits."""
+    monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    prompts = make_prompts(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    features = "cuda_graph", "device_parents"
+    verified_runtime.register(
+        "committing", CapturableDelta, op="gated_delta", phases=("verify",), features=features, priority=-2
+    )
+    names = "capturable-verify", "committing"
+    samples = [
+        {
+            "rows": rows,
+            "length": 5,
+            "nanoseconds": {name: 10 if (name == few) == is_few else 1000 for name in names},
+        }
+        for rows, is_few in ((5, True), (30, False))
+    ]
+    known = {"op": "gated_delta", "dtype": "float32", "head_size": 16, "heads": [2, 4], "no_decay": False}
+    found = {
+        "device": device_of(verified_runtime.find_platform("cpu")),
+        "packages": {},
+        "measurements": [{**known, "phase": "verify", "samples": samples}],
+    }
+    write_machine(times_path(), found, {})
+    engine = make_engine(
+        runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": Pauses(expected)}
+    )
+    serving = {state.backends["gated_delta.verify"] for state in engine.graphs if state.kind == "verify"}
+    assert serving == {*names}
+    assert engine.generate(prompts, FREE) == expected
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -253,9 +253,21 @@ class Runner:
         return self.graphs
 
     def _deferred_commits(self, verify: BoundPlan, width: int) -> DeferredCommits | None:
-        """The commits that verifications leave to the next one; None if there are none."""
-        is_possible = any("deferred_commit" in one.capabilities["features"] for one in verify.plan.backends)
-        if not self._options.deferred_commit or not is_possible:
+        """The commits that verifications leave to the next one; None if there are none.
+
+        There are none if a layer has several backends, by size: none of them can read another one's records.
+        """
+        names = {
+            (one.op, one.name)
+            for one in verify.plan.backends
+            if "deferred_commit" in one.capabilities["features"]
+        }
+        counts = {
+            len(one.serving)
+            for one in verify.plan.decisions
+            if any((one.op, name) in names for name, _ in one.serving)
+        }
+        if not self._options.deferred_commit or counts != {1}:
             return None
         slots, device = len(self.sequences.last_tokens), torch.device(self._platform.device)
         return DeferredCommits(slots=slots, width=width, device=device)

@@ -98,8 +98,8 @@ class Verifications:
     def _accept_rows(self, captured: Captured, chosen: torch.Tensor) -> torch.Tensor:
         assert captured.accept is not None
         self._chosen[: len(chosen)].copy_(chosen)
+        self._is_settled = self._deferred is None  # before the replay, which an exception may follow
         captured.accept.replay(self._dispatcher.dispatch)
-        self._is_settled = self._deferred is None
         return self._news[: len(chosen) // self._width]
 
     def settle(self) -> None:
