@@ -162,9 +162,10 @@ class Runtime(Registrar):
             yield Registry(staging)
 
     @contextmanager
-    def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Staging]:
-        staging = staging_of(self.hooks)
-        if staging is not None:  # the transaction of the plugin whose code is running
+    def _open(self, origin: Mapping[str, str] = _USER, *, apart: bool = False) -> Iterator[Staging]:
+        """Opens a transaction; by default that of the plugin whose code is running, if there is one."""
+        staging = None if apart else staging_of(self.hooks)
+        if staging is not None:
             yield staging
             return
         staging = Staging(self._core, self.hooks, self._functions, origin)
@@ -185,6 +186,9 @@ class Runtime(Registrar):
             ConfigError: It has no configuration, or the values are invalid; the error lists all problems.
             RegistrationError: A plugin configures a registration of another origin.
         """
+        self._configure(op, name, values)
+
+    def _configure(self, op: str, name: str, values: Mapping[str, Any], *, apart: bool = False) -> None:
         registration = self.backend(op, name)
         where = f"configuration of {op} backend {name!r}"
         implementation: Implementation = self._core.object(registration.id)
@@ -192,7 +196,7 @@ class Runtime(Registrar):
             raise ConfigError(f"{where}: the backend takes no configuration", found=values, valid=())
         given = configs.to_json_values(values, where)
         configs.validate(implementation.config_type, {**registration.default_config, **given}, where)
-        with self._open() as staging:
+        with self._open(apart=apart) as staging:
             staging.registrations.configure(op, name, given)
 
     def _configure_by_policy(self, only: tuple[str, str] | None = None) -> None:
@@ -205,7 +209,8 @@ class Runtime(Registrar):
                     blamed_on(POLICY, UnknownOpError),
                 ):
                     if not self.backend(*key).configuration:
-                        self.configure(*key, **values)
+                        # A plugin that plans while it is loaded may not configure others' backends.
+                        self._configure(*key, values, apart=True)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The backends, of one op or of all, that are active in at least one phase; sorted by op and name."""

@@ -19,6 +19,7 @@ from switchrail.errors import (
     UnknownOpError,
 )
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing import isolated
 
 Write = Callable[[str], Path]
 
@@ -239,3 +240,23 @@ def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) ->
     assert built.rows == 8
     with pytest.raises(ConfigError, match=r"SWITCHRAIL_POLICY is .*takes no configuration"):
         runtime.build("gated_delta", "fast")
+
+
+def test_a_plugin_plans_while_it_is_loaded(policy: Write, install: Callable[..., Path]) -> None:
+    """The file configures backends of others, and what it says isn't part of the plugin's registrations."""
+    install(
+        "acme_plans",
+        """
+import switchrail
+from switchrail import Layout
+
+def register(registry):
+    layout = Layout.from_kinds("small", ["gated_delta"])
+    switchrail.current_runtime().plan(layout, device="cpu", dtype="float32")
+""",
+    )
+    policy("[config.gated_delta.sized]\nrows = 8\n")
+    with isolated() as runtime:
+        runtime.register("sized", "nowhere:Sized", op="gated_delta", config=Sizes)
+        runtime.load(["acme_plans"], strict=True)
+        assert runtime.backend("gated_delta", "sized").effective_config == {"rows": 8}
