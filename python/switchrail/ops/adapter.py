@@ -109,7 +109,7 @@ class Adapted:
         return lengths
 
     def update(self, contract: Contract, batch: SequenceBatch) -> Any:
-        """Copy another batch's tables into the plan's own tables. Return its plain form, on these tables.
+        """Copy another batch's tables into the plan's own tables. Return its plain form on the plan's tables.
 
         Raises:
             ContractError: The plan has no bounds, or the batch does not fit into its tables; nothing was
@@ -142,7 +142,7 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch. For a plan with bounds it gets tables of its own, to copy others into.
+    """The plain form of a batch. With bounds it has tables of its own, into which later ones are copied.
 
     Args:
         batch: The plain form.
@@ -186,7 +186,7 @@ class Adapter(Wrapper):
 
     Attributes:
         backend: The backend.
-        added: The features that it adds.
+        added: The features that the adapter adds.
     """
 
     def __init__(self, backend: AnyBackend, features: Collection[str]) -> None:

@@ -79,9 +79,8 @@ class Backend(Generic[CallT, BatchT]):
     def plan(self, phase: Phase, batch: BatchT, bounds: Bounds | None = None) -> Any:
         """Prepare the data that all layers of a step share. Called once per step and phase.
 
-        Each call receives the result.
-
-        If phases run differently, the plan records the phase for `run`.
+        Each call of `run` in this step and phase receives the result. If phases run differently, the plan
+        records the phase for `run`.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
@@ -101,7 +100,7 @@ class Backend(Generic[CallT, BatchT]):
         raise NotImplementedError
 
     def optional_steps(self) -> Mapping[str, Call]:
-        """The optional steps that it has, of `switchrail.ops.steps.STEPS`, called with all arguments by name.
+        """The backend's steps among `switchrail.ops.steps.STEPS`, to be called with all arguments by name.
 
         A backend has a step if it has a method of that name, which takes any of the step's arguments. A
         wrapper overrides this to show the steps of its parts; see `switchrail.ops.delegate`.

@@ -129,11 +129,12 @@ class RowStatesBatch(VerifyBatch):
 class DeferredBatch(VerifyBatch):
     """A batch of drafted tokens that is committed by the next verification: the feature `deferred_commit`.
 
-    A state is then read and written once per verification, and not read by the verification and then read and
-    written by the commit. For each layer, the backend keeps numbered records of the effects of drafted rows.
-    `run` first applies the accepted rows of an earlier record to each sequence's state, and writes the
-    result, in the dtype of the pool, to its slot. The batch's rows start from there, and are kept in another
-    record. An empty sequence applies its record too. `run` returns nothing, so there is no commit.
+    So each verification reads and writes a state once. With a commit after it, the verification would read
+    the state, and the commit would read and write it again. For each layer, the backend keeps numbered
+    records of the effects of drafted rows. `run` first applies the accepted rows of an earlier record to each
+    sequence's state, and writes the result, in the dtype of the pool, to the sequence's slot. The batch's
+    rows start from this state, and are kept in another record. An empty sequence applies its record too.
+    `run` returns nothing, so there is no commit.
 
     Each sequence writes the slot that it reads, and `read_only` is False. A sequence with a record to apply
     has an initial state.
@@ -144,7 +145,7 @@ class DeferredBatch(VerifyBatch):
             rows of a sequence, and the same in all batches. The rows form a path from the state. Ignored if
             there is no record to apply.
         records: [N] int64, the record that keeps the sequence's rows; -1 for padding, and possibly for
-            sequences without rows. No record is in `pending_records` too, and none is there twice.
+            sequences without rows. No record is listed twice, and none is in `pending_records` too.
         record_count: The number of records, the same in all batches.
     """
 

@@ -72,8 +72,8 @@ class TensorSpec:
         mutated: Whether the call writes to the tensor.
         optional: Whether None is valid.
         same_if_none: Two axes that must have the same size if the tensor is None.
-        raw_with: The name of an option. If it is given, the dtype of the call's first tensor is valid as
-            well.
+        raw_with: The name of an option. In calls with this option, the dtype of the call's first tensor is
+            valid as well.
         feature: The feature that a backend must declare to accept this tensor; a call may then omit it or
             pass None. None if every backend accepts the tensor.
         also: Further valid forms of the tensor, by feature.

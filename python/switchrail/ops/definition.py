@@ -42,7 +42,7 @@ class OpDefinition:
     """An op, as its folder exports it. The parts are imported on first use.
 
     Attributes:
-        op: The op's name, in the core and of its folder.
+        op: The op's name, in the core and as the name of its folder.
         claims: The claims of its `torch` and `reference` backends in addition to those of all ops.
         steps: The optional steps of its `torch` backend.
         arguments: For each axis of the contract, the generator argument that sets its size.

@@ -25,8 +25,8 @@ class SingleRows:
     Attributes:
         rows: [B] int64, the packed row of each sequence.
         tokens: [B * L] int64, the cache place of each visible position; places past a sequence's end repeat
-            its first.
-        mask: [B, 1, 1, L] bool, True before a sequence's end; None if all are.
+            the sequence's first place.
+        mask: [B, 1, 1, L] bool, True before a sequence's end; None if all places are.
     """
 
     rows: torch.Tensor

@@ -66,7 +66,7 @@ def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Ragge
     """Refuse forms of tensors, shapes and lengths that don't match. Tensor contents are not read.
 
     Raises:
-        ArgumentError: They don't match.
+        ArgumentError: A form, a shape or a length doesn't match.
     """
     seqlens, seqlens_k = batch.seqlens, batch.seqlens_k
     starts = {"cu_seqlens": batch.cu_seqlens, "cu_seqlens_k": batch.cu_seqlens_k}

@@ -28,7 +28,7 @@ class Limited(Protocol):
     """Runs work with a time limit."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Runs `work`. `name` is the owner of its code; `what` describes it in messages."""
+        """Runs `work`. Messages name the owner of its code (`name`) and the kind of work (`what`)."""
 
 
 class Candidate:
@@ -55,7 +55,7 @@ class Candidate:
         """Calls the plugin's function. Returns its class path, or None if it declines.
 
         Raises:
-            PlatformPluginError: The plugin fails, or hung before.
+            PlatformPluginError: The plugin fails, or an earlier call of the plugin hung.
         """
         if self.record.state != "discovered":
             raise self._failure(f"{self.record.state}: {self.record.reason}")

@@ -31,9 +31,10 @@ class PlatformChoice:
     """The platform of one runtime, chosen once, by the first thread that needs it.
 
     The platform set with `use` comes first, then the one that `SWITCHRAIL_PLATFORM` names. Otherwise all
-    installed platform plugins are called, and the one that accepts serves; if several accept, that is an
-    error. If all decline, the first built-in kind with a device serves. After a failed choice the next call
-    tries again. There is one platform object per class and device, whatever name it was requested by.
+    installed platform plugins are called, and the platform of the one that accepts is chosen; several that
+    accept are an error. If all decline, the first built-in kind with a device serves. After a failed choice
+    the next call tries again. There is one platform object per class and device, whatever name it was
+    requested by.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Gpu(NamedTuple):
 
     Attributes:
         name: The vendor's name for the device.
-        capability: Its compute capability.
-        total_memory: Its memory in bytes.
+        capability: The device's compute capability.
+        total_memory: The device's memory in bytes.
     """
 
     name: str
@@ -40,8 +40,8 @@ def gpus(toolkit: str) -> tuple[Gpu, ...]:
     """The devices in the driver's order; none if the driver is missing or too old.
 
     Args:
-        toolkit: The CUDA version that torch was built with. Its major version must not be later than the
-            driver's.
+        toolkit: The CUDA version that torch was built with. The driver must support this major version of
+            CUDA.
     """
     try:
         library = ctypes.CDLL(_LIBRARY)

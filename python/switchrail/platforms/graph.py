@@ -43,7 +43,7 @@ class Graph:
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor for use between replays of this graph and of graphs that share its memory.
 
-        An implementation may return a tensor that does not keep the memory from being used by later blocks,
-        if the memory lives as long as the graph.
+        If the memory lives as long as the graph, an implementation may return a tensor that does not own the
+        memory, so that later captures can use this memory too.
         """
         return tensor

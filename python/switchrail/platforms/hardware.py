@@ -40,7 +40,7 @@ class Hardware:
     def devices(cls) -> tuple[str, ...]:
         """The torch names of this family's devices on this machine, in order.
 
-        For a plugin's family it is called only if a user selects a device by number, as in `acme:1`.
+        For a plugin's family, it is called only if a user selects a device by number, as in `acme:1`.
         """
         return ()
 
@@ -85,9 +85,9 @@ class Hardware:
         """Creates a stream for one engine, which keeps the engine's steps in order even if threads change.
 
         Returns:
-            A function that returns a context manager. Within it, work is launched on the new stream, after
-            the earlier work on the thread's current stream; that stream then waits for the new work. On
-            devices without streams it does nothing.
+            A function that returns a context manager. In its block, work is launched on the new stream, after
+            the earlier work on the thread's current stream; the current stream then waits for the new work.
+            On devices without streams, the context manager does nothing.
         """
         return nullcontext
 

@@ -180,8 +180,8 @@ class Products(Operation):
     """A linear layer, or several with the same input, such as those of queries, keys and values.
 
     `forward(x, weight)` returns x weight^T. x is [..., D], weight [N, D] with the rows of all layers
-    concatenated, and the result [..., N]. The engine only concatenates the weights if a platform has a
-    function for it.
+    concatenated, and the result [..., N]. The engine only concatenates the weights if the platform
+    has a function for this operation.
     """
 
     name = "products"
@@ -280,9 +280,10 @@ class RaggedAttention(Operation):
     [T, H] float32 (natural log, -inf for rows that attend to nothing, whose outputs are zeros). q is [T, H,
     D], k [S, HKV, D] and v [S, HKV, V], H a multiple of HKV; all may be strided views with a contiguous last
     axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows and
-    the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each row
-    before it to one less; otherwise every row attends to all of them. Two results over parts of the keys can
-    be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's prefill in chunks.
+    the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each
+    earlier row to one key less than the next row; otherwise every row attends to all keys. Two results over
+    parts of the keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's
+    prefill in chunks.
     """
 
     name = "ragged_attention"
@@ -328,7 +329,7 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it. It may be marked with `switchrail.params.capturable`.
+    it. A function may be marked with `switchrail.params.capturable`.
     """
 
     name = "choose_tokens"
