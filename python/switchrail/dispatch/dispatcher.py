@@ -441,7 +441,10 @@ class Dispatcher:
             except Exception as error:
                 _note(error, user.failure(step.prepared.parts, "planning commits of "))
                 raise
-            found.append(partial(user.backend.run, take_rows(call, slice(0, 0)), batch, plans[index]))
+            layer, *tensors = take_rows(call, slice(0, 0))
+            # copies, as views would keep the memory of the call's rows
+            empty = type(call)(layer, *(one if one is None else one.clone() for one in tensors))
+            found.append(partial(user.backend.run, empty, batch, plans[index]))
         return found
 
     def forget(self) -> None:
