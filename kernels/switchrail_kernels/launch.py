@@ -18,7 +18,8 @@ _MOST = 4096
 """Maximum binaries per kernel: a constant that depends on the batch could add more without end."""
 
 TABLES = (
-    *("p_cu_seqlens", "p_read_slots", "p_write_slots", "p_has_initial_state", "p_kept_slots", "p_slots"),
+    *("p_cu_seqlens", "p_cu_seqlens_k", "p_has_initial_state"),
+    *("p_read_slots", "p_write_slots", "p_kept_slots", "p_slots"),
     *(
         "p_pages",
         "p_kv_lens",

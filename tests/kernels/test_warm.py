@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import random
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +17,16 @@ pytest.importorskip("triton")
 
 import switchrail_kernels
 from switchrail import Engine, SamplingParams
-from switchrail.engine.warmup import warm_up
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.warmup import rounds, warm_up
+from switchrail.ops.batch import StateBatch
 from switchrail.platforms import CpuPlatform
 from switchrail.platforms.operations import ChooseTokens
 from switchrail.testing import isolated
+from switchrail_kernels.delta import scan
+from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.launch import ALIGNMENT, Launcher, _specialization
+from switchrail_kernels.segments import Chunks
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 TOKENIZER = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
@@ -132,6 +140,73 @@ def test_nothing_is_left_to_compile_after_the_warm_up(engine, forms):
                 )
         engine.step()
     assert forms - warm == set()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The parts of an engine on which the warm-up's rounds depend."""
+
+    options: EngineOptions
+    max_length: int = 8256
+    pools = SimpleNamespace(pages=SimpleNamespace(capacity=1 << 20))
+
+
+def steps(lengths, rows):
+    """The rows of each prompt in the steps that run prompts of these lengths."""
+    left = list(lengths)
+    while any(left):
+        free, step = rows, []
+        for i, length in enumerate(left):
+            step.append(min(length, free))
+            left[i] -= step[-1]
+            free -= step[-1]
+        yield [count for count in step if count]
+
+
+def batch_of(seqlens, offset):
+    """A batch of sequences of these lengths, whose tables begin `offset` entries after an aligned address."""
+    count = len(seqlens)
+    slots = torch.zeros(count + offset, dtype=torch.int64)[offset:]
+    return StateBatch(
+        cu_seqlens=torch.zeros(count + 1 + offset, dtype=torch.int32)[offset:], seqlens=tuple(seqlens),
+        read_slots=slots, write_slots=slots,
+        has_initial_state=torch.zeros(count + offset, dtype=torch.bool)[offset:],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [2048, 8192])
+@pytest.mark.parametrize("sequences", [16, 64, 256])
+@pytest.mark.parametrize("value_heads", [8, 16, 32, 64])
+@pytest.mark.parametrize("channels", [False, True], ids=["gated_delta", "kda"])
+def test_every_scan_of_a_hopper_is_compiled_in_the_warm_up(
+    channels, value_heads, sequences, rows, forms, monkeypatch
+):
+    monkeypatch.setattr(scan, "compute_capability", lambda device: (9, 0))
+    size, empty = 128, partial(torch.empty, dtype=torch.bfloat16)
+    q, v = empty(rows, value_heads // 2, size), empty(rows, value_heads, size)
+    state = torch.empty(1, value_heads, size, size)
+    call = SimpleNamespace(v=v, out=v, layer=SimpleNamespace(state=state))
+    prepared = scan.Prepared(q, q, q, q, q, torch.empty(1, 4 * CHUNK.value))
+
+    def run(seqlens, offset=0):
+        batch = batch_of(seqlens, offset)
+        scan.scan(call, batch, Chunks.of(batch, CHUNK.value), prepared, channels=channels)
+
+    monkeypatch.setattr(scan, "scratch", lambda shape, dtype, device: torch.empty(1, dtype=dtype))
+    options = EngineOptions(max_sequences=sequences, max_tokens_per_step=rows, page_size=16)
+    for lengths in rounds(Limits(options)):
+        for step in steps(lengths, rows):
+            run(step)
+    warm = set(forms)
+    draw = random.Random(0)
+    for _ in range(600):
+        count = draw.randint(1, sequences)
+        longest = max(1, int(draw.choice((0.1, 0.3, 0.6, 1, 1.5, 3)) * rows / count))
+        least = draw.randint(1, longest)
+        lengths = [draw.randint(least, longest) for _ in range(count)]
+        run(next(steps([*lengths, *draw.choice(([], [1]))][-count:], rows)), draw.randint(0, 3))
+    assert forms - warm == set()
+    assert warm
 
 
 def test_tokens_are_chosen_greedily_and_at_random_in_the_warm_up(tmp_path):

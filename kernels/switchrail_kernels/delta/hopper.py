@@ -314,7 +314,7 @@ def _compose(
 @gluon.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=TABLES)
 def _scan(
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_ends, p_maps, p_sequences,
-    p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept,
+    p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept_slots,
     s_kept,
     every,
     s_slot,
@@ -373,7 +373,7 @@ def _scan(
     until = 0
     if KEEP:
         at = (row - gl.load(p_cu_seqlens + i_n)).to(gl.int32)
-        p_kept += i_n.to(gl.int64) * s_kept + at // every
+        p_kept_slots += i_n.to(gl.int64) * s_kept + at // every
         until = every - at % every
 
     o_k = gl.arange(0, BK, layout=gl.SliceLayout(0, wide))[None, :]
@@ -390,7 +390,7 @@ def _scan(
             if i_b < VALUE_BLOCKS:
                 b_s = gl.zeros([BV, BK], gl.float32, wide)
                 b_s = _walk(
-                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept,
+                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept_slots,
                     i_b, rows, until, every, s_slot, s_qt, s_kt, s_vt, HV, K, V, BK, BV, FACTORS, CHANNELS,
                     True, False, False, STAGES,
                 )  # fmt: skip
@@ -399,7 +399,7 @@ def _scan(
                 o_m = o_v - VALUE_BLOCKS * BV
                 b_s = gl.where(o_m == o_k, 1.0, 0.0)
                 b_s = _walk(
-                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept,
+                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept_slots,
                     i_b, rows, until, every, s_slot, s_qt, s_kt, s_vt, HV, K, V, BK, BV, FACTORS, CHANNELS,
                     False, False, False, STAGES,
                 )  # fmt: skip
@@ -418,8 +418,9 @@ def _scan(
         m_read = (o_v < gl.where(has & (read >= 0), V, 0)) & (o_k < K)
         b_s = gl.load(p_state + read * s_slot + o_v * K + o_k, mask=m_read, other=0.0).to(gl.float32)
     b_s = _walk(
-        b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept, i_b, rows, until,
-        every, s_slot, s_qt, s_kt, s_vt, HV, K, V, BK, BV, FACTORS, CHANNELS, True, True, KEEP, STAGES,
+        b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept_slots,
+        i_b, rows, until, every, s_slot, s_qt, s_kt, s_vt, HV, K, V, BK, BV, FACTORS, CHANNELS,
+        True, True, KEEP, STAGES,
     )  # fmt: skip
     if is_last:
         p_to = p_state + write * s_slot + o_v * K + o_k

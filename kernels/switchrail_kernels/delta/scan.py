@@ -160,7 +160,7 @@ def _walk_pieces(
 @triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=TABLES)
 def _scan(
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_ends, p_maps, p_sequences,
-    p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept,
+    p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept_slots,
     s_kept,
     every,
     s_slot,
@@ -265,7 +265,7 @@ def _scan(
         at = (row - tl.load(p_cu_seqlens + i_n)).to(tl.int32)
         b_s = _walk_pieces(
             b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out,
-            p_kept + i_n.to(tl.int64) * s_kept, o_v, o_state, o_k < K, rows, at, every, places, s_slot,
+            p_kept_slots + i_n.to(tl.int64) * s_kept, o_v, o_state, o_k < K, rows, at, every, places, s_slot,
             s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, WHOLE, STAGES,
         )  # fmt: skip
     else:

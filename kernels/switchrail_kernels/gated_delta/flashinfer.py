@@ -28,10 +28,10 @@ from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.tables import to_device
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=TABLES)
 def _stage(
-    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_read, p_write, p_to_q, p_to_k, p_to_v, p_to_a, p_to_b,
-    p_zeros, p_factors, p_to_read, p_to_write,
+    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_read_slots, p_write_slots, p_to_q, p_to_k, p_to_v,
+    p_to_a, p_to_b, p_zeros, p_factors, p_to_read, p_to_write,
     rows, lower, beta_scale,
     s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
@@ -80,8 +80,8 @@ def _stage(
         read = tl.full((), -1, tl.int64)
         write = read
         if i_t < rows:
-            read = tl.load(p_read + i_t)
-            write = tl.load(p_write + i_t)
+            read = tl.load(p_read_slots + i_t)
+            write = tl.load(p_write_slots + i_t)
             if OWN:
                 read = tl.where(read < 0, read, i_t)
                 write = read

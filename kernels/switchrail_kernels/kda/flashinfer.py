@@ -25,17 +25,17 @@ from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.plans import Decode
 
 ALIGNMENT = 32
 """Alignment in bytes that the library's kernel requires of tensors."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _stage(
-    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_read, p_write, p_state, p_to_q, p_to_k, p_to_v, p_to_g,
-    p_to_beta, p_to_slots,
+    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_read_slots, p_write_slots, p_state, p_to_q, p_to_k,
+    p_to_v, p_to_g, p_to_beta, p_to_slots,
     lower, beta_scale,
     s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh,
     H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
@@ -62,8 +62,8 @@ def _stage(
     tl.store(p_to_g + o_v, b_g.to(p_to_g.dtype.element_ty))
     b_beta = write_weight(tl.load(p_beta + i_t * s_bt + i_h * s_bh), beta_scale, RAW_BETA)
     tl.store(p_to_beta + i_t * HV + i_h, b_beta.to(p_to_beta.dtype.element_ty))
-    read = tl.load(p_read + i_t)
-    write = tl.load(p_write + i_t)
+    read = tl.load(p_read_slots + i_t)
+    write = tl.load(p_write_slots + i_t)
     if i_h == 0:
         tl.store(p_to_slots + i_t, write.to(tl.int32))
     if read != write:

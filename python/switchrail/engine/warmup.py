@@ -12,6 +12,9 @@ from switchrail.params import SamplingParams
 
 _LENGTHS: Final = (1, 2, 3, 15, 16, 17, 63, 64, 65, 129, 250, 500, 1000, 2000, 4000, 8000)
 
+_MIXTURES: Final = ((33, (65,)), (33, (97, 1)), (1000, ()))
+"""Lengths of many prompts, each with those of a few others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
@@ -59,7 +62,8 @@ def rounds(engine: Engine) -> list[list[int]]:
     alone = [[length] for length in dict.fromkeys(fits) if length + new <= capacity]
     together = [*fits[:8], *[min(9, most)] * (options.max_sequences - 8)][: options.max_sequences]
     rows = options.max_tokens_per_step
-    return [*alone, together, *_crowds(options.max_sequences, rows, most, capacity, new)]
+    limits = options.max_sequences, rows, most, capacity, new
+    return [*alone, together, *_crowds(*limits), *_mixtures(*limits)]
 
 
 def _new_tokens(engine: Engine) -> int:
@@ -78,6 +82,21 @@ def _crowds(sequences: int, rows: int, most: int, capacity: int, new: int) -> It
         if count == sequences:
             return
         count = min(4 * count, sequences)
+
+
+def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
+    """Rounds that fill a step with as many prompts as possible of at least a given length.
+
+    A kernel's choice may depend on the number of prompts together with their mean and least lengths.
+    """
+    for length, others in _MIXTURES:
+        count = min(
+            sequences - len(others),
+            (rows - sum(others)) // length,
+            (capacity - sum(others) - new * len(others)) // (length + new),
+        )
+        if count > 0 and max((length, *others)) <= most:
+            yield [*others, *[length] * count]
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
