@@ -173,8 +173,8 @@ MUTANTS = {
     ),
     "a stale slot": (
         "short_conv",
-        "b_s = tl.load(entry(p_state + read * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)",
-        "b_s = tl.load(entry(p_state + write * s_slot, j, o_c, C, S_W, S_C), mask=m_old, other=0.0)",
+        "p_old = entry(p_state + read * s_slot, j, o_c, C, S_W, S_C)",
+        "p_old = entry(p_state + write * s_slot, j, o_c, C, S_W, S_C)",
         ["decode/float32/read-not-write"],
     ),
     "a dirty slot read": (
@@ -299,8 +299,8 @@ MUTANTS = {
     ),
     "the oldest tap dropped": (
         "short_conv",
-        "        b_y += b_s.to(tl.float32) * tl.load(",
-        "        b_y += (j > 0) * b_s.to(tl.float32) * tl.load(",
+        "b_y += window[j].to(tl.float32) * taps[j]",
+        "b_y += (j > 0) * window[j].to(tl.float32) * taps[j]",
         ["decode/float32/ragged", "decode/float32/token-by-token"],
     ),
     "a decay dropped from one chunk to the next": (
