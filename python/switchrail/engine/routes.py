@@ -94,7 +94,7 @@ def plan_routes(
     }
     if defaults:
         listed = " ".join(f"{key}={name}" for key, name in defaults.items())
-        _log.info("defaults of platform %s: %s", platform.kind, listed)
+        _log.debug("defaults of platform %s: %s", platform.kind, listed)
     try:
         return runtime.plan(
             layout,
