@@ -203,11 +203,7 @@ class Runtime(Registrar):
         """Configures backends as the policy file says, unless the program did; all of them, or only one."""
         for key, values in policy_config().items():
             if only in (None, key):
-                with (
-                    blamed_on(POLICY, ConfigError),
-                    blamed_on(POLICY, UnknownBackendError),
-                    blamed_on(POLICY, UnknownOpError),
-                ):
+                with blamed_on(POLICY, ConfigError, UnknownBackendError, UnknownOpError):
                     if not self.backend(*key).configuration:
                         # A plugin that plans while it is loaded may not configure others' backends.
                         self._configure(*key, values, apart=True)

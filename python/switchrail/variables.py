@@ -35,18 +35,18 @@ VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES, POLICY)
 
 
 @contextmanager
-def blamed_on(variable: str, errors: type[SwitchrailError], *, given: object = None) -> Iterator[None]:
+def blamed_on(variable: str, *errors: type[SwitchrailError], given: object = None) -> Iterator[None]:
     """Adds a variable's name to errors that the variable's value causes.
 
     Args:
         variable: The variable.
-        errors: The class of such errors. Errors of its subclasses are not changed.
+        *errors: The classes of such errors. Errors of their subclasses are not changed.
         given: The value that the program passed instead; None means that the variable's value is used.
     """
     try:
         yield
     except errors as error:
         found = os.environ.get(variable)
-        if given is not None or found is None or type(error) is not errors or variable in error.message:
+        if given is not None or found is None or type(error) not in errors or variable in error.message:
             raise
-        raise errors(f"{variable} is {found!r:.200}: {error.message}", **error.fields) from error
+        raise type(error)(f"{variable} is {found!r:.200}: {error.message}", **error.fields) from error

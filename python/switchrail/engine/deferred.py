@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -86,13 +87,7 @@ class DeferredCommits:
             records: Its `pending_records`, `pending_rows` and `records`, which `take` fills.
         """
         pending, rows, own = records
-        fields: dict[str, Any] = {
-            name: getattr(batch, name)
-            for name in (
-                *("cu_seqlens", "seqlens", "read_slots", "write_slots", "has_initial_state"),
-                *("parents", "parent_rows"),
-            )
-        }
+        given: dict[str, Any] = {one.name: getattr(batch, one.name) for one in fields(VerifyBatch)}
         return DeferredBatch(
-            **fields, pending_records=pending, pending_rows=rows, records=own, record_count=self.count
+            **given, pending_records=pending, pending_rows=rows, records=own, record_count=self.count
         )

@@ -63,9 +63,8 @@ class DecodeInputs:
         self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
         self._filled: tuple[list[int], list[int]] = [], []  # the lengths and slots of the last `fill`
-        self._next: tuple[list[int], list[int]] | None = (
-            None  # those that the device has now; None if unknown
-        )
+        # those that the device has now; None if unknown
+        self._next: tuple[list[int], list[int]] | None = None
         self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._kv_rows = torch.zeros(sequences, dtype=torch.int64, device=device)
