@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from switchrail.engine.module_hooks import Numbered, hooks_of, hooks_of_all
+from switchrail.engine.module_hooks import Numbered, hooks_of, hooks_of_all, is_adding, numbers_given
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.site import Site
@@ -29,10 +28,13 @@ class HookWatch:
         self.look()
 
     def look(self) -> None:
-        """Record the current hooks as those at the capture."""
-        version, count = chain.version(), RemovableHandle.next_id
+        """Record the current hooks as those at the capture; waits for a change of Switchrail's hooks.
+
+        Within such a change, the table has hooks that calls don't run yet.
+        """
+        version = chain.table()
         chains = _chains(version)
-        hooked = self._find()
+        count, hooked = self._find()
         keys = [tuple(hooks) for hooks in hooked]
         total = sum(map(len, keys))
         # as in `Sequences.admit`, no signal handler can raise between these statements
@@ -41,9 +43,8 @@ class HookWatch:
 
     def has_changed(self) -> bool:
         """Whether hooks have changed since they were recorded."""
-        count = RemovableHandle.next_id
-        if count != self._count:  # torch has a new hook, but perhaps on another model
-            found = self._find()
+        if numbers_given() != self._count:  # torch has a new hook, but perhaps on another model
+            count, found = self._find()
             if [tuple(hooks) for hooks in found] != self._keys:
                 return True
             self._hooked, self._count = found, count
@@ -54,10 +55,17 @@ class HookWatch:
             self._version = version
         return sum(map(len, self._hooked)) != self._total  # without a new hook, only removals are possible
 
-    def _find(self) -> list[Numbered]:
-        """The torch hooks of all modules, by their numbers."""
+    def _find(self) -> tuple[int | None, list[Numbered]]:
+        """The torch hooks of all modules, by their numbers.
+
+        Returns:
+            How many numbers torch has given, or None if a hook with a number may be missing; and the hooks.
+        """
+        count: int | None = numbers_given()
+        if is_adding():
+            count = None
         own = [hooks for part in self._model.modules() for hooks in hooks_of(part) if hooks]
-        return [*hooks_of_all(), *own]
+        return count, [*hooks_of_all(), *own]
 
 
 def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:

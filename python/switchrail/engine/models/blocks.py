@@ -195,7 +195,7 @@ class Blocks:
         return [one.running for site, one in table.chains.items() if site.name.startswith(module)]
 
     def _make(self) -> None:
-        self._version = chain.version()
+        self._version = chain.table()
         self._own = self._hooks(self._version)
         self._watch.look()
         operations.look(self._model)
