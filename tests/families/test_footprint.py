@@ -13,6 +13,7 @@ import torch
 from switchrail.cli.app import app
 from switchrail.engine import Engine, EngineOptions
 from switchrail.engine.footprint import footprint
+from switchrail.engine.models.binding import find_mixers
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
@@ -56,6 +57,29 @@ def bytes_of(engine: Engine) -> int:
     return sum(
         {id(one): one.nbytes for model in models for one in (*model.parameters(), *model.buffers())}.values()
     )
+
+
+def test_mixers_are_found_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each kind of layer; the target has two kinds, its draft one."""
+    found = []
+
+    def finding(*arguments: Any) -> Any:
+        found.append(arguments)
+        return find_mixers(*arguments)
+
+    monkeypatch.setattr("switchrail.engine.footprint.find_mixers", finding)
+    draft, runtime = QWEN3_NEXT.parent / "kjv-draft", switchrail.Runtime()
+    footprint(
+        runtime,
+        QWEN3_NEXT,
+        switchrail.Layout.from_config(QWEN3_NEXT),
+        EngineOptions(**DRAFTED, draft=draft),
+        drafts=[switchrail.Layout.from_config(draft)],
+        platform=runtime.find_platform("cpu"),
+        dtype=torch.float32,
+        memory=2**30,
+    )
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("draft", ["mtp", QWEN3_NEXT.parent / "kjv-draft"], ids=["mtp", "model"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from switchrail.engine.models.families import Family
 from switchrail.engine.models.mtp import head_skeleton
 from switchrail.engine.options import MTP, EngineOptions
 from switchrail.platforms import Platform
-from switchrail.pools import pages_of
+from switchrail.pools import Shape, pages_of
 from switchrail.runtime import Runtime
 
 
@@ -74,7 +74,7 @@ class Footprint:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
     """The engine's model, its draft model, or a step of its draft head; each has pools of its own.
 
@@ -84,6 +84,7 @@ class _Part:
         family: Its family.
         copies: Slots per sequence.
         name: What comes before the kinds of its layers.
+        shapes: The shape of each (layer id, op).
     """
 
     layout: Layout
@@ -91,21 +92,21 @@ class _Part:
     family: Family
     copies: int = 1
     name: str = ""
+    shapes: dict[tuple[int, str], Shape] = field(init=False)
 
-    def classes(self, platform: Platform, kind: str | None = None) -> PoolClasses:
-        """The pools of all layers, or of those of one kind."""
+    def __post_init__(self) -> None:
+        """Find the mixers and read their shapes."""
         mixers = find_mixers(self.model, self.family, self.layout.layers)
         check_shapes(mixers, self.layout)
-        ids = {layer.id for layer in self.layout.layers if kind in (None, layer.kind)}
-        own = {key: shape for key, shape in read_shapes(mixers).items() if key[0] in ids}
-        return PoolClasses(own, platform)
+        self.shapes = read_shapes(mixers)
 
     def kinds(self, platform: Platform, dtype: torch.dtype, state_dtype: torch.dtype) -> list[KindFootprint]:
         """The memory of the layers, by kind."""
         modules, found = self.family.layers_of(self.model), []
         for kind in dict.fromkeys(layer.kind for layer in self.layout.layers):
             ids = [layer.id for layer in self.layout.layers if layer.kind == kind]
-            classes = self.classes(platform, kind)
+            own = {place: shape for place, shape in self.shapes.items() if place[0] in ids}
+            classes = PoolClasses(own, platform)
             found.append(
                 KindFootprint(
                     kind=self.name + kind,
@@ -172,7 +173,7 @@ def footprint(
     weights = _weights(part.model for part in parts)
     page, states = hidden * options.page_size, 0
     for part in parts:
-        classes = part.classes(platform)
+        classes = PoolClasses(part.shapes, platform)
         page += classes.page_bytes(options.page_size, dtype)
         slots = part.copies * options.max_sequences + 1
         states += slots * classes.slot_bytes(dtype, state_dtype)
