@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,37 +133,42 @@ def _is_name(found: object) -> bool:
     return isinstance(found, str) and found != "" and not set(found) & set(",!")
 
 
-def with_policy(preferences: Mapping[str, str] | None) -> dict[str, str]:
-    """A program's preferences, completed by those of the file that `SWITCHRAIL_POLICY` names.
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The contents of the file that `SWITCHRAIL_POLICY` names; empty if it names none.
 
-    Backends that the file denies stay denied, whatever the program chooses.
+    Attributes:
+        preferences: The choices, orders and denials.
+        config: Values for the backends' configurations, by op and backend name.
+    """
+
+    preferences: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+    def completed(self, preferences: Mapping[str, str] | None) -> dict[str, str]:
+        """A program's preferences, completed by the policy's. Backends that the policy denies stay denied."""
+        chosen = dict(preferences or {})
+        own = choices_of(chosen)
+        return with_denials(_left(choices_of(self.preferences), own) | own, chosen, self.preferences)
+
+
+def read_policy() -> Policy:
+    """Reads the file that `SWITCHRAIL_POLICY` names.
 
     Raises:
         ConfigError: The file can't be read or is invalid.
     """
-    chosen = dict(preferences or {})
     named = os.environ.get(POLICY)
     if not named:
-        return chosen
+        return Policy()
     file = Path(named)
     with blamed_on(POLICY, ConfigError):
-        policy = preferences_of(file, read_tables(file))
-    own = choices_of(chosen)
-    return with_denials(_left(choices_of(policy), own) | own, chosen, policy)
-
-
-def policy_config() -> dict[tuple[str, str], dict[str, Any]]:
-    """The values in the same file for backends' configurations, by op and backend name.
-
-    Raises:
-        ConfigError: The file can't be read or is invalid.
-    """
-    named = os.environ.get(POLICY)
-    if not named:
-        return {}
-    with blamed_on(POLICY, ConfigError):
-        tables = read_tables(Path(named)).get("config", {})
-    return {(op, name): values for op, backends in tables.items() for name, values in backends.items()}
+        tables = read_tables(file)
+        config = tables.get("config", {})
+        return Policy(
+            preferences_of(file, tables),
+            {(op, name): values for op, backends in config.items() for name, values in backends.items()},
+        )
 
 
 def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.builtin_backends import register_builtins
-from switchrail.errors import ConfigError, PlatformError, StalePlanError, UnknownBackendError, UnknownOpError
+from switchrail.errors import (
+    ConfigError,
+    PlatformError,
+    StalePlanError,
+    SwitchrailError,
+    UnknownBackendError,
+    UnknownOpError,
+)
 from switchrail.functions import Functions
 from switchrail.implementation import Implementation
 from switchrail.nearest import unknown
@@ -18,7 +25,7 @@ from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
 from switchrail.plugins import GROUP, Loader, Plugin
 from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
-from switchrail.policy import policy_config, with_policy
+from switchrail.policy import Policy, read_policy
 from switchrail.registration import Registrar, Registry, dtype_name
 from switchrail.registration import capability as read_capability
 from switchrail.registration import head_size as read_head_size
@@ -45,10 +52,13 @@ class Runtime(Registrar):
 
     Attributes:
         hooks: The hooks that this runtime has put on functions of the process.
+        skips_policy_errors: Whether `plan` leaves out configurations of the policy file that can't be
+            applied, instead of raising their error. `switchrail explain`, which prints the errors, sets it.
     """
 
     def __init__(self) -> None:
         self._core = _core.Runtime()
+        self.skips_policy_errors = False
         self.hooks: Hooks = StagedHooks()
         choosing = Choosing()
         self._functions = Functions((name, one.forward) for name, one in OPERATIONS.items())
@@ -199,14 +209,37 @@ class Runtime(Registrar):
         with self._open(apart=apart) as staging:
             staging.registrations.configure(op, name, given)
 
-    def _configure_by_policy(self, only: tuple[str, str] | None = None) -> None:
-        """Configures backends as the policy file says, unless the program did; all of them, or only one."""
-        for key, values in policy_config().items():
-            if only in (None, key):
-                with blamed_on(POLICY, ConfigError, UnknownBackendError, UnknownOpError):
-                    if not self.backend(*key).configuration:
-                        # A plugin that plans while it is loaded may not configure others' backends.
-                        self._configure(*key, values, apart=True)
+    def apply_policy(self) -> tuple[SwitchrailError, ...]:
+        """Configures backends as the file of `SWITCHRAIL_POLICY` says, unless the program did.
+
+        Returns:
+            An error for each configuration of an unknown backend, or with invalid values; `plan` raises the
+            first.
+
+        Raises:
+            ConfigError: The file can't be read or is invalid.
+        """
+        return self._apply(read_policy())
+
+    def _apply(self, policy: Policy) -> tuple[SwitchrailError, ...]:
+        errors: list[SwitchrailError] = []
+        for key, values in policy.config.items():
+            try:
+                self._configure_by(key, values)
+            except (ConfigError, UnknownBackendError, UnknownOpError) as error:
+                errors.append(error)
+        return tuple(errors)
+
+    def _configure_by(self, key: tuple[str, str], values: Mapping[str, Any]) -> None:
+        """Configures a backend with the values of the policy file, unless the program configured it."""
+        with blamed_on(POLICY, ConfigError, UnknownBackendError, UnknownOpError):
+            try:
+                if not self.backend(*key).configuration:
+                    # A plugin that plans while it is loaded may not configure others' backends.
+                    self._configure(*key, values, apart=True)
+            except (UnknownBackendError, UnknownOpError) as error:
+                error.extend(f"named by the file's table [config.{'.'.join(key)}]")
+                raise
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The backends, of one op or of all, that are active in at least one phase; sorted by op and name."""
@@ -278,7 +311,9 @@ class Runtime(Registrar):
             BackendImportError: Its path doesn't lead to a backend.
             ConfigError: Its configuration is invalid.
         """
-        self._configure_by_policy((op, name))
+        values = read_policy().config.get((op, name))
+        if values is not None:
+            self._configure_by((op, name), values)
         registration = self.backend(op, name, phase)
         implementation: Implementation = self._core.object(registration.id)
         return implementation.build(registration)
@@ -347,7 +382,7 @@ class Runtime(Registrar):
             "page_size": _page_size(page_size),
             "state_layout": arguments.optional_text("state_layout", state_layout),
             "features": arguments.texts("features", features),
-            "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
+            "preferences": read_policy().completed(arguments.texts_by_name("preferences", preferences)),
             "installed": self._loader.installed(),
             "heads": None if heads is None else arguments.pair("heads", heads, 1),
             "no_decay": arguments.flag("no_decay", no_decay),
@@ -402,14 +437,17 @@ class Runtime(Registrar):
         Raises:
             SwitchrailError: See `resolve`; messages and fields also name the layers.
         """
-        self._configure_by_policy()
+        policy = read_policy()
+        for error in self._apply(policy):
+            if not self.skips_policy_errors:
+                raise error
         request = {
             "device": _device(device, capability),
             "dtype": dtype_name("dtype", dtype),
             "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
             "page_size": _page_size(page_size),
             "phases": arguments.texts("phases", phases),
-            "preferences": with_policy(arguments.texts_by_name("preferences", preferences)),
+            "preferences": policy.completed(arguments.texts_by_name("preferences", preferences)),
             "state_layouts": arguments.texts_by_name("state_layouts", state_layouts),
             "features": {
                 op: arguments.texts(f"features[{op!r}]", names)

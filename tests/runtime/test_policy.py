@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import switchrail
 from switchrail import Layout, Runtime
+from switchrail.cli.app import app
 from switchrail.cli.choices import read_choices
-from switchrail.doctor.environment import check_environment
+from switchrail.doctor.environment import check_environment, check_policy
 from switchrail.errors import (
     BackendUnfitError,
     ConfigError,
@@ -20,6 +22,7 @@ from switchrail.errors import (
 )
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
+from typer.testing import CliRunner
 
 Write = Callable[[str], Path]
 
@@ -213,12 +216,12 @@ def test_it_configures_backends(runtime: Runtime, policy: Write) -> None:
         (
             "[config.gated_delta.size]\nrows = 8\n",
             UnknownBackendError,
-            "SWITCHRAIL_POLICY is .*nearest: .*sized",
+            r"SWITCHRAIL_POLICY is .*nearest: .*sized.*table \[config.gated_delta.size\]",
         ),
         (
             "[config.gated_dleta.sized]\nrows = 8\n",
             UnknownOpError,
-            "SWITCHRAIL_POLICY is .*nearest: .*gated_delta",
+            r"SWITCHRAIL_POLICY is .*nearest: .*gated_delta.*table \[config.gated_dleta.sized\]",
         ),
     ],
 )
@@ -229,6 +232,48 @@ def test_an_invalid_configuration(
     policy(text)
     with pytest.raises(error, match=words):
         planned(runtime)
+
+
+def test_all_mistakes_are_found_and_the_rest_is_applied(runtime: Runtime, policy: Write) -> None:
+    runtime.register("sized", "nowhere:Sized", op="gated_delta", config=Sizes)
+    policy("[config.gated_delta]\nnobodys = {}\nsized.rows = 8\nfast.rows = 8\n")
+    with pytest.raises(UnknownBackendError, match="nobodys"):
+        planned(runtime)
+    assert [type(error) for error in runtime.apply_policy()] == [UnknownBackendError, ConfigError]
+    assert [finding.subject for finding in check_policy(runtime)] == ["SWITCHRAIL_POLICY"] * 2
+    runtime.skips_policy_errors = True
+    assert planned(runtime) == {"rows": 8}
+
+
+def test_explain_works_beside_a_configuration_of_an_unknown_backend(policy: Write) -> None:
+    policy("[config.gated_delta.nobodys]\nrows = 8\n")
+    checkpoint = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
+    with isolated():
+        result = CliRunner().invoke(app, ["explain", str(checkpoint), "--json", "--device", "cpu"])
+    assert (result.exit_code, bool(json.loads(result.stdout)["routes"])) == (0, True)
+    assert "no gated_delta backend 'nobodys'" in result.stderr
+    with isolated():
+        assert CliRunner().invoke(app, ["plan", str(checkpoint), "--device", "cpu"]).exit_code == 2
+
+
+@pytest.mark.parametrize("work", ["plan", "resolve"])
+def test_the_file_is_read_once(
+    runtime: Runtime, policy: Write, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    read: list[Path] = []
+    policy('[backends]\ngated_delta = ["wide"]\n')
+    original = switchrail.policy.read_tables
+
+    def reading(file: Path) -> dict[str, object]:
+        read.append(file)
+        return original(file)
+
+    monkeypatch.setattr(switchrail.policy, "read_tables", reading)
+    if work == "plan":
+        runtime.plan(Layout.from_kinds("toy", ["gated_delta"]), device="cpu", dtype="float32")
+    else:
+        chosen(runtime, "decode")
+    assert len(read) == 1
 
 
 def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import switchrail
 from switchrail.cli import flags
 from switchrail.cli.captured import capture_document, print_capture
 from switchrail.cli.choices import (
@@ -63,6 +64,7 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
+    switchrail.current_runtime().skips_policy_errors = True
     found = planned(
         checkpoint,
         choices,
@@ -73,6 +75,8 @@ def explain(
         draft=draft,
         download=download,
     )
+    for error in found.runtime.apply_policy():
+        typer.echo(f"switchrail: engines refuse to plan until this is corrected: {error}", err=True)
     platform, plan, capture = found.platform, found.plan, found.capture
     layout = plan.layout
     elsewhere = _elsewhere(found, None if phase is None else (phase,), choices.backends)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from switchrail.doctor.device import check_device, check_platform
 from switchrail.doctor.distributions import check_distributions
-from switchrail.doctor.environment import check_environment
+from switchrail.doctor.environment import check_environment, check_policy
 from switchrail.doctor.finding import Finding
 from switchrail.doctor.hosts import check_hosts
 from switchrail.doctor.plugins import check_plugins
@@ -32,6 +32,7 @@ def diagnose() -> list[Finding]:
             found += check_hosts()
             locked = filter(lambda finding: finding.check == "lock", found)
             found += check_plugins(runtime, {finding.subject for finding in locked})
+            found += check_policy(runtime)
             seconds = patience(runtime._loader.seconds())
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")

@@ -12,7 +12,7 @@ from switchrail.errors import SwitchrailError
 from switchrail.lock import Lock, lock_differences
 from switchrail.nearest import nearest
 from switchrail.plugins.environment import seconds_allowed
-from switchrail.policy import with_policy
+from switchrail.policy import read_policy
 from switchrail.runtime import Runtime
 from switchrail.times import read_machines, times_path
 from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, POLICY, PREFIX, TIMEOUT, TIMES, VARIABLES
@@ -36,11 +36,17 @@ READERS: Mapping[str, tuple[Read, str]] = {
         "name another file, remove it and measure again with `switchrail tune`, or unset it",
     ),
     POLICY: (
-        lambda *_: with_policy(None),
+        lambda *_: read_policy(),
         "name a TOML file with the tables [backends], [deny] and [config.OP.NAME], or unset it",
     ),
 }
 """Each variable's check, and the advice to give if the check fails."""
+
+
+def check_policy(runtime: Runtime) -> Iterator[Finding]:
+    """Reports configurations of the policy file that don't fit the registered backends."""
+    for error in runtime.apply_policy():
+        yield Finding("environment", POLICY, str(error), "no plan can be made until this is corrected")
 
 
 def check_environment(runtime: Runtime) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from switchrail.errors import (
     PreferenceError,
     UnknownBackendError,
 )
-from switchrail.policy import choices_of, denials_of, with_denials, with_policy
+from switchrail.policy import choices_of, denials_of, read_policy, with_denials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ def plan_routes(
     """
     phases = tuple(phases)
     chosen = dict(preferences or {})
-    decided = with_policy(chosen)
+    decided = read_policy().completed(chosen)
     choices, denials = choices_of(decided), denials_of(decided)
     ops = {op for layer in layout.layers for op in layer.ops}
     _check_effect(chosen, layout.model, ops, phases)
