@@ -10,6 +10,7 @@ import torch
 
 from switchrail.ops.backend import AnyBackend, foreign
 from switchrail.ops.batch import Bounds, Phase, SequenceBatch, StateBatch
+from switchrail.ops.call import Layer
 from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
 from switchrail.ops.delegate import Wrapper
@@ -96,17 +97,25 @@ class Adapted:
         batch: The plain form.
         plan: The backend's plan.
         bounds: The bounds of the batches that the plan can be updated for; None for this batch only.
+        first: The layer of a step's first call; None before the first step.
     """
 
     batch: Any
     plan: Any
     bounds: Bounds | None
+    first: Layer | None = None
 
     @property
     def seqlens(self) -> tuple[int, ...]:
         """The lengths of the batch's sequences."""
         lengths: tuple[int, ...] = self.batch.seqlens
         return lengths
+
+    def starts_step(self, layer: Layer) -> bool:
+        """Whether a layer's call is the first of a step. The layers have the same order in all steps."""
+        if self.first is None:
+            self.first = layer
+        return self.first is layer
 
     def update(self, contract: Contract, batch: SequenceBatch) -> Any:
         """Copy another batch's tables into the plan's own tables. Return its plain form on the plan's tables.
@@ -225,6 +234,9 @@ class Adapter(Wrapper):
         self._contract.check_call(call, batch, self._features)
         if not isinstance(plan, Adapted) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
+        if plan.bounds is not None and plan.starts_step(call[0]):
+            # within a graph: the graph itself may write the engine's tables, after `refresh`
+            plan.update(self._contract, batch)
         own, results = dense_call(self._contract, self._activated(call))
         record = self.backend.run(own, plan.batch, plan.plan)
         for result, dense in results:

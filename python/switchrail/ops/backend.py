@@ -93,7 +93,9 @@ class Backend(Generic[CallT, BatchT]):
         """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
         For each step of a captured decode, an engine passes a batch with the same tensors as the plan's
-        batch, so a backend needs to check these only once.
+        batch, so a backend needs to check these only once. The graph itself may write tables such as
+        `page_table` and `kv_lens`, after this call, so a backend reads them in `run`; the lengths on the
+        host are already those of the step.
 
         A backend without this method is never captured in a graph.
         """
