@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[str]:
-    """The features that a backend needs to serve a call on this memory.
+    """The features that a backend needs to serve a call with such tensors.
 
     Tensor contents are not read, so the call's memory may be uninitialised.
 

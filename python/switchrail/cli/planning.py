@@ -36,7 +36,7 @@ class Planned(NamedTuple):
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
         drafts: The routes of the chosen draft model; or those of each step of the model's own draft head, if
-            no other draft is chosen. A head never verifies.
+            no other draft is chosen. The steps of a head have no phase `verify`.
     """
 
     platform: Platform

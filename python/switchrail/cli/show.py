@@ -35,7 +35,7 @@ class _Plain(Console):
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on standard output or standard error. Its lines are wide if that is not a terminal.
+    """A console on standard output or standard error. Lines are wide if the stream is not a terminal.
 
     Args:
         stderr: Whether to use standard error.

@@ -37,9 +37,9 @@ class _User:
         part: The index of the part.
         op: The op.
         backend: The backend.
-        name: Its name.
-        steps: Its optional steps that complete a plan of the part.
-        defers: Whether it has the feature `deferred_commit`.
+        name: The backend's name.
+        steps: The backend's optional steps that complete a plan of the part.
+        defers: Whether the backend has the feature `deferred_commit`.
     """
 
     part: int
@@ -50,7 +50,7 @@ class _User:
     defers: bool
 
     def batch(self, parts: Sequence[Part]) -> SequenceBatch:
-        """The sequences of its part in the form that it takes."""
+        """The sequences of this user's part, in the form that the backend takes."""
         return parts[self.part].batch(self.op, defers=self.defers)
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
@@ -60,11 +60,11 @@ class _User:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """For all steps with the same routes: the backends that serve each layer's calls.
+    """The backends that serve each layer's calls, in all steps with the same routes.
 
     Attributes:
         users: The backends that must plan such a step.
-        targets: For each layer, the target of each part; if there is one part, its target alone.
+        targets: For each layer a tuple with the target of each part; the target itself if there is one part.
     """
 
     users: tuple[_User, ...]
@@ -99,7 +99,7 @@ class _Step:
     Attributes:
         prepared: Its parts and plans.
         planned: The list of `prepared`.
-        is_single: Whether each layer has a target alone, as in `_Table`.
+        is_single: Whether the step has one part; see `_Table.targets`.
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
         verified: The calls to commit, each with its user's index and its record.
@@ -142,9 +142,10 @@ _NO_STEP = _Step(NOTHING, [], False, {}, None, [])
 class Dispatcher:
     """Runs the calls of one model's layers on the backends of its route plan.
 
-    In each step, each layer of the plan must be called exactly once. Otherwise a model definition that skips
-    a layer, or takes another path through its code, would silently mix sequences. The targets of a step's
-    calls are determined once per combination of route tables and cached.
+    In each step, each layer of the plan must be called exactly once; anything else is an error. Without this
+    check, a model definition that skips a layer, or takes an unexpected path through its code, would silently
+    mix sequences. The targets of a step's calls are determined once for each combination of route tables, and
+    cached.
 
     Attributes:
         bound: The route plan with its backends.
@@ -421,7 +422,7 @@ class Dispatcher:
             self._verified = None
 
     def settling(self, batch: DeferredBatch) -> list[Callable[[], None]]:
-        """Plans the commits that the last verification left to the next one; returns a function per layer.
+        """Plans the commits that the last verification deferred. Returns a function per layer that runs them.
 
         Args:
             batch: A batch without rows that has all records.

@@ -43,7 +43,7 @@ class Part:
 
         Args:
             op: The op.
-            defers: Whether its backend has the feature `deferred_commit`.
+            defers: Whether the backend has the feature `deferred_commit`.
 
         Raises:
             DispatchError: The part has no such batch.

@@ -117,8 +117,8 @@ def _architectures() -> Iterator[Finding]:
     built = [_number(name) for name in names]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        # Code for an earlier minor version of the same generation runs too, and PTX ("compute_") on all later
-        # devices.
+        # A device also runs code for an earlier minor version of its generation, and PTX ("compute_") for any
+        # earlier device.
         fits = [number for number in built if number // 10 == major and number % 10 <= minor]
         if not fits and not any(name.startswith("compute_") for name in names):
             yield Finding(

@@ -185,7 +185,7 @@ def _plan_verify(
 
 
 def _parents(op: str, options: EngineOptions) -> tuple[str, ...]:
-    """The features that captured verifications of an op need, whose parents only the device has."""
+    """The features that an op needs in captured verifications, where only the device has the parents."""
     trees = verify_features(op, options)
     return (*trees, "device_parents") if trees or op not in PAGED_OPS else ()
 

@@ -65,7 +65,7 @@ class Capturer:
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
-        """Capture a step. Calls of ops without a plan are left out, to be made eagerly at each replay.
+        """Capture a step, without the calls of ops that have no plan: each replay makes these eagerly.
 
         Args:
             step: The step's inputs, which must be padding only, so that the capture changes no state.
@@ -78,7 +78,7 @@ class Capturer:
         return pieces
 
     def capture_after(self, work: Callable[[], None]) -> Pieces:
-        """Capture work that follows a captured step; it is run once before."""
+        """Run work that follows a captured step once, then capture it."""
         work()
         pieces = Pieces(self._graph_class, self._shares)
         self._record(pieces, work)

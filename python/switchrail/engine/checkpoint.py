@@ -299,7 +299,7 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
     """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
     Raises:
-        CheckpointError: The factors do, so sequences in one step would change each other's factors.
+        CheckpointError: They depend on it, so sequences in one step would change each other's factors.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}
@@ -399,7 +399,7 @@ def _check_more(
     """Refuse layers after the last one, except a draft head's and those that the definition ignores.
 
     Raises:
-        CheckpointError: There are others.
+        CheckpointError: There are other layers.
     """
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     after = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")

@@ -207,9 +207,9 @@ class EngineCore:
             )
 
     def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
-        """Add drafts to a schedule, only as many as each task has room for, with one more token.
+        """Add drafts to a schedule, as many as fit within each task's limits together with one more token.
 
-        So no key is written beyond the pages and the length for which the task was admitted.
+        The limits are the pages and the length for which the task was admitted.
         """
         limits = [
             min(self._most, task.params.max_new_tokens - len(task.tokens) - 1) for task in schedule.decode
@@ -239,7 +239,7 @@ class EngineCore:
             self._flights = self._flights[1:]
 
     def _holds_prompts(self) -> bool:
-        """Whether prompts must wait, because a step with prompts has just delayed the decodes."""
+        """Whether prompts must wait, because an earlier step with prompts has just delayed the decodes."""
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)

@@ -53,7 +53,7 @@ class Decodes:
             bound: The routes of captured decodes.
             inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
-            keys: All keys of the engine; those of the kind `decode` may be captured here.
+            keys: All keys of the engine; only those of the kind `decode` are used here.
             choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 
         Raises:
@@ -85,7 +85,7 @@ class Decodes:
         return Captured(key, pieces, step, prepared, None, *self._capture_choice(step))
 
     def _capture_choice(self, step: Step) -> tuple[Pieces | None, torch.Tensor | None]:
-        """Capture the choice of the likeliest tokens, unless a replay would leave out what else it does."""
+        """Capture the choice of the likeliest tokens, if the function has no other effects and no hooks."""
         choose = self._choose
         if choose is None or not getattr(choose, "capturable", False) or _has_hooks(choose):
             return None, None

@@ -13,9 +13,9 @@ from switchrail.ops.batch import DeferredBatch, VerifyBatch
 class DeferredCommits:
     """The records of verified rows that no verification has applied yet, by the slot of a sequence.
 
-    Each slot has two records. A verification reads one, which is then used up, and fills the other, from
-    which accepted rows remain to be applied. Steps of other kinds need the states themselves, so all records
-    are applied before them.
+    Each slot has two records. A verification applies one of them and fills the other. The accepted rows of
+    the filled record are applied by the next verification. Steps of other kinds need up-to-date states, so
+    all records are applied before such a step.
 
     Attributes:
         count: The number of records.
@@ -50,7 +50,7 @@ class DeferredCommits:
         )
 
     def take(self, slots: torch.Tensor, batch: DeferredBatch) -> None:
-        """Fill the tables of a batch, whose verification uses up the records that it applies.
+        """Fill the tables of a batch. The records that its verification applies are then no longer pending.
 
         Args:
             slots: [N] int64, the slot of each sequence; -1 for padding.
@@ -76,7 +76,7 @@ class DeferredCommits:
         self._rows[owners] = accepted
 
     def clear(self) -> None:
-        """Mark all records as used up."""
+        """Mark all records as applied."""
         self._records.fill_(-1)
 
     def defer(self, batch: VerifyBatch, records: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Any:

@@ -54,11 +54,12 @@ class DraftModel(Drafts):
     """Proposes the tokens that a second model generates.
 
     The model has a layout, routes, pools and hooks of its own, and the sequences of the engine's model: the
-    same slots, pages and page table. Its memory holds accepted tokens only (`Sequence.drafted` of them). To
-    propose, it first runs the accepted tokens that it lacks, the newest included, which gives the first
-    draft. A sequence that lacks more tokens than a step takes, such as a long prompt, gets no proposal until
-    the following steps have run them. Then it decodes. Keys of decodes are overwritten later; their states go
-    to a second slot of the sequence. So there is nothing to roll back, whichever kinds of layers it has.
+    same slots, pages and page table. Its memory contains accepted tokens only (`Sequence.drafted` of them).
+    To propose, it first runs the accepted tokens that its memory lacks, up to the newest. This gives the
+    first draft. If these are more tokens than a step takes, as for a long prompt, later steps run the rest,
+    and the sequence gets no proposal until then. The model then decodes the other drafts. The keys of these
+    decodes are overwritten later, and their states go to a second slot of the sequence. So there is nothing
+    to roll back, whichever kinds of layers the model has.
 
     Attributes:
         runner: Runs the model.
@@ -95,7 +96,8 @@ class DraftModel(Drafts):
         """
         limit = dict(zip(tasks, limits, strict=True))
         active, logits = self._extend([task for task in tasks if limit[task]])
-        order = sorted(range(len(active)), key=lambda i: -limit[active[i]])  # later turns run the first tasks
+        # the tasks with the most drafts come first, since later turns run the first tasks
+        order = sorted(range(len(active)), key=lambda i: -limit[active[i]])
         if order != [*range(len(active))]:
             logits = logits[self._sent(order)]
         active = [active[i] for i in order]
@@ -125,14 +127,14 @@ class DraftModel(Drafts):
         )
 
     def _parents(self, count: int) -> list[int]:
-        """The first token of each place follows the first one of the place before, as do its siblings."""
+        """The parents of the tokens: all tokens of a place follow the first token of the previous place."""
         return [max(-1, (i // self.siblings - 1) * self.siblings) for i in range(count)]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
-        """Run the tokens that the memory lacks, up to the rows of a step; tasks that lack few come first.
+        """Run tokens that the memory lacks, as many as fit in a step; tasks that lack few come first.
 
         Returns:
-            The tasks that lack none any more, and the logits after the newest token of each.
+            The tasks that lack no token any more, and the logits after the newest token of each.
         """
         texts = {task: self._text(task) for task in sorted(tasks, key=lambda task: task.slot)}
         lacks = {task: len(text) - task.drafted for task, text in texts.items()}
@@ -153,7 +155,7 @@ class DraftModel(Drafts):
     def _decode(
         self, tasks: Sequence[Task], turn: int, drafted: Mapping[Task, list[torch.Tensor]]
     ) -> torch.Tensor:
-        """Run the draft with number `turn` of each task, from 1; return the logits after it."""
+        """Run draft number `turn` of each task, counted from 1; return the logits after it."""
         none = np.zeros(0, dtype=np.int64)
         decode: Any = [Text(task.slot, task.length + turn, none) for task in tasks]
         return self._run(Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1))
@@ -167,7 +169,7 @@ class DraftModel(Drafts):
         return runner.forward(self._on_second_slots(step, schedule.fresh) if schedule.decode else step)
 
     def _on_second_slots(self, step: Step, fresh: bool) -> Step:
-        """The step with states written to the second slots, and read from there unless it is fresh."""
+        """The step with states in the second slots; a fresh step reads them from the first slots."""
         (part,) = step.parts
         assert part.states is not None
         write = part.states.write_slots + self._slots
@@ -338,7 +340,7 @@ def find_draft(
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    """A size in a config, which may be that of a multimodal model; None if it isn't there."""
+    """A size in a config, or in the config of a multimodal model's language model; None if it is missing."""
     text = config.get("text_config")
     found = config.get(name, text.get(name) if isinstance(text, dict) else None)
     return found if is_count(found) else None
@@ -347,7 +349,7 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
 def _check_sizes(
     path: Path, vocabulary: int | None, wanted: int | None, length: int | None, needed: int | None
 ) -> None:
-    """Compare the sizes of a draft model with those that it needs; None for unknown ones.
+    """Compare the sizes of a draft model with the sizes that the engine needs; None stands for unknown.
 
     Raises:
         ConfigError: The vocabulary differs, or the sequences are shorter.

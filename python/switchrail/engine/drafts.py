@@ -59,8 +59,8 @@ class Drafts(ABC):
 
     Attributes:
         are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
-        ahead: The number of later tokens that what is kept for a token of a prompt may depend on. Samples
-            of a prompt then have pages of their own for the last ones.
+        ahead: How many later tokens the data that is kept for a prompt's token may depend on. Samples of a
+            prompt then have pages of their own for that many of its last tokens.
     """
 
     are_trees: ClassVar[bool] = False

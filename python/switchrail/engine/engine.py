@@ -108,8 +108,8 @@ class Engine(AbstractContextManager["Engine"]):
             backends: Chosen backends by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
             options: The options.
-            progress: Called during the capture with the numbers of captured and of all steps. If it raises,
-                the exception propagates and no engine is created.
+            progress: Called during the capture with the number of captured steps and the number of all steps
+                to capture. If it raises, the exception propagates and no engine is created.
 
         Raises:
             CheckpointError: The folder is not a checkpoint that the engine runs.
@@ -491,7 +491,7 @@ class Engine(AbstractContextManager["Engine"]):
     def _advance(self) -> None:
         """Run the next step.
 
-        If it fails, its requests have the error, which `_go_on` raises to their callers.
+        If the step fails, its requests get the error, which `_go_on` raises in the callers' threads.
         """
         with self._lock:
             failed = self._core.stats.failed_steps

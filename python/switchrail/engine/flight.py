@@ -77,9 +77,9 @@ class Flight:
     Attributes:
         tasks: The step's tasks.
         verified: The tasks whose drafts it verifies.
-        ready: Pairs of another task that gets a token, and its number of earlier tokens.
-        tokens: For each verified task the number of accepted drafts and as many tokens as the most it can
-            get; then the tokens in the order of `ready`. -1 where the logits were not finite.
+        ready: The other tasks that get a token, each with its number of earlier tokens.
+        tokens: For each verified task the number of accepted drafts, then as many tokens as it can get at
+            most; after these the tokens of `ready`, in order. -1 where the logits were not finite.
         has_prompts: Whether it runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.
     """

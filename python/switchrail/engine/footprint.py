@@ -30,8 +30,8 @@ class KindFootprint:
         kind: The kind, as in the layout; with `draft: ` before it for a draft's layers and its hidden states.
         layers: The number of these layers.
         weights: Bytes of their weights.
-        token: Bytes that each token takes in them.
-        sequence: Bytes that each sequence takes in them; a draft's layers have two states per sequence.
+        token: Bytes per token in these layers.
+        sequence: Bytes per sequence in these layers; a draft's layers have two states per sequence.
     """
 
     kind: str
@@ -80,10 +80,10 @@ class _Part:
 
     Attributes:
         layout: The layout.
-        model: The model, whose weights don't matter.
+        model: The model; the values of its weights are not used.
         family: Its family.
         copies: Slots per sequence.
-        name: What comes before the kinds of its layers.
+        name: The prefix of the names of its layers' kinds.
         shapes: The shape of each (layer id, op).
     """
 

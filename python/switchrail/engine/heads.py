@@ -19,7 +19,7 @@ _COUNT: Final = "mtp_num_hidden_layers"
 def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]:
     """Find the draft head of a checkpoint, before the model is loaded.
 
-    The published configs of Qwen3-Next don't name the head. One step is assumed if the weights have one.
+    The published configs of Qwen3-Next don't name the head. If the weights have a head, one step is assumed.
 
     Args:
         path: The checkpoint folder.

@@ -20,8 +20,8 @@ class DecodeInputs:
     """The inputs of decodes, one row per sequence. Rows after the last sequence are padding, without a slot.
 
     The host sends only each row's position and slot. The device derives everything else from these and the
-    page table (`derive`), so that a step needs only one small transfer. If a decode of the same sequences
-    follows, the device moves the positions on by itself, and nothing is sent.
+    page table (`derive`), so that a step needs only one small transfer. If the next decode has the same
+    sequences, the device advances the positions by itself, and nothing is sent.
 
     Attributes:
         padding: The cached tokens of padding sequences, on the reserved page; 0 unless backends need more.
@@ -63,7 +63,7 @@ class DecodeInputs:
         self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
         self._filled: tuple[list[int], list[int]] = [], []  # the lengths and slots of the last `fill`
-        # those that the device has now; None if unknown
+        # the lengths and slots that the device has now; None if unknown
         self._next: tuple[list[int], list[int]] | None = None
         self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -81,7 +81,8 @@ class DecodeInputs:
             tasks: The tasks.
             fresh: Whether states are read from the first slots; see `apart`.
         """
-        known, self._next = self._next, None  # until `launched`, as a failure may come before or after it
+        # unknown until `launched` is called, since the decode may fail before or after its launch
+        known, self._next = self._next, None
         self._filled = lengths, slots = [task.length for task in tasks], [task.slot for task in tasks]
         if known == self._filled:
             return
@@ -96,7 +97,7 @@ class DecodeInputs:
                 states.copy_(torch.where(here < 0, here, here + shift))
 
     def launched(self) -> None:
-        """Note that a decode of the rows of the last `fill` was launched; it makes them one token longer."""
+        """Note that a decode of the rows of the last `fill` was launched, so each is now one token longer."""
         if not self._apart:
             lengths, slots = self._filled
             self._next = [length + 1 for length in lengths], slots

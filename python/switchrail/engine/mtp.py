@@ -120,11 +120,12 @@ class HeadModel(nn.Module):
 class MtpDrafts(DraftModel):
     """Proposes the tokens that a model's own head predicts.
 
-    Each step of the head has a layout, routes and pools of its own, and the sequences of the model: entry
-    i of a step is in memory where token i is. See `switchrail.engine.models.mtp` for the inputs of an entry.
-    The model's last hidden states are kept in pages too. To propose, step 0 first runs the entries that it
-    lacks on them (`Sequence.drafted` of them are in memory). Entries that depend on drafted tokens are run
-    again later: their keys are overwritten, and their states go to the second slot of the sequence.
+    Each step of the head has a layout, routes and pools of its own, and uses the sequences of the model: the
+    memory of entry i is in the page of token i. See `switchrail.engine.models.mtp` for the inputs of an
+    entry. The model's last hidden states are also stored in pages. To propose, step 0 first runs the entries
+    that are not yet in its memory (`Sequence.drafted` are), on these hidden states. Entries that depend on
+    drafted tokens are run again later, which overwrites their keys; their states are in the second slot of
+    the sequence.
 
     Attributes:
         runners: Run the steps.
@@ -213,9 +214,9 @@ class MtpDrafts(DraftModel):
     def _run_later_step(
         self, tasks: Sequence[Task], number: int, drafted: Mapping[Task, list[torch.Tensor]]
     ) -> torch.Tensor:
-        """Run the entries that a step lacks; return the logits after the last one of each task.
+        """Run the entries that a later step lacks; return the logits after the last entry of each task.
 
-        Its last `number` entries depend on drafted tokens, which the host reads.
+        The last `number` entries depend on drafted tokens, which the host reads.
         """
         done, found = self._done[number], dict[Task, torch.Tensor]()
         texts = [
@@ -274,7 +275,7 @@ class MtpDrafts(DraftModel):
 
 
 class MtpTrees(MtpDrafts):
-    """Proposes a chain, and beside each of its tokens the next best ones, as leaves.
+    """Proposes a chain of tokens; the next best tokens of each place are leaves beside the chain.
 
     The head runs the chain only. Siblings are drawn without replacement.
     """
@@ -389,7 +390,7 @@ def load_mtp(
 
 
 def _capture(steps: Sequence[LoadedModel], options: EngineOptions, max_length: int) -> Capture | None:
-    """The captures of a head with one step. Others run eagerly, since they need drafts on the host."""
+    """The captures of a head with one step. Several steps run eagerly, since the host reads their drafts."""
     if len(steps) > 1:
         return None
     return steps[0].capture(options, max_length=max_length, preferences=None)

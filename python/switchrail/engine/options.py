@@ -62,11 +62,12 @@ class EngineOptions:
         deferred_commit: Whether a captured verification leaves its commit to the next one, which then reads
             and writes each recurrent state once. Backends with the feature `deferred_commit` keep two records
             of verified rows per sequence and layer for this, in all about a tenth of a float32 state for 5
-            rows (see docs/drafts.md). If not, the states are read and written again after each one.
+            rows (see docs/drafts.md). If False, a commit after each verification reads and writes the states
+            again.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
-            as ragged tensors, instead of attending to latents. None if its backend has the step
-            `plan_chunked_prefix`; with True, it must have it.
-        chunked_prefix: Likewise for the cached prefix of a sequence, some chunks of it at a time. If False, a
+            as ragged tensors, instead of attending to latents. None allows this if the backend has the
+            step `plan_chunked_prefix`; with True, a backend without this step is an error.
+        chunked_prefix: The same for the cached prefix of a sequence, which is expanded in chunks. If False, a
             prefill with a prefix attends to latents. No effect with `ragged_prefill=False`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
             used. Convolution windows, keys and values have the model's dtype.
@@ -237,7 +238,8 @@ class EngineOptions:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
-        if is_count(rows) and "max_sequences" in left:  # the request has no larger number of sequences
+        # the user has not given this option, so its default is lowered to fit `rows`
+        if is_count(rows) and "max_sequences" in left:
             drafts = given.get("draft_tokens", DRAFT_TOKENS) if given.get("draft") is not None else 0
             each = 1 + drafts if is_count(drafts) else 1
             left["max_sequences"] = max(1, min(left["max_sequences"], rows // each))

@@ -14,7 +14,7 @@ from switchrail.platforms.graph import Graph
 class Pieces:
     """Consecutive graphs that share working memory, with an eager call between each two.
 
-    A call's inputs and outputs are in that memory, at the same addresses in each step.
+    The inputs and outputs of the calls are in that memory, at the same addresses in each step.
 
     Attributes:
         last: The last graph. None if a capture failed to begin or to end, in which case nothing may share its

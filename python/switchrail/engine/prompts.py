@@ -14,7 +14,7 @@ from switchrail.params import SamplingParams
 
 @contextmanager
 def prompt_named(index: int, prompts: Sequence[Any]) -> Iterator[None]:
-    """If one of several prompts is refused, the error says which; `index` is also one of its fields."""
+    """If one of several prompts is refused, the error says which one, and has the field `index`."""
     try:
         yield
     except RequestError as error:

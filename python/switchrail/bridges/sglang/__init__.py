@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def activate() -> None:
     """Loads Switchrail's plugins and offers their backends to SGLang; the target of the entry point.
 
-    If it fails, SGLang's choices are as before, and no hook of the bridge stays.
+    If this fails, it restores SGLang's lists of choices and removes the bridge's hooks.
 
     Raises:
         BridgeError: The bridge doesn't know SGLang's version. SGLang logs this, and runs without the bridge.

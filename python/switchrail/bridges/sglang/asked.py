@@ -22,7 +22,7 @@ _log = logging.getLogger("switchrail")
 
 
 def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
-    """Hooks a backend class of SGLang: its objects get their served layers, which then plan each pass.
+    """Hooks a backend class of SGLang: each of its objects gets `ServedLayers`, which plan its passes.
 
     Args:
         runtime: The runtime.

@@ -53,10 +53,10 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._page = int(model_runner.page_size)
         self._locate = _location if places.location else _plain
         self._drafts = drafts_of(places, model_runner)
-        # Drafts are verified behind the longest context too; SGLang's table of tokens has room for them.
+        # Drafts may follow the longest context; SGLang's table of tokens has room for them.
         self._longest = self.max_context_len + (0 if self._drafts is None else self._drafts.tokens)
         _check(model_runner)
-        # SGLang's modules of lightning attention have the same class, but no keys and values.
+        # Modules of lightning attention have the same class in SGLang, but no keys and values.
         own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", None)
         self._modules: dict[int, Any] = {
             module.layer_id: module
@@ -211,7 +211,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         mode: Any,
         links: object,
     ) -> None:
-        """Plans a pass for the capture of a graph if `host_lens` is None; otherwise updates its plans."""
+        """Plans a pass for the capture of a graph if `host_lens` is None; else updates a captured pass."""
         verifies = mode.is_target_verify()
         if not verifies and not mode.is_decode_or_idle():
             raise BridgeError(
@@ -295,7 +295,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
 
 def _asked(places: Places, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
-    """The phases in which SGLang uses the backend with this name. Each phase can have a different one.
+    """The phases in which SGLang uses the backend with this name. Phases can have different backends.
 
     If a model runner has no names by phase, as for some draft models, the name is for all phases.
     """

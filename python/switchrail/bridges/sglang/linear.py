@@ -94,7 +94,7 @@ class Family(Kind):
     def calls(
         self, module: Any, layers: tuple[Any, ...], mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     ) -> tuple[ShortConvCall, Any]:
-        """A layer's calls; the second one's q, k and v are views of the first one's result."""
+        """A layer's two calls. The q, k and v of the second call are views of the first call's result."""
         first, second = layers
         count = len(mixed_qkv)
         convolved = mixed_qkv.new_empty(count, mixed_qkv.shape[1])

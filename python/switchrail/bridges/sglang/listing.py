@@ -54,7 +54,7 @@ def _sglangs() -> Iterator[ListedHook]:
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Logs the hooks of plugins when a model runner gets its attention; SGLang's log is not set up before."""
+    """Logs plugins' hooks when a model runner's attention is made; before, SGLang's log is not set up."""
 
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):

@@ -55,8 +55,8 @@ def bind_layers(
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
         layers: The heads of each layer, by id; None for a layer without heads.
-        asked: The chosen names, by phase; as `planned_together` groups them.
-        needed: The features that the layers' calls need, by op; the chosen names belong to the last op.
+        asked: The chosen names, by phase; a group from `planned_together`.
+        needed: The features that the layers' calls need, by op; the chosen names apply to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
 
     Raises:
@@ -147,9 +147,10 @@ def captures(places: Places, model_runner: Any) -> bool:
 
 
 def planned_together(places: Places, model_runner: Any, asked: Mapping[Phase, str]) -> list[dict[Phase, str]]:
-    """Splits the chosen names into those of one plan each.
+    """Splits the chosen names into groups, for each of which a plan is made.
 
-    Drafts have memory of their own. Prompts are planned apart if only other phases need backends for graphs.
+    Verification has a plan of its own, since drafts have separate memory. Prompts have a plan of their own if
+    only the other phases need backends that can be captured in graphs.
     """
     live: dict[Phase, str] = {phase: name for phase, name in asked.items() if phase != "verify"}
     apart = live.keys() == {"prefill", "decode"} and captures(places, model_runner)

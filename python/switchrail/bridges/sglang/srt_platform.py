@@ -31,7 +31,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
             server_args.linear_attn_backend = OURS
 
     def get_default_attention_backend(self) -> str:
-        """The name that lets the core decide. On CPUs SGLang's own default precedes it."""
+        """The name that lets the core decide. On CPUs, SGLang uses its own default instead."""
         return OURS
 
     def support_mamba_cache_extra_buffer(self) -> bool:

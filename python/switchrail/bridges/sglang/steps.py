@@ -26,7 +26,7 @@ class Steps:
 
     Attributes:
         dispatchers: By phase, the dispatcher that runs the layers' calls.
-        bypassed: The number of passes in which a layer was not called on this path, or none was.
+        bypassed: The number of passes in which some or all layers ran without Switchrail's calls.
     """
 
     def __init__(self, dispatchers: Mapping[Phase, Dispatcher]) -> None:
@@ -179,7 +179,7 @@ class Extended:
         return [Part(phase="prefill", rows=slice(0, sum(self.seqlens)), states=batch)]
 
     def _split(self, tracked: Tracked) -> list[Part]:
-        """Splits sequences in two: up to the state to keep, which goes to the slot for it, and the rest."""
+        """Splits sequences in two. The first part ends at the state to keep, and writes it to its slot."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
         # sequence, rows, whether it reads and whether it writes the kept slot
         groups: list[list[tuple[int, int, bool, bool]]] = [[]]

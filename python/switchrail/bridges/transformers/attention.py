@@ -14,7 +14,7 @@ from switchrail.engine.models.contract import KEYWORD
 from switchrail.errors import BridgeError
 
 IMPLEMENTATION: Final = "switchrail_bridge"
-"""The name under which `attention` is registered. No mask function has it, so models make no mask."""
+"""The name under which `attention` is registered. No mask function has that name, so models make no mask."""
 
 
 def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:

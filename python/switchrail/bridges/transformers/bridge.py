@@ -184,7 +184,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._base.__dict__[_ATTRIBUTE] = _Served(self, self._running)
 
     def remove(self) -> None:
-        """Restores the model. Caches that it filled can be continued only by serving the model again."""
+        """Restores the model. To continue caches that it filled while served, serve it again."""
         if not self._unhook.alive:
             return
         self._base.__dict__.pop(_ATTRIBUTE, None)
@@ -280,7 +280,7 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 def _forward_of(running: threading.local) -> Callable[..., Any]:
-    """The hook that serves the module whose handle has this `running`; other modules of the class pass it on.
+    """The hook that serves the module whose handle has this `running`. Other modules run their own forward.
 
     The module refers to its handle, but the hook does not. So when a model is dropped, its handle is dropped
     too.

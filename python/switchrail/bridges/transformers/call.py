@@ -13,7 +13,7 @@ from switchrail.bridges.transformers.memory import Memory
 from switchrail.errors import BridgeError
 
 _DROPPED: Final = ("cache_position", "past_key_values", "cache_params")
-"""Arguments that the packed call lacks."""
+"""Arguments that are not passed on to the packed call."""
 
 _PACKED: Final = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Arguments that describe sequences in one row."""
@@ -29,7 +29,7 @@ class Call:
         ids: [1, R] tokens or [1, R, H] embeddings without padding, R the sum of `counts`.
         positions: [1, R].
         arguments: The arguments of the packed call.
-        cache: The given or wanted cache; None for none.
+        cache: The cache that was given, or that the call has to return; None for none.
     """
 
     def __init__(self, given: Mapping[str, Any], cache_name: str, base: Any) -> None:

@@ -93,7 +93,7 @@ class Memory:
         columns: The number of columns that the model was called with, padding included.
         unpadded: The number of the newest columns in which no sequence has padding.
         grows: Whether to allocate more if sequences become longer or more.
-        is_whole: Whether no call has failed or runs, which would leave some layers' states ahead.
+        is_whole: Whether all layers have the same tokens. False during a call, and after a call has failed.
     """
 
     def __init__(self, model: Model, sequences: int, tokens: int, *, grows: bool = True) -> None:
@@ -101,7 +101,7 @@ class Memory:
 
         Args:
             model: The model.
-            sequences: The number of sequences, or the largest one if it doesn't grow.
+            sequences: The number of sequences; the maximum if the memory doesn't grow.
             tokens: Tokens per sequence to allocate memory for.
             grows: See the class.
         """

@@ -47,8 +47,8 @@ class _Block:
     """Identical layers with one compiled function. If compiling fails, they run eagerly.
 
     Integers in a layer's arguments (such as the layer's number in Zamba2) can become constants of compiled
-    code. Torch recompiles a function only for a few values; layers with further values get a function of
-    their own.
+    code. Torch recompiles a function for a few values only. After that, layers with other values get a new
+    function.
     """
 
     def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:

@@ -1,8 +1,8 @@
 """Heads that predict the token after the next one (multi-token prediction, MTP), as drafts of their model.
 
-A head has steps. Step k drafts token k after the newest one, and later tokens are drafted by the last step
-again. Entry i of step 0 is computed from the model's last hidden state at token i and from token i + 1;
-entry i of step k from step k - 1's result at entry i and from token i + 1 + k (DeepSeek-V3, arXiv
+A head has one or more steps. Step k drafts the k-th token after the newest one; the last step drafts all
+further tokens. Entry i of step 0 is computed from the model's last hidden state at token i and from token i +
+1; entry i of step k from step k - 1's result at entry i and from token i + 1 + k (DeepSeek-V3, arXiv
 2412.19437, section 2.2).
 """
 
@@ -52,7 +52,7 @@ class MtpStep(nn.Module):
         """Run entries of sequences.
 
         Args:
-            embeddings: [B, T, hidden], of the token after each entry's.
+            embeddings: [B, T, hidden], the embeddings of the tokens that entries are joined with.
             hidden_states: [B, T, hidden], the results of the model or of the previous step.
             position_embeddings: Cosines and sines of the entries' positions.
             **kwargs: Other arguments of the decoder layers.
@@ -199,7 +199,7 @@ def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]
 
 
 def _ling(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
-    """Transformers' class, told what its conversion of published weights leaves out."""
+    """Transformers' class, with the values that its conversion of published weights leaves out."""
     from transformers.core_model_loading import WeightRenaming
 
     _name_ling_layers(model, drafts)
@@ -211,7 +211,7 @@ def _ling(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
 
 
 def _name_ling_layers(model: Any, drafts: Sequence[Layout]) -> None:
-    """Name the layers of a Ling head, which published configs don't."""
+    """Add the names of a Ling head's layers, which published configs lack."""
     model.config.mtp_layer_types = ["full_attention"] * len(drafts)
     model.config.mtp_mlp_layer_types = ["sparse"] * len(drafts)
 

@@ -40,10 +40,10 @@ class Binding:
             weights.
         suits: Whether a given module of the class runs the operation; other modules keep their forward.
         padded: Whether the function receives the padding rows as `rows`.
-        passes: Dotted attributes of the module: the submodules that `call` replaces without calling them. If
-            one of them is hooked, the class's own forward runs.
-        also: Other operations whose functions `call` receives as keyword arguments. If the platform has none,
-            `call` receives torch's.
+        passes: The submodules whose work `call` does without calling them, as dotted attributes of the
+            module. If one of them is hooked, the class's own forward runs.
+        also: Other operations whose functions `call` receives as keyword arguments: the platform's function,
+            or else the one in plain torch.
     """
 
     operation: type[Operation]
@@ -62,7 +62,7 @@ class _Bound:
     Attributes:
         call: See `Binding`.
         function: The platform's function.
-        passed: The submodules that `call` replaces.
+        passed: The submodules whose work `call` does.
         traced: The operation in plain torch, for tracing by torch.compile; None traces the original forward.
         is_passed_hooked: Whether one of `passed` had a hook at the last call of `look`.
     """
@@ -210,7 +210,7 @@ def _hooked_names() -> frozenset[str]:
 
 
 def either(function: Forward | None, operation: type[Operation]) -> Forward:
-    """The platform's function. If there is none, or while torch.compile traces, torch's."""
+    """The platform's function; the one in plain torch if there is none, or while torch.compile traces."""
     return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
 
 

@@ -18,7 +18,7 @@ class Product:
     """The common matrix product of several linear layers.
 
     The first layer that is called with an input computes the results of all layers. A layer that is called
-    with another input computes all results again, so any order of calls is correct.
+    with a different input computes all results again, so any order of calls is correct.
     """
 
     def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:

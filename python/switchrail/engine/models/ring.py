@@ -61,8 +61,8 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
         partial_rotary_factor: The fraction of a head that is rotated, from its start; latent attention
             ignores it.
         use_qk_norm: Whether queries and keys are normalised.
-        moe_shared_expert_intermediate_size: Inner size of each shared expert; None if it is that of the
-            others.
+        moe_shared_expert_intermediate_size: Inner size of each shared expert; None for that of the other
+            experts.
     """
 
     model_type = "bailing_moe_linear"
