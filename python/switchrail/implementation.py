@@ -51,7 +51,7 @@ class Implementation:
             where = f"configuration of {op} backend {name!r}"
             values = config.validate(self.config_type, registration.effective_config, where)
         backend = cls(values)
-        steps = backend.optional_steps()  # a wrapper's depend on its parts
+        steps = backend.optional_steps()  # the steps of a wrapper depend on its parts
         for step in declared(features):
             if step not in steps:
                 problem = f"its registration has the feature {step!r}, but none of its parts has this step"

@@ -66,7 +66,7 @@ class Runner:
         running: The current step.
         builder: Converts schedules to steps.
         graphs: The captured steps; None without capturing.
-        choose: The function that chooses tokens in the graphs; None without it.
+        choose: The function that chooses tokens in the graphs; None if tokens are not chosen in graphs.
         blocks: The compiled layers; None without compiling.
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
@@ -253,9 +253,10 @@ class Runner:
         return self.graphs
 
     def _deferred_commits(self, verify: BoundPlan, width: int) -> DeferredCommits | None:
-        """The commits that verifications leave to the next one; None if there are none.
+        """The deferred commits of captured verifications; None if commits are not deferred.
 
-        There are none if a layer has several backends, by size: none of them can read another one's records.
+        They are not deferred if a layer's backend depends on the size of a verification: a backend can't read
+        the records of a different one.
         """
         names = {
             (one.op, one.name)

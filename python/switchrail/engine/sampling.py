@@ -52,8 +52,8 @@ def choose(
 def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """The weights of the tokens that the filters keep.
 
-    Every filter keeps a prefix of the tokens in the same order: by decreasing probability, then by index. So
-    together they keep all tokens above some logit, and the first few with that logit.
+    If tokens are ordered by decreasing probability, then by index, every filter keeps a prefix of this order.
+    So together they keep all tokens above some logit, and the first few with that logit.
 
     Args:
         logits: [R, vocabulary].

@@ -78,7 +78,7 @@ class Scheduler:
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, hold: bool = False) -> Schedule:
-        """Choose the next step's tokens: those of decoding tasks, then prompt tokens by admission.
+        """Choose the next step's tokens: those of decoding tasks, then of prompts, in the order of admission.
 
         A task is left out if it has its last token, even if the host has not read that token yet.
 
@@ -112,7 +112,7 @@ class Scheduler:
             if leader is task and not rows:
                 self._was_full = True
                 break
-            alike = max(0, len(task.ids) - self._ahead)  # tokens with equal contents of memory
+            alike = max(0, len(task.ids) - self._ahead)  # tokens whose memory is the same in all samples
             shared = [] if leader is task else leader.pages[: alike // self._page_size]
             new = task.needed_pages - len(shared)
             if not self._sequences.fits(new):

@@ -18,7 +18,7 @@ _GREEDY: Final = SamplingParams()
 
 
 class _Number:
-    """A random number for all rows of a tree that compete for one token."""
+    """A random number that is shared by all rows of a tree that could give the same new token."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -42,8 +42,8 @@ def choose_rows(
     drafts. Drawn drafts of sampled requests are accepted by rejection sampling.
 
     Args:
-        logits: [R, vocabulary], for each of N sequences the row of its newest token, one per draft, and
-            padding.
+        logits: [R, vocabulary], for each of N sequences the row of its newest token, then one row per draft,
+            then padding.
         widths: Each sequence's number of rows.
         drafted: The drafted tokens of each sequence.
         params: N sampling parameters.
@@ -93,11 +93,10 @@ def _reject(
     """Choose tokens by recursive rejection sampling (Leviathan et al., 2023, arXiv 2211.17192).
 
     The drafts that follow the same row are tried in order. p is the model's distribution after this row, and
-    q the one that a draft was drawn from, given the siblings before it: without these if the siblings were
-    drawn without replacement. The draft is accepted with probability min(1, p / q). Otherwise the normalised
+    q the distribution that a draft was drawn from. If siblings were drawn without replacement, q excludes the
+    siblings before the draft. The draft is accepted with probability min(1, p / q). Otherwise the normalised
     max(0, p - q) becomes p for the next sibling. The token after the last accepted row is drawn from the p
-    that remains. So each token has the model's distribution, however many siblings there are: one trial maps
-    q and the remaining p to p.
+    that remains. So each token has the model's distribution, however many siblings there are.
 
     Args:
         chosen: [R] int64, receives the tokens.
@@ -172,13 +171,13 @@ def follow(
     Args:
         chosen: [N, X] int64, the token chosen after each row of a sequence.
         tokens: [N, X] int64, the token of each row.
-        parents: [N, X] int64, the row before each row, which comes before it; no row's for padding.
+        parents: [N, X] int64, the earlier row that each row follows; for padding, a number that is no row's.
         are_trees: Whether the rows may form trees; chains need fewer operations.
 
     Returns:
         last: [N] int64, the last accepted row.
         count: [N, 1] int64, the number of accepted drafts.
-        path: [N, X] int64, the accepted rows in order, from row 0; its own number for places after them.
+        path: [N, X] int64, the accepted rows in order, from row 0. Each entry after these is its own index.
         accepted: [N, X] bool, whether each row is accepted.
     """
     if not are_trees:

@@ -78,7 +78,7 @@ class Ran:
         accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
         choose: Chooses the likeliest tokens in a captured decode, and stores them as the newest ones; returns
-            [R] int64 as `switchrail.engine.sampling.choose` does. None if they must be chosen otherwise.
+            [R] int64 as `switchrail.engine.sampling.choose` does. None if the caller must choose them.
     """
 
     logits: torch.Tensor

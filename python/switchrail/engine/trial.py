@@ -117,7 +117,7 @@ def try_out(
 
 
 class _Zeros(Drafts):
-    """Proposes as many tokens as allowed, all 0, and drawn, since these take the most memory."""
+    """Proposes as many tokens as allowed, all 0, as if drawn: drawn tokens take the most memory."""
 
     def __init__(self, runner: Runner) -> None:
         self._vocab_size = runner.vocab_size
@@ -130,10 +130,10 @@ class _Zeros(Drafts):
 
 
 def _params(options: EngineOptions, max_length: int) -> SamplingParams:
-    """Parameters for requests one of whose steps together verifies as many drafts as possible.
+    """Parameters with enough new tokens for one step that verifies as many drafts as possible.
 
-    A draft model may need two steps before it proposes for all of them. Until then they get up to 2 +
-    `draft_tokens` tokens.
+    A draft model may need two steps before it proposes for all requests. In these steps a request gets up to
+    2 + `draft_tokens` tokens.
     """
     if options.draft is None:
         return _SAMPLED
@@ -141,7 +141,7 @@ def _params(options: EngineOptions, max_length: int) -> SamplingParams:
 
 
 def _rounds(options: EngineOptions, max_length: int, new: int) -> list[list[int]]:
-    """Lengths of the prompts that run together: first the longest possible, then as many as possible."""
+    """Lengths of prompts for two rounds: as long as possible, then as many as possible."""
     rows = options.max_tokens_per_step
     longest = max(1, min(rows, max_length - new))
     few = min(options.max_sequences, -(-rows // longest))

@@ -98,12 +98,13 @@ class Verifications:
     def _accept_rows(self, captured: Captured, chosen: torch.Tensor) -> torch.Tensor:
         assert captured.accept is not None
         self._chosen[: len(chosen)].copy_(chosen)
-        self._is_settled = self._deferred is None  # before the replay, which an exception may follow
+        # set before the replay, since an exception may be raised after it
+        self._is_settled = self._deferred is None
         captured.accept.replay(self._dispatcher.dispatch)
         return self._news[: len(chosen) // self._width]
 
     def settle(self) -> None:
-        """Make commits that were left to the next verification, because a step of another kind follows."""
+        """Make the deferred commits now, because a step of a different kind follows."""
         if not self._is_settled:
             assert self._settle is not None
             self._settle.replay(self._dispatcher.dispatch)

@@ -27,9 +27,10 @@ class VerifyInputs:
     """Inputs with X rows per sequence, padded after a sequence's last draft and after the last sequence.
 
     All rows of a sequence count as tokens in its cache, so a backend reads the keys and values of padding
-    rows too, and weighs them with 0. Therefore padding rows write theirs where the next tokens will be,
-    and those past the sequence's pages to page 0; there its first page is read, so a sequence reads nothing
-    but what it has written. Rows of padding sequences write to page 0.
+    rows too, and weighs them with 0. Padding rows write their keys and values to the places of the sequence's
+    next tokens. If a place is beyond the sequence's pages, they write to page 0 instead, and the backend
+    reads the sequence's first page. So a sequence reads only what it has written. Rows of padding sequences
+    write to page 0.
 
     The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
     step needs only one transfer.

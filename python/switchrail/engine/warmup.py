@@ -13,7 +13,7 @@ from switchrail.params import SamplingParams
 _LENGTHS: Final = (1, 2, 3, 15, 16, 17, 63, 64, 65, 129, 250, 500, 1000, 2000, 4000, 8000)
 
 _MIXTURES: Final = ((33, (65,)), (33, (97, 1)), (1000, ()))
-"""Lengths of many prompts, each with those of a few others."""
+"""Pairs: the length of many prompts, and the lengths of a few other prompts that run with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> 
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
-    """Run prompts; those of odd lengths are sampled, and the others greedy. Return the seconds it took."""
+    """Run prompts: those of odd lengths are sampled, and the others greedy. Return the time in seconds."""
     params = [
         SamplingParams(max_new_tokens=_new_tokens(engine), ignore_eos=True, temperature=len(prompt) % 2)
         for prompt in prompts

@@ -94,7 +94,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
 
 
 def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Replaces `old` in a tuple of defaults or of partial arguments, wherever the tuple is used so."""
+    """Replaces `old` in a tuple of defaults or of a partial's arguments, in all objects that use it."""
     put = tuple(new if item is old else item for item in holder)
     done = False
     for owner in garbage.referrers(holder):

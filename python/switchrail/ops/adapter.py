@@ -151,7 +151,7 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch. With bounds it has tables of its own, into which later ones are copied.
+    """The plain form of a batch. With bounds it has tables of its own, into which later tables are copied.
 
     Args:
         batch: The plain form.

@@ -104,8 +104,8 @@ class Backend(Generic[CallT, BatchT]):
     def optional_steps(self) -> Mapping[str, Call]:
         """The backend's steps among `switchrail.ops.steps.STEPS`, to be called with all arguments by name.
 
-        A backend has a step if it has a method of that name, which takes any of the step's arguments. A
-        wrapper overrides this to show the steps of its parts; see `switchrail.ops.delegate`.
+        A backend has a step if it has a method of that name, which takes some or all of the step's arguments.
+        A wrapper overrides this to show the steps of its parts; see `switchrail.ops.delegate`.
         """
         return own_steps(self)
 

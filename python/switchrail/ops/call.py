@@ -28,7 +28,7 @@ class Layer:
     kept: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes a copy another layer, with empty caches."""
+        """A copy is a different layer, with empty caches."""
         return _remake, (type(self), {one.name: getattr(self, one.name) for one in fields(self) if one.init})
 
 

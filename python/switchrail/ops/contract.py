@@ -399,7 +399,7 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Checks a layer without a call. Any call with this layer then needs no feature that is missing.
+        """Checks the arguments of a layer without a call, so that no call fails because of these.
 
         Raises:
             ContractError: An option or a tensor breaks the contract, or needs a feature that is missing.

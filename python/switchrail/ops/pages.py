@@ -26,7 +26,7 @@ class SingleRows:
         rows: [B] int64, the packed row of each sequence.
         tokens: [B * L] int64, the cache place of each visible position; places past a sequence's end repeat
             the sequence's first place.
-        mask: [B, 1, 1, L] bool, True before a sequence's end; None if all places are.
+        mask: [B, 1, 1, L] bool, True before a sequence's end; None if it would be True everywhere.
     """
 
     rows: torch.Tensor

@@ -1,7 +1,7 @@
 """The optional steps of backends, and how a wrapper passes them on to its parts.
 
 A backend declares an optional step as a feature of its registration, and has a method of that name. The
-method takes any of the step's arguments, by name. Nothing here imports torch.
+method takes some or all of the step's arguments, by name. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Class(Site):
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
         """The reason why a class can't replace a second target: the hooks of both would be mixed."""
         for place, others in wanted.items():
-            if not isinstance(place, Class) or hook in others:  # or from a second import of the module
+            if not isinstance(place, Class) or hook in others:  # or the hook comes from a second import
                 continue
             for other in others:
                 if other.fn is hook.fn:

@@ -29,8 +29,8 @@ class Piece:
     Attributes:
         rows: The packed rows of the sequences.
         ragged: The rows and the keys of the sequences, both packed without gaps; no sequence is empty.
-        causal: Whether the last row attends to all keys and each row before it to one less; otherwise every
-            row attends to all keys.
+        causal: Whether the last row attends to all keys, and each earlier row to one key less than the next
+            row. If False, every row attends to all keys.
         starts: `ragged.cu_seqlens` on the host.
         starts_k: `ragged.cu_seqlens_k` on the host.
     """

@@ -146,7 +146,7 @@ class Sample:
         return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
-        """The same prefill with checkpoints: two of three are stored, in more slots of a new pool."""
+        """The same prefill with checkpoints, two of three stored, on a new pool with more slots."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         random = Random(seed)

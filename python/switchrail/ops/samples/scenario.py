@@ -37,8 +37,8 @@ class Scenario:
         arguments: Arguments for the op's generator.
         past: Whether sequences have cached tokens before those of a prefill call.
         hardness: Selects the row in the table of error bounds.
-        features: The features that a backend must claim to be checked with it.
-        core: Whether a quick run includes it in every dtype, not only in the first.
+        features: The features that a backend must claim to be checked with this scenario.
+        core: Whether a quick run includes the scenario in every dtype, not only in the first.
         quick: Whether a quick run includes the scenario at all.
     """
 

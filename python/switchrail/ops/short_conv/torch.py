@@ -109,7 +109,7 @@ class _Plan:
 
 
 class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
-    """Shifted multiply-adds over all packed rows. Each sequence's first rows are then redone with its state.
+    """Shifted multiply-adds over all packed rows; then each sequence's first rows again, with its state.
 
     Computes in float32 (float64 for float64 inputs).
     """
