@@ -142,7 +142,7 @@ H200 = Fitted(
     versions="torch 2.11, Triton 3.6",
     command="not recorded",
     walks={
-        # Two programs on a multiprocessor take nearly as long as one after the other.
+        # Two programs at once on a multiprocessor take nearly as long as if they ran one after the other.
         "delta": Costs(
             pace=Pace(((1.0, 0.61), (1.27, 1.15), (1.9625, 1.15)), each=0.586),
             end=0.58,

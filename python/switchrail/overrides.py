@@ -83,7 +83,8 @@ def call_problem(function: Any, like: Any) -> str | None:
     try:
         (own.bind_partial if is_open else own.bind)(*[None] * positional, **named)
     except TypeError as error:
-        is_short = "too many positional" in str(error) and lacking  # said of the call, which has more
+        # the call passes more arguments than `function` takes
+        is_short = "too many positional" in str(error) and lacking
         problem = f"it lacks {', '.join(lacking)}" if is_short else error
         return f"has parameters {_plain(own)}: {problem}; expected {_plain(expected)}"
     return None

@@ -28,7 +28,7 @@ _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """The transaction, in the runtime of `hooks`, of the plugin whose code this thread runs; or None."""
+    """The open transaction of the plugin whose code this thread runs, in the runtime of `hooks`; or None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 

@@ -43,7 +43,7 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:
-    """Rows per program, the padded row size, and warps. All of these round a row's sum the same way."""
+    """Rows per program, the padded row size, and warps. All choices round a row's sum the same way."""
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)

@@ -28,7 +28,7 @@ _ADDED = 32
 _LEAST, _CHUNK, _LONG = 1, 8, 32
 """Rows per chunk: the minimum, the maximum for few rows, and the maximum for many rows.
 
-Fewer rows take less time.
+Chunks with fewer rows take less time.
 """
 
 
@@ -104,7 +104,7 @@ def _run(
     rows: torch.Tensor | None,
     sizes: Tiles | None,
 ) -> torch.Tensor:
-    """The experts by `scores`: logits, or the weights of `ids`."""
+    """Run the experts. `scores` are logits, or the weights of `ids`."""
     t, h = x.shape
     count, _, inner = down.shape
     out = torch.empty((t, h), dtype=x.dtype, device=x.device)

@@ -96,7 +96,7 @@ def choose(
     ORDER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number.
+    """Choose the experts of a chunk's rows, best first (in a tie, the lower number), then the shared ones.
 
     If CHOSEN, `p_ids` has the experts and `p_logits` their weights, [T, K] each.
     """

@@ -39,10 +39,11 @@ def _stage(
 ):  # fmt: skip
     """Stages one row of one value head. Rows after the last have no slot. With OWN, row t uses slot t.
 
-    Gates are converted to raw `softplus` gates that activate to the same values. A sigmoid gives no weight
-    above 1, but c k and v c / n with the weight (n / c)^2 have the same effect as k n and v with a weight of
-    1. c is a power of 2, so keys keep their digits. Queries are also scaled by powers of 2 only, and
-    `_finish` divides the output by the query's norm instead.
+    Gates are converted to raw `softplus` gates that activate to the same values. The library's write weight
+    is a sigmoid, so at most 1. With n the factor that normalises k, and any c, the key c k, the value v c / n
+    and the weight (n / c)^2 have the same effect as the key n k, the value v and the weight 1. c is a power
+    of 2, so keys keep their digits. Queries are also scaled by powers of 2 only, and `_finish` divides the
+    output by the query's norm instead.
     """
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV

@@ -16,6 +16,6 @@ class TritonLightning(TritonLinear[LightningCall], LightningBackend):
 
     @staticmethod
     def operands(call: LightningCall) -> Operands:
-        """The operands. `layer.g` takes the places of the time steps, which this op does not have."""
+        """The operands. `layer.g` is passed in place of time steps, which this op does not have."""
         layer, q, k, v, out = call
         return Operands(q, k, v, layer.g, layer.g, layer.g, layer.g, layer.state, out, layer.scale)

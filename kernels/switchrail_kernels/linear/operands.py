@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The tensors of one call. For an absent tensor another one stands in, which kernels then don't read.
+    """The tensors of one call. Absent tensors are replaced by others, which the kernels then don't read.
 
     Attributes:
         q: [T, G, K], the queries; C in `mamba2`.

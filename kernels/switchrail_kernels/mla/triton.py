@@ -125,9 +125,10 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     def plan_chunked_prefix(
         self, plan: Tiles | Adapted, batch: PagedBatch, ragged: bool, chunked: bool
     ) -> None:
-        """Limit which sequences are expanded where that is faster; before the first call of the plan.
+        """Set which sequences may be expanded. Must be called before the first `run` with the plan.
 
-        Its kernels expand new tokens and prefix alike, in rounds that carry the softmax over.
+        Allowed sequences are expanded if that is faster: new tokens and prefix in the same way, in rounds
+        that carry the softmax from one to the next.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         check_plan(own, batch, (Tiles,))

@@ -34,7 +34,7 @@ def verify(
         expected: The oracle's result, from `run_reference`; computed if not given.
 
     Returns:
-        The error: the larger one of the outputs and the written states.
+        The larger of two errors: that of the outputs, and that of the written states.
 
     Raises:
         AssertionError: The error exceeds the bound, a padding row is not zero, or the backend wrote to memory

@@ -115,10 +115,10 @@ _SMALLER = 16
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase, with sizes that are powers of two.
 
-    For prefill without a cache, points are total rows, in 1 to 64 sequences of equal length. For prefill with
-    a cache, they are pairs of rows and cached tokens. The cached tokens are the rows alone, an eighth more
-    than the rows, and larger numbers. Some backends are much faster if nothing was cached before the rows,
-    and that time does not predict their other times. For decode and verify, points are numbers of sequences.
+    For prefill without a cache, the grid has total numbers of rows, in 1 to 64 sequences of equal length. For
+    prefill with a cache, it has pairs of rows and cached tokens: as many cached tokens as rows, an eighth
+    more, and larger numbers. Some backends are much faster if nothing was cached before the rows, and that
+    time does not predict their other times. For decode and verify, the grid has numbers of sequences.
 
     Args:
         op: The op.

@@ -196,8 +196,8 @@ impl BoundPlan {
     }
 }
 
-/// The index of a name among interned names, compared by identity. `None` if the name is equal to one but
-/// not interned.
+/// The index of a name among interned names, compared by identity. `None` if the name itself is not interned,
+/// even if an equal one is.
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())

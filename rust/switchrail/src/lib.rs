@@ -1,6 +1,6 @@
 //! Plugin discovery, backend registry and layer routing for attention kernels.
 //!
-//! This crate takes all of Switchrail's decisions and does not depend on Python. What happens up to a call:
+//! This crate takes all of Switchrail's decisions and does not depend on Python. These steps lead to a call:
 //!
 //! 1. [`discover`] reads the metadata of the distributions on a path and lists their plugins; nothing is imported.
 //! 2. [`Selection`] decides which of them may be loaded; a [`Lock`] refuses plugins that have changed.

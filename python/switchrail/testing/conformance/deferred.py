@@ -22,7 +22,7 @@ _MOST = 5
 
 
 def deferred_commit(setting: Setting) -> Measured:
-    """Checks successive verifications in changing order, each of which commits the one before."""
+    """Checks verifications that each commit the previous one, with the sequences in changing order."""
     calls = [
         setting.call(lengths, initial="all", padding=(2,), seed=n).with_trees(seed=n)
         for n, lengths in enumerate(_LENGTHS)
@@ -76,7 +76,7 @@ def deferred_commit(setting: Setting) -> Measured:
 
 
 def _in_order(call: Sample, slots: torch.Tensor, order: torch.Tensor) -> Sample:
-    """The call with the slots of the first one, in another order."""
+    """The call with its sequences on the slots `slots[order]`."""
     own = slots[order.to(slots.device)]
     assert isinstance(call.batch, VerifyBatch)
     batch = dataclasses.replace(
@@ -88,7 +88,7 @@ def _in_order(call: Sample, slots: torch.Tensor, order: torch.Tensor) -> Sample:
 def _accept(
     lengths: Sequence[int], parents: Sequence[int], order: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random accepted row of each sequence, -1 without rows; and by slot's number the rows on its path."""
+    """A random accepted row of each sequence (-1 if it has no rows), and by slot the rows on its path."""
     random, start = Random(seed).uniform(len(lengths)).tolist(), 0
     paths = torch.zeros(len(lengths), _MOST, dtype=torch.bool)
     chosen = []

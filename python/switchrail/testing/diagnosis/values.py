@@ -23,7 +23,7 @@ _CONSTANTS = {
 
 
 def rounded_otherwise(d: Difference) -> Finding | None:
-    """Equal numbers within rounding, in a comparison of bits."""
+    """Numbers that are equal up to rounding, where equal bits were expected."""
     if d.bound.row or not d.matches(d.got, d.expected):
         return None
     return Finding("the bits differ, but the numbers agree within rounding", is_whole=True)

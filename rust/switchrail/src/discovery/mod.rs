@@ -43,7 +43,7 @@ pub enum ProblemCode {
     Broken,
     /// The folder has another distribution of the same name, which takes precedence.
     SameName,
-    /// A rest of an interrupted installation or removal.
+    /// Left over from an interrupted installation or removal.
     LeftOver,
 }
 

@@ -5,7 +5,7 @@ use super::naming::{Naming, Words, words_to_kinds};
 use super::{LayerKind, LayoutError};
 use serde_json::json;
 
-/// The keys for the number of steps. Step k drafts token k after the newest one.
+/// The keys for the number of steps. Step k drafts the k-th token after the newest one.
 const COUNTS: [&str; 3] = [
     "num_nextn_predict_layers",
     "mtp_num_hidden_layers",
@@ -16,7 +16,7 @@ const COUNTS: [&str; 3] = [
 pub(super) enum Drafts {
     /// The family has none.
     None,
-    /// A layer per step: of the kind that the list under `key` names, if the config has it, or of `kind`.
+    /// One layer per step. Its kind is in the list under `key`, or is `kind` if the config has no such list.
     Layers {
         key: Option<&'static str>,
         kind: LayerKind,

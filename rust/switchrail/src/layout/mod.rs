@@ -192,7 +192,7 @@ impl Layout {
 
     /// The layouts of the model's own draft head (multi-token prediction), one per step.
     ///
-    /// Step k drafts token k after the newest one. Each step counts its layers from 0, and nothing is
+    /// Step k drafts the k-th token after the newest one. Each step counts its layers from 0, and nothing is
     /// assumed about them. Empty if the config has no head.
     #[must_use]
     pub fn drafts(&self) -> &[Self] {
