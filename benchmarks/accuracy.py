@@ -4,10 +4,11 @@
     python -m benchmarks.accuracy --prompts 50 --no-slice
 
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
-overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers' torch
-code. *slice*: 12 layers at real widths with random weights, where the first two candidates are often close.
-If tokens differ, the first two logits there must be within 1e-4 in float64. *bfloat16*: the mean distance of
-the log-probabilities of prompt tokens from float32's, for the engine and for transformers.
+    overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers'
+    torch code. *slice*: 12 layers at real widths with random weights, where the two largest logits are often
+    close. At the first different token, the two largest logits must be within 1e-4 in float64. *bfloat16*:
+    the mean distance of the log-probabilities of prompt tokens from those in float32, for the engine and for
+    transformers.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def free() -> None:
 
 
 class Float64(TorchFunctionMode):
-    """Conversions to float32, which transformers' norms and linear attention begin with, are to float64."""
+    """Turns the conversions to float32, with which transformers' norms begin, into conversions to float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
@@ -109,7 +110,7 @@ class Float64(TorchFunctionMode):
 
 @torch.inference_mode()
 def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: Tokens) -> list[float]:
-    """The distance of the first two logits in float64, at the first different token."""
+    """The distance of the two largest logits in float64, at the first different token of each prompt."""
     differing = [
         prompt + left[: next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)]
         for prompt, left, right in zip(prompts, found, expected, strict=True)
@@ -153,7 +154,7 @@ def check_tokens(name: str, folder: Path, device: str, prompts: Tokens, most: in
 
 @torch.inference_mode()
 def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
-    """The log-probabilities of each prompt's tokens from the second on."""
+    """The log-probabilities of each prompt's tokens, starting with the second."""
     found = []
     for prompt in prompts:
         ids = torch.tensor(prompt, device=model.device)

@@ -1,10 +1,10 @@
 """Cost of `generate` with a model of transformers alone, and served through Switchrail's bridge, in one run.
 
 Both generate from the same padded batch of random prompts, greedily, in alternating rounds. A prompt pass is
-the run with one new token; a decode step is the rest of the run divided by its steps. The difference divided
-by the number of dispatched calls of a step is what a call costs more or less. On a CPU, times are CPU times
-of all threads, on a GPU wall times. With FLA installed, transformers alone uses FLA's kernels on a GPU. Exits
-with 1 if tokens differ before the first near tie.
+the run with one new token; a decode step is the rest of the run divided by its steps. The extra cost per
+dispatched call is the difference of the decode steps divided by the number of dispatched calls in a step. On
+a CPU, times are CPU times of all threads, on a GPU wall times. With FLA installed, transformers alone uses
+FLA's kernels on a GPU. Exits with 1 if tokens differ before the first near tie.
 
     python -m benchmarks.bridge [CHECKPOINT] [--slice LAYERS] [--batch N] [--device cuda] [--dtype bfloat16]
         [--tokens N] [--rounds N] [--backend KEY=NAME] [--alone] [--json FILE]

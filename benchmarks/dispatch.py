@@ -3,8 +3,8 @@
 Measures two dispatchers for layouts of 48 and 320 layers, of which every fourth is full attention. One is
 Switchrail's lookup in a route plan. The other is equivalent to the code path of SGLang's hybrid backend:
 generic arguments, checks of the batch's mode, and two scans of a list for the layer id. Each must dispatch
-all layers correctly before it is timed. As a check of the equivalence, the ratio of its times for the two
-layouts must match the real backend's.
+all layers correctly before it is timed. To check the equivalence, the ratio of the second dispatcher's times
+for the two layouts must match that of SGLang's real backend.
 
 Then measures whole steps of 48 layers with one part, planned in the step or before it: each layer makes its
 call and dispatches it. These are compared with direct calls with the same arguments, and with calls that are

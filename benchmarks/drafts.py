@@ -4,13 +4,13 @@
     python -m benchmarks.drafts --tiny           # a trial without a GPU
     python -m benchmarks.drafts --accepted       # only how many drafts are accepted, on the CPU
 
-A step of a Qwen3-Next slice with random weights is timed on the device, the median of several: a *decode*,
-the *verify* of 4 rows per sequence up to the logits, and the *commit* after it: following the chosen tokens,
-and writing states. With a deferred commit, a verify includes the commit of the one before. Both ways are
-timed. Then the trained checkpoint continues texts without drafts and with each kind of draft,
-greedily. Outputs are compared with those without drafts first; in bfloat16 some differ by rounding.
+Steps of a Qwen3-Next slice with random weights are timed on the device (medians): a *decode*; a *verify* of 4
+rows per sequence up to the logits; and the *commit* after it, which determines the accepted rows and writes
+states. With deferred commits, a verify includes the commit of the previous verify. Both ways are timed. Then
+the trained checkpoint continues texts without drafts and with each kind of draft, greedily. First, the
+outputs are compared with those without drafts; in bfloat16 some differ by rounding.
 
-`--accepted` continues 200 passages of chapters that no part of the checkpoint learned, 32 tokens each, in
+`--accepted` continues 200 passages from chapters that were not in the training text, by 32 tokens each, in
 float32, with each kind of draft and different numbers of drafts.
 """
 
@@ -44,7 +44,7 @@ PASSAGES, CHARACTERS = 200, 200
 
 
 class Nothing(Drafts):
-    """Proposes nothing, so that requests stay where they are."""
+    """Proposes nothing, so that requests keep their lengths."""
 
     def propose(self, tasks: Any, limits: Any) -> Drafted:
         return Drafted([()] * len(tasks))
@@ -179,7 +179,7 @@ def passages(count: int) -> list[str]:
 
 
 def count_accepted(count: int) -> list[dict[str, Any]]:
-    """A row per kind and number of drafts: accepted drafts per verification, and rows that are verified."""
+    """A row per kind and number of drafts, with accepted drafts and verified rows per verification."""
     found = []
     params = SamplingParams(max_new_tokens=32, ignore_eos=True)
     kinds: list[tuple[str, Any]] = [("ngram", "ngram"), ("mtp", "mtp"), ("a small model", SMALL)]

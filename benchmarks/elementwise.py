@@ -4,9 +4,9 @@
     python -m benchmarks.elementwise --tokens 1 8
 
 Prints microseconds per call in a captured graph of several calls, next to transformers' own module, in
-bfloat16. Each call has its own numbers. Up to 256 tokens they are in the L2 cache, as in a real step, where
-the previous kernel wrote them. The floor is the number of bytes read and written, divided by this run's copy
-bandwidth.
+bfloat16. Each call has its own numbers. Up to 256 tokens, the numbers are in the L2 cache, as in a real step,
+where the previous kernel has just written them. The floor is the number of bytes read and written, divided by
+this run's copy bandwidth.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ the same tokens, except where the first two logits of transformers differ by les
 listed.
 
 Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
-affected least. The floor is the model's matrix products alone, at the rate of one large product.
+affected least. The floor is the time of the model's matrix products by themselves, at the rate of one large
+product.
 
     python benchmarks/engine.py [CHECKPOINT] [--text FILE] [--threads N] [--repeats N] [--json FILE]
 """

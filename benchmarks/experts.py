@@ -5,13 +5,13 @@
     python -m benchmarks.experts --tune               # the candidates of the tables in tiles.py
     python -m benchmarks.experts --kernels            # each kernel's share, by torch's profiler
 
-*experts* is the operation alone, from the logits on. *block* is the whole block with the router's product and
-the shared expert. It is compared with transformers' own block, unchanged (*eager*) and with torch's grouped
-products (*grouped_mm*). Times are microseconds per call in a captured graph, whose calls have different rows
-and weights, so the L2 cache is cold. Peers that can't be captured are timed call by call (marked with *). The
-floor is the larger of two times: the bytes of the experts in use divided by this run's copy bandwidth, and
-the operations divided by this run's bf16 matmul rate. Errors are of the whole result, relative to products in
-float32; those of transformers are in brackets.
+*experts* is the operation by itself, which starts from the router's logits. *block* is the whole block with
+the router's product and the shared expert. It is compared with transformers' own block, unchanged (*eager*)
+and with torch's grouped products (*grouped_mm*). Times are microseconds per call in a captured graph, whose
+calls have different rows and weights, so the L2 cache is cold. Peers that can't be captured are timed call by
+call (marked with *). The floor is the larger of two times: the bytes of the experts in use divided by this
+run's copy bandwidth, and the operations divided by this run's bf16 matmul rate. Errors are of the whole
+result, relative to products in float32; those of transformers are in brackets.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row's chosen experts by logit, then number; their weights; the rows without a tie for the last."""
+    """Each row's experts by logit, then number; their weights; whether the row has no tie for the last."""
     own = logits[:, :-1].float()
     found, order = own.sort(dim=-1, descending=True, stable=True)
     p = own.softmax(-1).gather(1, order[:, :TOP_K])

@@ -8,9 +8,10 @@ Weights are random, in bfloat16. *prefill* is a run of B prompts of 200 to 600 t
 *step* the additional time per further token; medians of 5 runs after one uncounted run. transformers runs
 `generate` with its own cache, on padded prompts.
 
-The floor is computed from this device's measured speeds. *step*: the bytes of the weights that B tokens need
-(of experts, the expected share that is chosen at random), of the states, twice, and of the cached tokens, at
-the speed of a copy. *prefill*: the products with these weights, at the speed of a large product in bfloat16.
+The floor is computed from this device's measured speeds. *step*: the time for moving bytes at the speed of a
+copy: the weights that B tokens need (for experts, the expected share of a random choice), the states twice,
+and the cached tokens. *prefill*: the time of the products with these weights, at the speed of a large product
+in bfloat16.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def measure(
 
 
 def peer(path: Path, batches: Sequence[int], device: str) -> Iterator[dict[str, Any]]:
-    """Measure transformers, each batch in a process of its own, which an error of the device may end."""
+    """Measure transformers, each batch in its own process, which an error of the device may end."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         for batch in batches:

@@ -3,8 +3,8 @@
     python benchmarks/host.py                      # every op in Triton, prefill and decode
     python benchmarks/host.py --op gated_delta --json host.json
 
-Heads and head sizes are those of models. Lengths are short, because the host time depends on them only if
-they require a second launch. Prints, in microseconds per call:
+Heads and head sizes are those of models. Lengths are short, because the host time depends on a length only if
+the length requires a second launch. Prints, in microseconds per call:
 
 - `again`: a call repeated with other tensors of the same shapes, like the layers of a step. Calls are timed
   in blocks of 50 between synchronisations, so the device's queue is never full, with garbage collection off.
@@ -12,7 +12,7 @@ they require a second launch. Prints, in microseconds per call:
   of the call.
 - `first`: the first call of a layer, with a plan of new lengths, when the kernels are compiled.
 - `plan`: making that plan, once per step.
-- `check`: the contract's check of a call that it has not seen.
+- `check`: the contract's check of a call that it has not checked before.
 
 Before a repeated call is timed, its result must have the same bits as the first call's.
 """

@@ -6,10 +6,11 @@
 
 PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the repository's trained
 checkpoint in bfloat16, with experts in every layer. 30 prompts of 4 to 90 tokens have 16 new tokens each,
-greedy. *tokens*: they must be those of transformers in float32, up to the first near tie at which they
-differ: there the first two logits of transformers are within 0.1. *texts*: for each token of the prompts and
-their continuations, given the text before it, the most probable token and the mean distance of the
-log-probability from float32's. At most a tenth of these tokens may be at near ties.
+greedy. *tokens*: the new tokens must be those of transformers in float32. At the first different token, the
+two largest logits of transformers must be within 0.1 (a near tie); later tokens are not compared. *texts*:
+for each token of the prompts and their continuations, given the text before it, the most probable token, and
+the mean distance of the log-probability from that in float32. At most a tenth of these tokens may be at near
+ties.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class Expected(NamedTuple):
 
     Attributes:
         tokens: The new tokens of each prompt, in float32.
-        gaps: For each text, the distance of the first two logits before each token from the second on.
-        best: The most probable tokens there.
-        scores: The log-probabilities of the text's tokens there, in float32.
-        rounded: The same in bfloat16.
+        gaps: For each text, the distance of the two largest logits before each token, starting with the
+            second.
+        best: The most probable token at each of these places.
+        scores: The log-probabilities of these tokens, in float32. rounded: The log-probabilities in bfloat16.
     """
 
     tokens: Tokens

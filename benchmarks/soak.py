@@ -1,4 +1,4 @@
-"""Runs an engine for long with requests that arrive, are cancelled and fail, and looks for errors.
+"""Runs an engine for a long time with requests that arrive, are cancelled and fail, and looks for errors.
 
     python -m benchmarks.soak                         # 2,000 requests on a GPU
     python -m benchmarks.soak --requests 200 --seed 3

@@ -1,6 +1,7 @@
-"""Processes for tests, forked from one with the large imports done, in a fifth of the time of new ones.
+"""Processes for tests. They are forked from a process with the large imports done, five times as fast as new
+ones.
 
-The forked-from process imports no package of this repository; each fork imports these itself, with its own
+That process imports no package of this repository. Each fork imports them itself, with its own environment
 variables.
 """
 

@@ -34,7 +34,7 @@ class Clock:
         return self.device.type == "cuda"
 
     def measure(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Times several calls on different numbers, so no cache helps.
+        """Times several calls on different numbers, so that the cache is cold.
 
         Returns:
             `graph_s` and `eager_s`, each with the median and the deciles of a call in seconds; `host_s`, the

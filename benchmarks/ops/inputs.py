@@ -20,7 +20,7 @@ from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
-    """A random call of a case. q, k, v and the like are views of one buffer, as projections produce them."""
+    """A random call of a case. q, k, v and such inputs are views of one buffer, as projections make them."""
     torch.manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)

@@ -175,6 +175,6 @@ def usual(times: Mapping[str, Any]) -> float:
 def compared(times: Mapping[str, Any]) -> float:
     """The time of a call in seconds as `auto` compares it: run in the way that an engine can.
 
-    A decode that can only be captured for the same lengths is not replayed but called.
+    A decode whose capture is valid for one set of lengths only is timed as a call of the host.
     """
     return times["eager_s"]["median"] if times.get("way") == "eager" else usual(times)

@@ -26,7 +26,7 @@ def measure(engine: Engine, batch: int) -> dict[str, Any]:
 
     `launch` is the time from the start of scheduling until everything is launched. `results` adds the
     processing of the previous step's tokens (text, stops, events), without waiting for them. `step` is the
-    whole step. Each is a median; `p99_over_median` is of whole steps.
+    whole step. Each is a median; `p99_over_median` is computed from whole steps.
     """
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, stop=("never\N{SNOWMAN}",))
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]

@@ -106,7 +106,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         return found
 
     def scores(self, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
-        """For each prompt's tokens from the second on, the `scores` (log-probabilities) and `best` tokens."""
+        """For each prompt's tokens after the first: the `scores` (log-probabilities) and `best` tokens."""
         found: list[dict[str, Any]] = self._ask({"call": "scores", "prompts": prompts})
         return found
 

@@ -104,7 +104,7 @@ class Runtime(Registrar):
         self._platforms.use(platform)
 
     def find_platform(self, platform: Platform | str | torch.device | None) -> Platform:
-        """Finds a platform by name, device or class path; see `PlatformChoice.find`. None: `platform`."""
+        """Finds a platform, as `PlatformChoice.find` does; None means the attribute `platform`."""
         return self.platform if platform is None else self._platforms.find(platform)
 
     def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:

@@ -110,7 +110,8 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
 
 class WithAWrongLine(TorchGatedDelta):
-    """Wrong in one row, of a batch whose results the benchmark doesn't compare with the reference."""
+    """Wrong in one row, but only in batches whose results the benchmark doesn't compare with the
+    reference."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)

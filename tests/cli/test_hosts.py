@@ -1,4 +1,4 @@
-"""Other engines: found by their metadata, and how Switchrail would serve in each."""
+"""Other engines are found by their metadata, and the output shows how Switchrail would serve in each."""
 
 from __future__ import annotations
 

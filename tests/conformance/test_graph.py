@@ -123,7 +123,7 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     measured = host.graph(setting("attention", captured(Refreshed, device)))
     assert measured.error.within(measured.bound)
     assert device.log == [
-        *("plan within bounds", "run"),  # the eager run, with which the replay is compared
+        *("plan within bounds", "run"),  # the eager run that the replay is compared with
         *("plan within bounds", "run", "capture", "capture", "refresh, sync debug mode error", "replay"),
         *("plan", "run"),  # the reference's run
     ]

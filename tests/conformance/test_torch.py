@@ -1,9 +1,9 @@
-"""The plain-torch backends pass the whole suite, and the reference all of it that doesn't repeat itself.
+"""The plain-torch backends pass the whole suite; the reference passes the part that means something for it.
 
-In a scenario the suite compares a backend with the reference, which for the reference is the same function
-on the same numbers. Its scenarios are therefore limited to those of memory that it must not touch; in the
-torch backends' tests each scenario compares it with an independent computation. It computes everything in
-float64, so that other dtypes matter only for the rounding of results.
+A scenario compares a backend with the reference. For the reference itself, that would compare a function with
+itself, so only scenarios about memory that must not be touched run here. The tests of the torch backends
+compare the reference with an independent computation in each scenario. The reference computes everything in
+float64, so other dtypes only affect the rounding of its results.
 """
 
 import pytest

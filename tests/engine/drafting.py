@@ -70,7 +70,7 @@ class Oracle(Drafts):
 
 
 class Trees(Oracle):
-    """Proposes trees, whose accepted paths are forced in the same way; other tokens are wrong ones."""
+    """Proposes trees. Their accepted paths are forced in the same way; tokens off these paths are wrong."""
 
     are_trees = True
 

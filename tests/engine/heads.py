@@ -51,7 +51,7 @@ def randomize(module: torch.nn.Module, seed: int) -> None:
 
 
 def make_head(checkpoint: Path, folder: Path, kinds: Sequence[str] = (FULL,), seed: int = 5) -> Path:
-    """A copy of a Qwen3-Next checkpoint with a random head, whose steps have a layer of these kinds."""
+    """A copy of a Qwen3-Next checkpoint with a random head. Each step of the head has a layer of one kind."""
     shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config |= {"mtp_num_hidden_layers": len(kinds), "mtp_layer_types": list(kinds)}
@@ -91,7 +91,7 @@ class Scratch:
                 if turn < len(self.steps):
                     tokens = torch.cat((tokens[:, 1:], newest), 1)
                     inputs = hidden
-                else:  # the last step goes on, from its own result
+                else:  # the last step drafts further tokens from its own result
                     tokens = torch.cat((tokens, newest), 1)
                     inputs = torch.cat((inputs, hidden[:, -1:]), 1)
             else:

@@ -1,4 +1,5 @@
-"""Captured decodes: the device moves on by itself, and the choice of the likeliest tokens is captured too."""
+"""Captured decodes: the device advances positions by itself; the choice of the likeliest tokens is
+captured."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def interrupt(place: Place, run: Callable[[], None]) -> None:
 def test_the_likeliest_tokens_are_chosen_in_the_graph(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch with a sampled row calls the function, and the others launch it again."""
+    """For a batch with a sampled row the function is called; for other batches its launches are replayed."""
     prompt = make_prompts()[2]
     expected = engine.generate([prompt], params())
     called: list[int] = []
@@ -186,7 +187,8 @@ def test_a_choice_without_finite_logits_feeds_token_0(engine: Engine) -> None:
 
 
 def test_memory_of_tokens_is_used_again_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps in flight have their own memory; reading twice gives the same."""
+    """Two steps in flight use separate memory for their tokens; reading a step twice gives the same
+    tokens."""
 
     class Event:
         def __init__(self, device: Any) -> None:

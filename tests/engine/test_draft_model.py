@@ -83,7 +83,8 @@ def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) ->
 def test_outputs_are_the_models_and_proposals_the_drafts(
     make_engine: Make, plain_engine: Any, draft: Path
 ) -> None:
-    """Ragged prompts in chunks; greedy outputs are those without drafts, and proposals those from scratch."""
+    """With ragged prompts in chunks, outputs are the same as without drafts, and proposals as from
+    scratch."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
@@ -99,7 +100,7 @@ def test_outputs_are_the_models_and_proposals_the_drafts(
 
 
 def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkpoint: Path) -> None:
-    """Also after requests came and went, and beside samples, which it shares pages with."""
+    """This also holds after requests came and went, and beside samples that share pages."""
     prompts, params = make_prompts(24), make_params(24)
     plain = make_engine(options=OPTIONS)
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
@@ -122,7 +123,7 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
 def test_steps_of_the_draft_are_captured(
     make_engine: Make, plain_engine: Any, checkpoint: Path, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Its decodes with states in second slots, and in pieces the steps with accepted tokens."""
+    """The draft's decodes are captured whole, its steps with accepted tokens in pieces."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     options = {**DRAFTED, "draft": checkpoint}
@@ -145,7 +146,7 @@ def test_steps_of_the_draft_are_captured(
 
 
 def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, checkpoint: Path, draft: Path) -> None:
-    """Two branches: the best token and what follows it, and the second best one and what follows it."""
+    """A tree has two branches, which begin with the best and the second best token."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": draft, "draft_branches": 2})
@@ -181,7 +182,7 @@ def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Pat
 
 
 def test_samples_do_not_depend_on_other_requests(make_engine: Make, tmp_path: Path) -> None:
-    """A request draws the same tokens alone and beside another sampled one, its last token included."""
+    """A request draws the same tokens alone and beside another sampled request, including its last token."""
     draft = make_checkpoint(tmp_path, seed=9, num_hidden_layers=1, layer_types=[FULL])
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     long = SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=1.3, seed=77)
@@ -209,7 +210,7 @@ def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: SamplingParams) -> float:
-    """The chance of a larger chi-square of an engine's texts, against the model's exact probabilities."""
+    """The p-value of a chi-square test of an engine's texts against the model's exact probabilities."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     expected: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(params.max_new_tokens):
@@ -242,7 +243,7 @@ def test_samples_have_the_models_distribution(
     mutant: str,
     branches: int,
 ) -> None:
-    """Chi-square of texts of three tokens, with a draft whose weights are the model's with noise."""
+    """A chi-square test of texts of three tokens. The draft has the model's weights with noise added."""
     noisy = Path(shutil.copytree(checkpoint, tmp_path / "noisy"))
     generator = torch.Generator().manual_seed(3)
     weights = load_file(noisy / "model.safetensors")
@@ -304,7 +305,7 @@ def test_each_model_is_routed_by_its_own_layout(make_engine: Make, draft: Path) 
 def test_a_layout_of_another_model_is_refused(
     make_engine: Make, checkpoint: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the draft's kinds came from the model's list, no draft here would load."""
+    """No draft here would load if the kinds of its layers were read from the model's list."""
     fixed = switchrail.Layout.from_config(checkpoint)
     monkeypatch.setattr(loading, "layout_of", lambda *_: fixed)
     with pytest.raises(SwitchrailError, match="layout"):
@@ -314,7 +315,7 @@ def test_a_layout_of_another_model_is_refused(
 def test_layer_0_is_not_assumed_to_be_full_attention(
     make_engine: Make, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the draft's layers were full attention, as SGLang writes out, only such a draft would load."""
+    """If the draft's layers were assumed to be full attention, as in SGLang, only such a draft would load."""
     config = json.loads((draft / "config.json").read_text())
     is_full = LINEAR not in config["layer_types"]
     fixed = switchrail.Layout.from_config({**config, "layer_types": [FULL] * config["num_hidden_layers"]})

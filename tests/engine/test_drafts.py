@@ -90,10 +90,11 @@ def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine
 @pytest.mark.parametrize("branches", [1, 2], ids=["chains", "trees"])
 @pytest.mark.parametrize("draft", ["mtp", str(CHECKPOINTS / "kjv-draft")], ids=["mtp", "model"])
 def test_trained_drafts_are_accepted(draft: str, branches: int, trained: tuple[Engine, list[Output]]) -> None:
-    """The trained head, whose layer is full attention, and the trained model, whose layer 0 is linear.
+    """Drafts come from the trained head, whose layer is full attention, or from a model whose layer 0 is
+    linear.
 
-    Greedy tokens are those without drafts. Outputs are short, so proposals are too; the document has the
-    means of longer ones.
+    Greedy tokens are the same as without drafts. Outputs are short, so fewer drafts are accepted than for the
+    longer outputs in docs/drafts.md.
     """
     engine, expected = trained
     options = replace(engine.options, draft=draft, draft_branches=branches)
@@ -138,7 +139,7 @@ def use_samples(
 
 @pytest.mark.parametrize("kind", FORCED)
 def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
-    """Outputs with drafts end by length, token and text as without, in and after an accepted run.
+    """With drafts, outputs end by length, token or text where they end without drafts.
 
     Some requests have several samples.
     """
@@ -223,7 +224,7 @@ def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, mak
 
 
 class Turns(Drafts):
-    """Proposes for every second sequence, and for the others in the next step."""
+    """Proposes for every second sequence in one step, and for the other sequences in the next step."""
 
     def __init__(self, drafts: Drafts, turn: int) -> None:
         self.drafts = drafts
@@ -413,7 +414,7 @@ def test_steps_without_drafts_are_captured(
         runtime=captured_runtime,
         device=GraphPlatform(),
         options=DRAFTED,
-        backends={"gated_delta.verify": "torch"},  # of no effect in what is captured
+        backends={"gated_delta.verify": "torch"},  # has no effect on captured steps
     )
     whole = [state for state in engine.graphs if state.kind != "mixed"]
     assert {state.kind for state in whole} == {"decode"}, "no backend for verification can be captured"
@@ -429,7 +430,7 @@ def test_steps_without_drafts_are_captured(
 def verified_runtime(
     captured_runtime: switchrail.Runtime, request: pytest.FixtureRequest
 ) -> switchrail.Runtime:
-    """A runtime with capturable backends for verification too; commits may be left to the next one."""
+    """A runtime with capturable backends for verification too; commits may be deferred."""
     own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
     backends = CAPTURABLE
     if request.param == "deferred":
@@ -447,7 +448,7 @@ def verified_runtime(
 def test_verifications_are_captured(
     kind: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """Whole, in buckets of sequences and of caches, with padding inside and after the sequences.
+    """Verifications are captured whole, with padding inside and after the sequences.
 
     Steps with prompts too are captured in pieces.
     """
@@ -470,7 +471,7 @@ def test_verifications_are_captured(
 
 
 class Pauses(Drafts):
-    """Proposes the expected tokens, some of them changed; in every third step nothing."""
+    """Proposes the expected tokens, some of them changed, and nothing in every third step."""
 
     def __init__(self, outputs: list[Output]) -> None:
         self.expected = {output.prompt_tokens: output.tokens for output in outputs}
@@ -496,7 +497,7 @@ def test_commits_are_left_to_the_next_verification(
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of other kinds make these commits first; the option turns them off.
+    """Steps of other kinds make the deferred commits first; without the option, no commit is deferred.
 
     Some steps have no drafts, and prompts arrive between verifications.
     """
@@ -534,7 +535,8 @@ def test_commits_are_left_to_the_next_verification(
 def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
     make_engine: Make, verified_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupt comes after a verification was accepted; then other sequences get its slots."""
+    """After a verification is accepted, an interrupt ends its requests, and other sequences get their
+    slots."""
     prompts = make_prompts(24)
     expected = make_engine(options=OPTIONS).generate(prompts, FREE)
     drafts = Pauses(expected)
@@ -568,7 +570,7 @@ def test_a_commit_is_not_left_to_another_backend(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fastest backends of small and large verifications differ, and only one of them defers commits."""
+    """If small and large verifications have different backends, commits are not deferred."""
     monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
     prompts = make_prompts(24)
     expected = make_engine(options=OPTIONS).generate(prompts, FREE)
@@ -604,7 +606,7 @@ def test_a_commit_is_not_left_to_another_backend(
 def test_padding_reads_nothing_of_others(
     limit: int, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """Drafts shorter than the rows of a captured verification, in pools that hold no finite number before.
+    """Sequences have padding rows in a captured verification, and the pools contain only NaN before.
 
     The sequences end with their last page, and the page table has entries of earlier ones after it.
     """

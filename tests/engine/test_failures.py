@@ -57,7 +57,7 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
 def test_an_admission_that_fails_ends_the_request_that_was_admitted(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request whose admission fails ends, and is not tried again; as after a failure of the device."""
+    """If the admission of a request fails, the request ends and is not tried again."""
     engine = make_engine(options=SMALL)
     admit = engine._core.sequences.admit
     failures = 0

@@ -16,7 +16,7 @@ OPTIONS = {"max_sequences": 4, "max_length": 100, "page_size": 16, "capture": "d
 
 
 class Static(CapturableAttention):
-    """Has memory for its largest decode, and can't run a sequence without tokens."""
+    """A backend with memory for its largest decode, which can't run a sequence without tokens."""
 
     instances: list[Static] = []  # noqa: RUF012
 

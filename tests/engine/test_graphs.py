@@ -256,7 +256,7 @@ def test_a_plan_that_cant_be_refreshed_ends_the_requests_of_its_step(
 def test_a_captured_decode_gets_the_same_tables_at_each_step(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the host's lengths of caches are new, so that backends check the tables once."""
+    """Only the host's lengths of caches change from step to step, so backends check the tables only once."""
     seen: dict[str, list[Any]] = {op: [] for op in CAPTURABLE}
     for op, backend in CAPTURABLE.items():
         monkeypatch.setattr(backend, "refresh", lambda self, plan, batch, op=op: seen[op].append(batch))

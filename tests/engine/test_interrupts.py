@@ -40,7 +40,8 @@ FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "10"))
-"""One in this many of the places that several scenarios pass is interrupted. All other places are.
+"""Of the places that several scenarios pass, one in this many is interrupted. Other places are all
+interrupted.
 
 `make soak` interrupts all places.
 """
@@ -305,7 +306,7 @@ def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> N
 
 
 def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subject) -> None:
-    """With a real draft model, and the stand-in as the model that verifies."""
+    """An interrupt while a real draft model proposes. The stand-in is the model that verifies."""
     drafting = Subject(checkpoint, str(checkpoint))
     drafting.read_later(0)
     assert drafting.expected == subject.expected

@@ -1,4 +1,4 @@
-"""The table of captured steps."""
+"""The table of keys, which determines the captured steps."""
 
 from __future__ import annotations
 

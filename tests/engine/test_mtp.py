@@ -84,9 +84,10 @@ class Steered(Drafts):
 def test_proposals_are_those_from_scratch(
     kind: str, make_engine: Make, plain_engine: Any, headed: Path
 ) -> None:
-    """Whatever was accepted before: the head's memory has nothing of rejected tokens.
+    """Proposals are those from scratch, whatever was accepted before: rejected tokens leave nothing in
+    memory.
 
-    Entries of accepted tokens are those of the model's own hidden states. The prompts run in chunks.
+    Entries of accepted tokens are computed from the model's own hidden states. The prompts run in chunks.
     """
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
@@ -109,7 +110,7 @@ def second_best(head: Scratch, text: list[int], drafts: list[int]) -> int:
 
 @pytest.mark.parametrize("tokens", [4, 5])
 def test_trees_of_a_head(tokens: int, make_engine: Make, headed: Path) -> None:
-    """A chain of the best tokens, and beside each the second best one, which nothing follows.
+    """A tree is a chain of the best tokens, with the second best token of each place as a leaf.
 
     Hidden states of accepted rows move to their positions: later proposals are those from scratch.
     """
@@ -161,7 +162,7 @@ def test_steps_of_the_head_are_captured(
     tmp_path: Path,
     captured_runtime: switchrail.Runtime,
 ) -> None:
-    """Its decodes whole, and in pieces the entries of accepted tokens, with the proposals of eager steps."""
+    """Decodes of the head are captured whole, other steps in pieces; proposals are those of eager steps."""
     path = make_head(checkpoint, tmp_path, kinds)
     prompts = make_prompts(12)
     expected = make_engine(path, options=OPTIONS).generate(prompts, FREE)
@@ -269,7 +270,7 @@ def test_an_entry_depends_on_the_next_token(make_engine: Make, checkpoint: Path,
 
 
 def test_routes_and_pools_are_those_of_one_layout(make_engine: Make, headed: Path) -> None:
-    """Each step has its own, whose layers count from 0; the steps and the model share the sequences."""
+    """Each step has routes and pools of its own; the steps and the model share the sequences."""
     engine = make_engine(headed, options=MTP)
     layouts = switchrail.Layout.from_config(headed).drafts
     runners = drafts_of(engine).runners
@@ -307,7 +308,8 @@ def test_layer_0_is_not_assumed_to_be_full_attention(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The list that SGLang writes out: heads with other layers would not load."""
+    """If the layers were assumed to be full attention, as in SGLang, heads with other layers would not
+    load."""
     folder = make_head(checkpoint, tmp_path, kinds)
     config = json.loads((folder / "config.json").read_text())
     fixed = switchrail.Layout.from_config({**config, "mtp_layer_types": [FULL] * len(kinds)}).drafts
@@ -349,7 +351,8 @@ def test_heads_that_do_not_fit(make_engine: Make, checkpoint: Path, tmp_path: Pa
 def test_a_head_without_a_number_in_the_config_has_one_step(
     make_engine: Make, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """As published for Qwen3-Next, whose weights are in the model's own file."""
+    """The published configs of Qwen3-Next have no number of steps; the head's weights are in the model's
+    file."""
     folder = make_head(checkpoint, tmp_path)
     (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     head = load_file(folder / "mtp.safetensors")
@@ -387,7 +390,7 @@ def test_the_head_is_disconnected(make_engine: Make, checkpoint: Path, tmp_path:
 
 @pytest.mark.parametrize("mutant", ["", "proposes the largest"])
 def test_samples_have_the_models_distribution(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chi-square of texts of three tokens, with the trained head."""
+    """A chi-square test of texts of three tokens, with the trained head."""
     claims_another(mutant, monkeypatch)
     params = SamplingParams(
         max_new_tokens=3, ignore_eos=True, temperature=1.3, top_k=3, top_p=0.95, min_p=0.05

@@ -239,7 +239,7 @@ def chance_of(
     [("not drawn", 0.7), ("equal", 1.3), ("near", 0.7), ("bad", 1.3), ("elsewhere", 0.7)],
 )
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
-    """Each kind of proposal at one temperature, since the filters apply it before a proposal is read."""
+    """Pairs of tokens have the model's distribution, for each kind of proposal and each temperature."""
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
     assert improbability(params, PROPOSALS.get(kind), DRAWS) > 0.001
 
@@ -257,7 +257,7 @@ class Tables(NamedTuple):
     """A draft's logits by the tokens after a text.
 
     Attributes:
-        first: [1 + 16, 16], for the next token of the text, and of the text with each one more.
+        first: [1 + 16, 16], for the next token after the text, then after the text and one more token.
         second: [16, 16], for the token after each first draft.
     """
 
@@ -362,8 +362,7 @@ def test_pairs_of_tokens_of_each_kind_of_draft(
 ) -> None:
     """Drafts draw their proposals from the distributions that they report.
 
-    The logits are those of two models and of a head with random weights, all of them bad drafts. If a draft
-    proposes its best tokens instead of drawn ones, fewer samples show it.
+    The logits come from two models and a head with random weights, whose proposals are all bad.
     """
     name, own, attributes = KINDS[kind]
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
@@ -375,7 +374,7 @@ def test_pairs_of_tokens_of_each_kind_of_draft(
 
 
 def test_the_test_notices_siblings_drawn_from_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejection against p for each sibling, and not against what earlier siblings leave of it."""
+    """A mutant tests each sibling against p, instead of against the p that remains after earlier siblings."""
     monkeypatch.setattr(
         speculation, "_without", lambda rest, q: (rest, torch.zeros_like(rest[:, :1], dtype=torch.bool))
     )
@@ -384,7 +383,8 @@ def test_the_test_notices_siblings_drawn_from_another_distribution(monkeypatch: 
 
 @pytest.mark.parametrize("mutant", ["on equality", "always", "p alone"])
 def test_the_test_notices_wrong_acceptance(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On equality: a token drawn from the model equals the draft, otherwise the residual is drawn."""
+    """A mutant accepts a draft if it equals a token drawn from the model, and else draws from max(0, p -
+    q)."""
     mutants: dict[str, Callable[..., torch.Tensor]] = {
         "on equality": lambda p, q, numbers: numbers < p,
         "always": lambda p, q, numbers: p > 0,

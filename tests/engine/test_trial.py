@@ -135,7 +135,7 @@ def test_pools_leave_room_for_a_draft(
     tmp_path: Path,
     draft: str,
 ) -> None:
-    """The draft's pools, and the memory that verifications of drawn drafts take, are part of the sum."""
+    """The engine's pools leave room for the draft's pools and for verifications of drawn drafts."""
     seen = list[int]()
     verified = core.choose_rows
 

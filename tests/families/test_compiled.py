@@ -16,7 +16,7 @@ from tests.families.made import CONFIGS
 __all__ = ["ieee_products"]
 
 EAGER = ("nemotron_h", "gpt_oss")
-"""Families with experts of other forms than the platform's operations: in float32, transformers' own wait."""
+"""Families whose experts don't fit the platform's operations; in float32, transformers' own experts wait."""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.families]
 

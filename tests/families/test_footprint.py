@@ -84,7 +84,7 @@ def test_mixers_are_found_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("draft", ["mtp", QWEN3_NEXT.parent / "kjv-draft"], ids=["mtp", "model"])
 def test_a_drafts_bytes_are_those_allocated(draft: Any) -> None:
-    """Its weights, keys, two states per sequence, and the hidden states that a head reads."""
+    """The bytes of a draft are those of its weights, keys, two states per sequence, and hidden states."""
     options = EngineOptions(**DRAFTED, draft=draft)
     runtime = switchrail.Runtime()
     with Engine(QWEN3_NEXT, runtime=runtime, device="cpu", options=options) as engine:

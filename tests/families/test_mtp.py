@@ -65,7 +65,8 @@ def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.n
 def test_proposals_are_those_of_transformers(
     model_type: str, steps: int, family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
-    """Ling's published weights name the last norm in a way that transformers doesn't read."""
+    """Proposals equal those of transformers. In Ling's weights, transformers does not find the last norm by
+    name."""
     family, norm, known = family_of(model_type), "shared_head.norm", {}
     if model_type == "bailing_hybrid":
         layers = {"layer_types": [LINEAR, LINEAR, FULL]}

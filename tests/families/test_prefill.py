@@ -51,7 +51,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, 
 def test_a_prefill_in_pieces(
     model_type: str, chunk: int, options: dict[str, Any], planned: list[Any], family_of: Get
 ) -> None:
-    """Logits are within 1e-4 of transformers' with either option on and off; every step plans its rows."""
+    """With each option on and off, logits are within 1e-4 of those of transformers; every step plans its
+    rows."""
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 33, 70))
     family.check(prompts, family.run(prompts, 3, prefill_chunk=chunk, **options))

@@ -18,7 +18,7 @@ KEPT = load_file(Path(__file__).with_name("references") / "qwen_mtp.safetensors"
 
 @torch.no_grad()
 def test_logits_are_those_of_sglang(tmp_path: Path) -> None:
-    """The weights have their published names; SGLang's own loader read them too."""
+    """Logits equal those of SGLang. The weights have their published names, as for SGLang's own loader."""
     weights = {name: value for name, value in KEPT.items() if "." in name}
     save_file(weights, tmp_path / "mtp.safetensors")
     save_file({"model.norm.weight": torch.zeros(1)}, tmp_path / "model.safetensors")

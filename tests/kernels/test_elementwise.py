@@ -110,7 +110,7 @@ def test_rms_norm_against_float64(dtype, device):
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @torch.inference_mode()
 def test_rms_norm_of_heads_next_to_their_gates(tokens, dtype, device):
-    """Heads that are next to their gates in memory, as in attention layers; and views with gaps."""
+    """Tests heads that are next to their gates in memory, as in attention layers, and views with gaps."""
     module = offset_norm(64, dtype, device)
     both = normal(1, tokens, 8, 128, dtype=dtype, device=device)
     views = (

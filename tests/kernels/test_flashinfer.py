@@ -399,7 +399,7 @@ EXPANDED = {"nope_size": 128, "rope_size": 64, "value_size": 128, "heads": 2}
 @pytest.mark.parametrize("capacity", [8192, 30, 7])
 @pytest.mark.parametrize("scale", [0.1, -0.1])
 def test_an_expanded_prefill(make, monkeypatch, capacity, scale):
-    """In one shot, and with a prefix in chunks, against the oracle."""
+    """A prefill in one piece, or with its prefix in chunks, has the results of the oracle."""
     backend = make("mla", "FlashInferMla")
     call = mla_call(
         RAGGED["lengths"],
@@ -424,7 +424,7 @@ def test_an_expanded_prefill(make, monkeypatch, capacity, scale):
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
 def test_rows_planned_for_a_prefill_are_those_of_its_step(make, monkeypatch, ragged, chunked):
-    """After a step of 800 rows, one of 8,218: SGLang ran the second on the plan of the first."""
+    """A step of 8,218 rows follows one of 800. In SGLang, the second step ran with the first step's plan."""
     monkeypatch.setattr(RaggedWrapper, "computes", False)
     backend = make("mla", "FlashInferMla")
     planned = []

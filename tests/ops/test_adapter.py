@@ -121,7 +121,7 @@ class Refreshed:
 
 
 def test_a_refresh_writes_to_the_plans_own_tables_only():
-    """Whatever forms the batches have, the callers' tables are unchanged, and the plan's tables keep their
+    """Whatever forms the batches have, the callers' tables stay unchanged, and the plan's tables keep their
     addresses."""
     dense = GENERATORS["gated_delta"]([1, 1], phase="decode").batch
     first = dataclasses.replace(dense, cu_seqlens=dense.cu_seqlens.long())

@@ -1,4 +1,4 @@
-"""Optional steps of backends, and wrappers that show the steps of their parts."""
+"""Optional steps of backends, and wrappers that have the steps of their parts."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ def _fitting(self: Any, batch: Any) -> None: ...
 def test_what_does_not_match_is_refused(
     method: Any, features: Any, message: str, by_path: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At registration; a class given by its path is refused when its plan is bound."""
+    """A class is refused when it is registered; a class given by its path is refused when its plan is
+    bound."""
     cls = type("Vendor", (Noting,), {} if method is None else {"plan_chunked_prefix": method})
     monkeypatch.setitem(sys.modules, "a_vendor", SimpleNamespace(Vendor=cls))
     with switchrail.testing.isolated() as runtime:
@@ -295,7 +296,7 @@ LENGTHS, CACHED = (40, 1, 7, 0, 66), (40, 6, 37, 3, 165)
 def test_a_prefill_in_pieces(
     capacity: int, padding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within float32's bounds of the oracle, which expands nothing: one shot, and chunks of any size."""
+    """A prefill in one piece or in chunks of any size is within float32's bounds of the oracle."""
     monkeypatch.setattr(prefix, "CHUNK", capacity)
 
     class Expanded(TorchMla):

@@ -358,7 +358,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 def test_an_operation_is_called_as_it_says(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
-    """With the function that its operation documents, a module computes the same as transformers' own."""
+    """With the function that the operation documents, a module computes the same as in transformers."""
     platform = serving_platform()
     calls = []
 

@@ -277,7 +277,8 @@ def test_the_file_is_read_once(
 
 
 def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) -> None:
-    """As `check-backend`, `doctor` and adapters do. Mistakes about other backends don't concern it."""
+    """A backend that is built by itself is configured by the file, even if the file is wrong about other
+    backends."""
     runtime.register("sized", Sized, op="gated_delta", config=Sizes)
     policy("[config.gated_delta.sized]\nrows = 8\n[config.gated_delta.fast]\nrows = 8\n")
     built = runtime.build("gated_delta", "sized")
@@ -288,7 +289,8 @@ def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) ->
 
 
 def test_a_plugin_plans_while_it_is_loaded(policy: Write, install: Callable[..., Path]) -> None:
-    """The file configures backends of others, and what it says isn't part of the plugin's registrations."""
+    """If a plugin makes a plan while it is loaded, the file's configurations don't become the plugin's
+    own."""
     install(
         "acme_plans",
         """

@@ -205,7 +205,7 @@ def test_prompts_with_expanded_keys(made, version, wrapped):
 
 
 def test_only_sglang_plans_expanded_keys(made, monkeypatch):
-    """Its weights expand them, so our backends have nothing to plan."""
+    """SGLang expands keys with its own weights, so Switchrail's backends have nothing to plan."""
     flags = set()
 
     def plan(self, plan, batch, ragged, chunked):

@@ -373,7 +373,7 @@ def copy(pools):
 
 
 NAMES = ["switchrail:torch", "switchrail:plain", "switchrail:interpreted"]
-"""A backend with all features, one that is adapted to SGLang's memory and gates, and ours in Triton."""
+"""A backend with all features, one that is adapted to SGLang's memory and gates, and our Triton backend."""
 EACH = [*[("v23", name) for name in NAMES], ("v11", NAMES[0])]
 
 
@@ -569,7 +569,7 @@ def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(serve
 
 
 def test_ngram_drafts_whose_states_sglang_does_not_update(served, version):
-    """SGLang 0.5.11 updates no state after them, with its own kernels either."""
+    """SGLang 0.5.11 does not update states after n-gram drafts, even with its own kernels."""
     made = partial(served, drafts=(4, 1), algorithm="NGRAM")
     if version == "v23":
         assert made().backend.switchrail is not None

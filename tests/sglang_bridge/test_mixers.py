@@ -290,7 +290,7 @@ def test_larger_pools_change_no_allocation(made, kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [LightningModel, ConvolutionModel], ids=lambda kind: kind.op)
 def test_relabelled_decode_rows_stay_sglangs_where_only_prompts_are_ours(made, kind):
-    """With data-parallel attention SGLang calls decode rows prompts of one token."""
+    """With data-parallel attention, SGLang may label decode rows as prompts of one token."""
     backend, model, pools = made(kind, decode="triton")
     passed(backend, model, "extend", [3], [3], [0])
     before = pools.conv.clone(), pools.temporal.clone()

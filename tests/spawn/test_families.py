@@ -138,7 +138,7 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime)["prefill"] == "Prefill"
     with pytest.raises(NameTakenError, match="acme-one"):
         runtime.register("torch", mla.Other, **PREFILL)
-    # overrides are restored in the order of loading; each registration has what overrides it
+    # overrides are restored in the order of loading
     runtime.load(["acme-one", "acme-three"])
     assert served(runtime) == {"prefill": "Other", "decode": "TorchMla"}
     decision = runtime.resolve("mla", "prefill", device="cpu", dtype="float32")

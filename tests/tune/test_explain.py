@@ -1,4 +1,4 @@
-"""The output if several backends serve, each the batches for which it is fastest."""
+"""The output if several backends serve, each for the batches for which it is the fastest."""
 
 import json
 from pathlib import Path

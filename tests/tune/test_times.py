@@ -23,7 +23,7 @@ from switchrail.tune.clock import Time
 
 
 class Clock:
-    """A clock that advances by a millisecond with each reading, and by the time that `Slow` takes."""
+    """A clock that advances by a millisecond with each reading, and by the time of each call of `Slow`."""
 
     seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""The installed switchrail-kernels: from a wheel of the folder, and from one of its source distribution."""
+"""switchrail-kernels, installed from a wheel of the folder, and from a wheel of the source distribution."""
 
 from __future__ import annotations
 

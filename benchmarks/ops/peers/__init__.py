@@ -1,7 +1,7 @@
 """Other libraries' functions for the same computation: one file per library, each with a function `peers`.
 
 `peers(case, call)` returns functions by name, each of which computes a result of the call's shape. A name
-that ends in "bare" stands for the library's function alone: on dense inputs that are already normalised and
+that ends in "bare" stands for a library's function by itself: on dense inputs that are already normalised and
 expanded, and on a separate copy of the states. Other names include everything that the contract requires: q,
 k and v as views of one buffer, norm and gates, and states that are read from their slots and written back.
 """

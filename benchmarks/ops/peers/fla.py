@@ -83,7 +83,7 @@ def _lightning(call: Sample) -> dict[str, Run]:
 
 
 def _mamba2(call: Sample) -> dict[str, Run]:
-    """Uses simple_gla, FLA's nearest function: groups become heads, time steps gates and factors of x."""
+    """Uses simple_gla, FLA's nearest function. Groups become heads; time steps become gates and scale x."""
     function, common = GLA[call.phase], _common(call)
     x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
     rate, skip, bias = (call.tensors[name] for name in ("A", "D", "dt_bias"))

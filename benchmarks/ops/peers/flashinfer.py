@@ -1,4 +1,4 @@
-"""FlashInfer's function alone. The backend `flashinfer` includes everything that the contracts require."""
+"""FlashInfer's bare function. The backend `flashinfer` includes everything that the contracts require."""
 
 from __future__ import annotations
 

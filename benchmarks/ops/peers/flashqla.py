@@ -1,4 +1,4 @@
-"""FlashQLA's function alone. The backend `flashqla` includes everything that the contract requires."""
+"""FlashQLA's bare function. The backend `flashqla` includes everything that the contract requires."""
 
 from __future__ import annotations
 

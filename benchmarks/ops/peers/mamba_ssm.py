@@ -30,8 +30,8 @@ CHUNK = 256
 def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`mamba_ssm`, and for prefills `mamba_ssm bare`.
 
-    It supports no initial states of packed sequences, so the sequences of a batch have equal lengths and are
-    an axis.
+    It supports no initial states of packed sequences. So the sequences of a batch have equal lengths, and are
+    passed along a batch axis.
     """
     if case.op != "mamba2" or len(set(case.lengths)) > 1:
         return {}

@@ -58,7 +58,7 @@ def accepted(meta):
 
 
 def scores(engine, prompts):
-    """For each token of each prompt from the second on, its log-probability and the most probable token."""
+    """The log-probability of each token of each prompt after the first, and the most probable token."""
     outputs = engine.generate(
         input_ids=prompts,
         sampling_params={"max_new_tokens": 1, "temperature": 0},

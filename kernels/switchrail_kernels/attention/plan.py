@@ -21,7 +21,7 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""The factor of extra programs within bounds: if most caches are short, long ones can be split further."""
+"""Within bounds, caches are cut for this many times the usual programs, since most may be short."""
 
 _BLOCK = 32
 """With several pieces, the number of keys per piece is a multiple of this."""

@@ -87,5 +87,5 @@ def test_a_plugins_name_reaches_a_kernel(found, kind):
 
 
 def test_sglangs_platforms_have_no_linear_kernels(found):
-    """With the bridge they come from Switchrail's platforms; see `check_engine.py`."""
+    """With the bridge, linear kernels come from Switchrail's platforms; see `check_engine.py`."""
     assert found[1]["platform"] == []

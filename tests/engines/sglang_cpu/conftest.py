@@ -46,7 +46,7 @@ def engine(tmp_path_factory):
             "OMP_NUM_THREADS": "1",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # for ninja
             "ENGINE_WATCH": str(watch),
-            "SGLANG_MAMBA_CONV_DTYPE": "float16",  # that of the model
+            "SGLANG_MAMBA_CONV_DTYPE": "float16",  # the dtype of the model
             **environment,
         }
         with log.open("w") as output:

@@ -18,7 +18,7 @@ def interpret():
 
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda index=None: contextlib.nullcontext()
-    torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some itself
+    torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some tensors itself
     # Without a driver configurations can't be timed, so the first one is used.
     triton.runtime.autotuner.Autotuner._bench = lambda self, *args, config=None, **kwargs: [1.0, 1.0, 1.0]
     import sglang_on_cpu_helpers
