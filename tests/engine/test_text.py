@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from switchrail.engine.text import TextStream
+from switchrail.engine.text import ByteTexts, TextStream, decoder
 from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from tests.engine.conftest import byte_tokenizer
 
 
 def decode_bytes(ids: list[int]) -> str:
@@ -68,6 +71,52 @@ def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stop: lis
     assert stream.stopped == bool(ends)
     assert "".join(pieces) == seen[: min((seen.index(s) for s in stop if s in seen), default=None)]
     assert stream.text == "".join(pieces)
+
+
+PIECES = ["a", "bc", " ", "é", "😀", "\N{REPLACEMENT CHARACTER}", "\N{COMBINING ACUTE ACCENT}"]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 5), st.data())
+def test_kept_texts_of_tokens_give_the_same_pieces(text: str, cut: int, data: st.DataObject) -> None:
+    """Whole, broken and unfinished characters, also at the end of the prompt, with and without a stop
+    string."""
+    drawn = data.draw(st.lists(st.integers(0, 255), max_size=4))
+    tokens = [*text.encode(), *drawn, *text.encode()]
+    stop = data.draw(st.sampled_from([(), ("ca",), ("é", "a b")]))
+    expected = TextStream(decode_bytes, tokens[:cut], stop)
+    stream = TextStream(ByteTexts(decode_bytes), tokens[:cut], stop)
+    assert run(stream, tokens[cut:]) == run(expected, tokens[cut:])
+    assert (stream.text, stream.stopped) == (expected.text, expected.stopped)
+
+
+def test_each_token_of_whole_characters_is_decoded_once() -> None:
+    decoded: list[list[int]] = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.append(ids)
+        return decode_bytes(ids)
+
+    texts = ByteTexts(decode)
+    for _ in range(2):
+        stream = TextStream(texts, b"in", ())
+        assert run(stream, list(b"abab")) == ["a", "b", "a", "b", ""]
+    one = [list(b"in"), [97], [98], [98]]  # the last one when the text is finished
+    assert decoded == [*one, list(b"in"), [98]]
+
+
+def test_the_kind_of_decoder_follows_from_the_tokenizer() -> None:
+    fast = byte_tokenizer()
+    decode = decoder(fast)
+    assert isinstance(decode, ByteTexts)
+    assert (decode([258, 256]), decode[258], decode[256]) == ("the", "the", "")
+    fast.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert not isinstance(decoder(fast), ByteTexts)
+    joined = Tokenizer(models.WordLevel({"▁in": 0, "▁the": 1, "?": 2}, unk_token="?"))
+    joined.decoder = decoders.Metaspace()
+    decode = decoder(PreTrainedTokenizerFast(tokenizer_object=joined))
+    assert not isinstance(decode, ByteTexts)
+    assert decode([0, 1]) == "in the"
 
 
 @pytest.mark.parametrize("tokens", [[[97], [98, 99]], [[97, 98], [99]]])

@@ -45,7 +45,7 @@ from switchrail.engine.routes import layout_of
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import Choose, choose
 from switchrail.engine.stats import Stats
-from switchrail.engine.text import TextStream
+from switchrail.engine.text import TextStream, decoder
 from switchrail.engine.trial import try_out
 from switchrail.errors import (
     ArgumentError,
@@ -224,7 +224,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._tokenizer = loaded.tokenizer
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
-        self._decode = _decoder(loaded.tokenizer)
+        self._decode = decoder(loaded.tokenizer)
         return found
 
     def _find_drafts(
@@ -595,13 +595,3 @@ class Engine(AbstractContextManager["Engine"]):
                 valid=(0, self._vocab_size - 1),
             )
         return tokens
-
-
-def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Decode ids to text without special tokens; calls the tokenizers library directly, which is faster."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is not None:
-        return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
-    return lambda ids: str(
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from switchrail.engine.task import FinishReason, Task
 from switchrail.engine.text import TextStream
@@ -30,8 +31,7 @@ class Output:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """A new token of a request, or its end, or both.
 
     Attributes:
@@ -111,7 +111,7 @@ class Request(Task):
                 text += self.stream.finish()
             except Exception as failure:
                 reason, error = "error", failure
-        event = Event(request=self, token=token, text=text, finish_reason=reason)
+        event = Event(self, token, text, reason)
         # as in `Sequences.admit`, no signal handler can raise between these statements
         if token is not None:
             self.tokens += (token,)

@@ -3,9 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers.decoders import ByteLevel
 
 CONTEXT = 6  # the prompt's last tokens, decoded together with the first output token
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that don't form a character yet
+
+
+def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """The function that converts a tokenizer's ids to text without special tokens."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return lambda ids: str(
+            tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def decode(ids: list[int]) -> str:
+        return str(fast.decode(ids, skip_special_tokens=True))
+
+    return ByteTexts(decode) if isinstance(fast.decoder, ByteLevel) else decode
+
+
+class ByteTexts(dict[int, str]):
+    """Decodes ids by concatenating the bytes of all tokens, and keeps the texts of single tokens.
+
+    So the text of whole characters does not depend on the tokens before it.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        """Start without texts; `decode` converts ids to text."""
+        super().__init__()
+        self._decode = decode
+
+    def __call__(self, ids: list[int]) -> str:
+        """The text of several tokens."""
+        return self._decode(ids)
+
+    def __missing__(self, token: int) -> str:
+        """Decode a token, and keep its text."""
+        text = self[token] = self._decode([token])
+        return text
 
 
 class TextStream:
@@ -36,6 +74,7 @@ class TextStream:
         self._window = list(prompt_tokens[-CONTEXT:])
         self._context = len(self._window)
         self._shown = decode(self._window)
+        self._is_whole = REPLACEMENT not in self._shown  # whether no character is begun
         self._held = ""
         self._parts: list[str] = []
         self._tail: str | None = None
@@ -47,16 +86,22 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Add a token. Return the text that becomes final with it, which is often empty."""
-        window = [*self._window, token]
-        text = self._decode(window)
-        if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
-            self._window = window
-            return ""
-        new = text[len(self._shown) :]
-        window = window[self._context :]
-        context, shown = len(window), self._decode(window)
+        decode = self._decode
+        if self._is_whole and isinstance(decode, ByteTexts) and REPLACEMENT not in decode[token]:
+            window, context = [token], 1
+            new = shown = decode[token]
+        else:
+            window = [*self._window, token]
+            text = decode(window)
+            if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
+                self._window, self._is_whole = window, False
+                return ""
+            new = text[len(self._shown) :]
+            window = window[self._context :]
+            context, shown = len(window), decode(window)
         certain, held, stopped = self._cut(self._held + new) if self._stop else (new, "", False)
         self._window, self._context, self._shown = window, context, shown
+        self._is_whole = REPLACEMENT not in shown
         self._held, self.stopped = held, stopped
         self._parts += (certain,)
         return certain
@@ -88,7 +133,9 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
     return 0
