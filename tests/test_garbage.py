@@ -35,6 +35,20 @@ def test_garbage_is_freed_before_the_other_objects_are_excluded() -> None:
 
 
 @pytest.mark.usefixtures("frozen")
+def test_later_objects_are_excluded_too_but_no_garbage() -> None:
+    kept, dropped = Cycle(), weakref.ref(Cycle())
+    garbage.refreeze()
+    assert dropped() is None
+    assert not any(one is kept for one in gc.get_objects())
+
+
+def test_nothing_is_excluded_again_without_an_engine() -> None:
+    count = gc.get_freeze_count()
+    garbage.refreeze()
+    assert gc.get_freeze_count() == count
+
+
+@pytest.mark.usefixtures("frozen")
 def test_the_search_for_holders_keeps_no_garbage() -> None:
     dropped = weakref.ref(Cycle())
     garbage.referrers(object())

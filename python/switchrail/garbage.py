@@ -25,6 +25,14 @@ def freeze() -> None:
         gc.freeze()
 
 
+def refreeze() -> None:
+    """Excludes also the objects made since `freeze`; does nothing without one."""
+    gc.collect()
+    with _lock:
+        if _engines:
+            gc.freeze()
+
+
 def thaw() -> None:
     """Undoes one `freeze`. The last undo includes the objects again, unless the program had excluded them."""
     global _engines

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from switchrail import garbage
 from switchrail.engine.engine import Engine
 from switchrail.params import SamplingParams
 
@@ -38,6 +39,8 @@ def warm_up(
 ) -> Iterator[Round]:
     """Run prompts of many lengths, alone and together, on an engine without other users.
 
+    Afterwards, Python's collector no longer visits the objects that these runs have created.
+
     Args:
         engine: The engine.
         progress: Wraps the rounds' iterator, for example in a progress bar. A round is a list of prompt
@@ -50,6 +53,7 @@ def warm_up(
         prompts = [[number % 2 for number in range(length)] for length in lengths]
         first, second = (_run(engine, prompts) for _ in range(2))
         yield Round(prompts=len(prompts), longest=max(lengths), first=first, second=second)
+    garbage.refreeze()  # what the first runs made and later ones keep, such as loaded kernels
 
 
 def rounds(engine: Engine) -> list[list[int]]:
