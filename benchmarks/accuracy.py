@@ -6,9 +6,11 @@
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
     overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers'
     torch code. *slice*: 12 layers at real widths with random weights, where the two largest logits are often
-    close. At the first different token, the two largest logits must be within 1e-4 in float64. *bfloat16*:
-    the mean distance of the log-probabilities of prompt tokens from those in float32, for the engine and for
-    transformers.
+    close. If tokens differ, float64 must choose each of them: with the experts that it chooses itself, or
+    with those of the run, if each choice that no earlier one has caused is between logits within 1e-4 in
+    float64. A logit within 1e-4 of the largest counts as chosen. *bfloat16*: the mean distance of the
+    log-probabilities of prompt tokens, and of all tokens of the vocabulary, from those in float32, for the
+    engine and for transformers, with the interval of the ratio in 95% of samples of the prompts.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,16 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.arguments import make_parser
+from benchmarks.choices import Choices, Routed, causes, recorded_batches, recorded_engine, routed
 from benchmarks.serving.slices import TINY, WIDTHS, make_checkpoint, make_prompts
 
 TRAINED = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
 CLOSE = 1e-4
 NEW_TOKENS = 32
+SCORED = 130
+"""Tokens of each prompt whose probabilities are compared."""
+
+SAMPLES = 10_000
 WAYS: dict[str, dict[str, Any]] = {
     "eager": {"capture": "off", "overlap": False},
     "captured": {"overlap": False},
@@ -51,38 +60,55 @@ def trained_prompts(count: int, longest: int) -> Tokens:
     return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
-def engine_tokens(folder: Path, device: str, prompts: Tokens, options: dict[str, Any]) -> Tokens:
-    """The engine's tokens, with pools full of NaN."""
+@dataclass
+class Run:
+    """The new tokens of each prompt, and the experts that were chosen for all tokens."""
+
+    tokens: Tokens
+    choices: Choices = field(default_factory=Choices)
+
+
+def run_engine(folder: Path, device: str, prompts: Tokens, options: dict[str, Any]) -> Run:
+    """Run the engine with pools full of NaN; the experts are recorded in eager runs."""
     sizes = {"max_sequences": 64, "max_length": max(map(len, prompts)) + NEW_TOKENS, **options}
-    with Engine(folder, device=device, dtype="float32", options=sizes) as engine:
+    found = Run([])
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine(folder, device=device, dtype="float32", options=sizes))
+        if options.get("capture") == "off":
+            stack.enter_context(recorded_engine(engine, found.choices))
         for tensor in engine.pools.tensors():
             tensor.fill_(float("nan"))
         outputs = engine.generate(prompts, SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))
-        return [list(output.tokens) for output in outputs]
+        found.tokens = [list(output.tokens) for output in outputs]
+    return found
 
 
 @torch.inference_mode()
-def transformers_tokens(model: Any, prompts: Tokens, batch: int = 25) -> Tokens:
-    """Greedy tokens of transformers, for batches of prompts with similar lengths, padded to one length."""
+def run_transformers(model: Any, prompts: Tokens, batch: int = 25) -> Run:
+    """Run transformers on batches of prompts with similar lengths, padded to one length."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    found: Tokens = [[] for _ in prompts]
-    for at in range(0, len(order), batch):
-        numbers = order[at : at + batch]
-        width = max(len(prompts[number]) for number in numbers)
-        rows = [prompts[number] for number in numbers]
-        ids = torch.tensor([[1] * (width - len(row)) + row for row in rows], device=model.device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
-        out = model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
-            eos_token_id=None,
-            pad_token_id=1,
-        )
-        for number, row in zip(numbers, out[:, width:].tolist(), strict=True):
-            found[number] = row
+    found = Run([[] for _ in prompts])
+    with recorded_batches(model, found.choices) as begin:
+        for at in range(0, len(order), batch):
+            numbers = order[at : at + batch]
+            width = max(len(prompts[number]) for number in numbers)
+            rows = [prompts[number] for number in numbers]
+            ids = torch.tensor([[1] * (width - len(row)) + row for row in rows], device=model.device)
+            mask = torch.tensor(
+                [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
+            )
+            begin(numbers, [width - len(row) for row in rows])
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                eos_token_id=None,
+                pad_token_id=1,
+            )
+            for number, row in zip(numbers, out[:, width:].tolist(), strict=True):
+                found.tokens[number] = row
     return found
 
 
@@ -108,66 +134,150 @@ class Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@torch.inference_mode()
-def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: Tokens) -> list[float]:
-    """The distance of the two largest logits in float64, at the first different token of each prompt."""
-    differing = [
-        prompt + left[: next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)]
-        for prompt, left, right in zip(prompts, found, expected, strict=True)
-        if left != right
-    ]
-    if not differing:
-        return []
+@dataclass
+class Side:
+    """One of two runs, where their tokens first differ.
+
+    Attributes:
+        token: Its token.
+        others: The number of choices of experts that are not those of float64.
+        causes: Those of them that no earlier one has caused; see `causes`.
+        behind: The distance of the token's logit from the largest one in float64.
+        behind_routed: The same distance in float64 with the run's experts.
+    """
+
+    token: int
+    others: int
+    causes: list[tuple[int, int, float]]
+    behind: float
+    behind_routed: float
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether float64 gives the token, by itself or with the run's experts."""
+        tied = bool(self.causes) and all(gap <= CLOSE for *_, gap in self.causes)
+        return self.behind <= CLOSE or (tied and self.behind_routed <= CLOSE)
+
+    def __str__(self) -> str:
+        told = f"chooses {self.token}, in float64 {self.behind:.1e} behind the first"
+        if self.causes:
+            layer, position, gap = max(self.causes, key=lambda cause: cause[2])
+            told += (
+                f"; {self.others} choices of experts are not those of float64, from {len(self.causes)} "
+                f"causes, with logits at most {gap:.1e} apart (layer {layer}, token {position}); in float64 "
+                f"with its experts {self.behind_routed:.1e} behind"
+            )
+        return told
+
+
+@dataclass
+class Difference:
+    """The first different token of two runs.
+
+    Attributes:
+        prompt: The number of the prompt.
+        place: The number of the new token.
+        gap: The distance of the two largest logits in float64.
+        sides: The two runs.
+    """
+
+    prompt: int
+    place: int
+    gap: float
+    sides: tuple[Side, Side]
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether rounding errors of one choice explain the difference."""
+        return self.gap <= CLOSE or all(side.is_fine for side in self.sides)
+
+
+def exact_model(folder: Path, device: str) -> Any:
+    """The model in float64."""
     model = load(folder, device, torch.float64)
     model.config._experts_implementation = "eager"  # torch's grouped products don't support float64
-    distances = []
-    for ids in differing:
+    return model
+
+
+def differences(folder: Path, device: str, prompts: Tokens, *runs: Run) -> list[Difference]:
+    """The first differences of two runs."""
+    pairs = list(zip(*(run.tokens for run in runs), strict=True))
+    if all(left == right for left, right in pairs):
+        return []
+    model = exact_model(folder, device)
+    found = []
+    for number, (prompt, (left, right)) in enumerate(zip(prompts, pairs, strict=True)):
+        if left == right:
+            continue
+        place = next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
+        ids = prompt + left[:place]
         with Float64():
-            logits = model(torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
-        first, second = logits.topk(2).values.tolist()
-        distances.append(first - second)
-    return distances
+            exact = routed(model, ids)
+            sides = [look(model, ids, exact, number, run, run.tokens[number][place]) for run in runs]
+        first, second = exact.last.topk(2).values.tolist()
+        found.append(Difference(number, place, first - second, (sides[0], sides[1])))
+    return found
 
 
-def check_tokens(name: str, folder: Path, device: str, prompts: Tokens, most: int) -> bool:
-    """Compare all ways of running with the eager one, and the eager one with transformers."""
-    ways = {way: engine_tokens(folder, device, prompts, options) for way, options in WAYS.items()}
+def look(model: Any, ids: list[int], exact: Routed, number: int, run: Run, token: int) -> Side:
+    """Compare one run with float64, after these tokens."""
+    behind = (exact.last.max() - exact.last[token]).item()
+    if not run.choices.found:
+        return Side(token, 0, [], behind, behind)
+    experts = run.choices.of(number, len(ids))
+    others = int((experts != exact.experts).any(-1).sum())
+    if not others:
+        return Side(token, 0, [], behind, behind)
+    last = routed(model, ids, experts).last
+    return Side(token, others, causes(experts, exact), behind, (last.max() - last[token]).item())
+
+
+def check_tokens(
+    name: str, folder: Path, device: str, prompts: Tokens, *, most: int, chosen: Sequence[str]
+) -> bool:
+    """Compare the chosen ways of running with the eager one, and the eager one with transformers."""
+    ways = {way: run_engine(folder, device, prompts, WAYS[way]) for way in chosen}
     eager = ways["eager"]
     free()
     model = load(folder, device, torch.float32)
-    ways["transformers in float32"] = transformers_tokens(model, prompts)
+    ways["transformers in float32"] = run_transformers(model, prompts)
     del model
     free()
     fine = True
-    for way, tokens in ways.items():
-        found = gaps(folder, device, prompts, eager, tokens)
+    for way, run in ways.items():
+        found = differences(folder, device, prompts, eager, run)
         free()
-        fine &= len(found) <= most and all(gap <= CLOSE for gap in found)
-        told = "".join(f" {gap:.1e}" for gap in sorted(found))
+        fine &= len(found) <= most and all(one.is_fine for one in found)
+        gaps = sorted(one.gap for one in found)
+        told = "".join(f" {gap:.1e}" for gap in gaps)
         print(
             f"{name}, {way}: {len(prompts) - len(found)} of {len(prompts)} prompts have the tokens of the "
             f"eager run{'; distances in float64 at first differences:' if found else ''}{told}",
             flush=True,
         )
+        for one in found:
+            verdict = "explained" if one.is_fine else "OPEN"
+            print(f"{name}, prompt {one.prompt}, new token {one.place}: {verdict}")
+            for which, side in zip(("eager", way), one.sides, strict=True):
+                print(f"{name}, prompt {one.prompt}: {which} {side}", flush=True)
     return fine
 
 
 @torch.inference_mode()
 def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
-    """The log-probabilities of each prompt's tokens, starting with the second."""
+    """[rows, vocabulary], the log-probabilities after each token of the prompts but the last."""
     found = []
     for prompt in prompts:
         ids = torch.tensor(prompt, device=model.device)
         logits = model(ids.unsqueeze(0), use_cache=False).logits[0, :-1].double()
-        found.append(logits.log_softmax(-1).gather(1, ids[1:, None]).squeeze(1))
+        found.append(logits.log_softmax(-1))
     return torch.cat(found)
 
 
 def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torch.Tensor:
-    """The same log-probabilities from the engine, each with a prompt that ends before the token."""
+    """The same log-probabilities from the engine, each with a prompt that ends with the token."""
     begun = [prompt[:end] for prompt in prompts for end in range(1, len(prompt))]
-    following = [token for prompt in prompts for token in prompt[1:]]
-    found = torch.zeros(len(begun), dtype=torch.float64, device=device)
+    found: list[torch.Tensor | None] = [None] * len(begun)
     sizes = {"max_sequences": 64, "max_length": max(map(len, prompts)) + 1}
     with Engine(folder, device=device, dtype="bfloat16", options=sizes) as engine:
         for tensor in engine.pools.tensors():
@@ -175,9 +285,9 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
         choose, numbers = engine._core._choose, {}
 
         def look(logits: torch.Tensor, params: Any, draws: Sequence[Any]) -> torch.Tensor:
-            rows = torch.tensor([numbers[id(draw)] for draw in draws], device=device)
-            tokens = torch.tensor([following[numbers[id(draw)]] for draw in draws], device=device)
-            found[rows] = logits.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+            rows = logits.double().log_softmax(-1)
+            for draw, row in zip(draws, rows, strict=True):
+                found[numbers[id(draw)]] = row
             return choose(logits, params, draws)
 
         engine._core._choose = look
@@ -186,23 +296,45 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
         numbers.update({id(request.draws): number for number, request in enumerate(requests)})
         while engine.busy:
             engine.step()
-    return found
+    return torch.stack([row for row in found if row is not None])
+
+
+def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]:
+    """The interval of the ratio of two means over prompts, in 95% of samples of the prompts."""
+    draws = torch.randint(len(own), (SAMPLES, len(own)), generator=torch.Generator().manual_seed(0))
+    ratios = own.cpu()[draws].mean(1) / peer.cpu()[draws].mean(1)
+    low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=ratios.dtype)).tolist()
+    return low, high
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compare distances to float32: by chance the engine's may be 5% above that of transformers."""
+    """Compare distances to float32; the engine's must not be larger beyond the chance of the sample."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)
     peer = log_probabilities(model, prompts)
     exact = log_probabilities(model.float(), prompts)
-    distances = [(found - exact).abs().mean().item() for found in (own, peer)]
-    print(
-        f"bfloat16, {len(exact)} prompt tokens: mean distance of log-probabilities to float32 "
-        f"{distances[0]:.4f}, transformers' {distances[1]:.4f}",
-        flush=True,
-    )
-    return distances[0] <= 1.05 * distances[1]
+    following = torch.tensor([token for prompt in prompts for token in prompt[1:]], device=exact.device)
+    owners = [number for number, prompt in enumerate(prompts) for _ in prompt[1:]]
+    fine = True
+    for what in ("of prompt tokens", "of all tokens"):
+        means = []
+        for found in (own, peer):
+            rows = (found - exact).abs()
+            each = rows.mean(1) if what == "of all tokens" else rows.gather(1, following[:, None]).squeeze(1)
+            sums = torch.zeros(len(prompts), dtype=each.dtype, device=each.device)
+            sums.index_add_(0, torch.tensor(owners, device=each.device), each)
+            means.append(sums / torch.tensor([len(prompt) - 1 for prompt in prompts], device=each.device))
+        low, high = ratio_interval(*means)
+        own_mean, peer_mean = (one.mean().item() for one in means)
+        fine &= low <= 1
+        print(
+            f"bfloat16, {len(exact)} places of {len(prompts)} prompts: mean distance of log-probabilities "
+            f"{what} to float32 {own_mean:.4f}, transformers' {peer_mean:.4f}; ratio "
+            f"{own_mean / peer_mean:.3f}, by chance {low:.3f} to {high:.3f}",
+            flush=True,
+        )
+    return fine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,20 +343,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest", type=int, default=600)
     parser.add_argument("--no-slice", action="store_true", help="only the trained checkpoint")
     parser.add_argument("--no-trained", action="store_true", help="only the slice")
+    parser.add_argument("--scored", type=int, default=60, help="prompts of the slice for probabilities")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways, with the eager one")
+    parser.add_argument("--no-tokens", action="store_true", help="of the slice only the probabilities")
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with small widths")
     options = parser.parse_args(arguments)
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
+    chosen = list(dict.fromkeys(["eager", *(options.way or WAYS)]))
     fine = True
     if not options.no_trained:
         prompts = trained_prompts(options.prompts, options.longest)
-        fine &= check_tokens("trained", TRAINED, device, prompts, most=0)
+        fine &= check_tokens("trained", TRAINED, device, prompts, most=0, chosen=chosen)
     if not options.no_slice:
         with tempfile.TemporaryDirectory() as name:
             layers, experts = (4, 16) if options.tiny else (12, 64)
             folder = make_checkpoint(Path(name), layers, experts, 3072, widths=widths, device=device)
             prompts = make_prompts(3 if options.tiny else 12)
-            fine &= check_tokens("slice", folder, device, prompts, most=5)
-            fine &= check_probabilities(folder, device, [prompt[:130] for prompt in prompts[:5]])
+            if not options.no_tokens:
+                fine &= check_tokens("slice", folder, device, prompts, most=5, chosen=chosen)
+            scored = make_prompts(options.scored)
+            fine &= check_probabilities(folder, device, [prompt[:SCORED] for prompt in scored])
     print("all within what is allowed" if fine else "NOT within what is allowed")
     return not fine
 
