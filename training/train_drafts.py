@@ -6,8 +6,8 @@
 
 Both learn the checkpoint's own distribution and its most likely tokens (distillation), on windows of the
 training chapters and on continuations that the checkpoint wrote. `prepare` computes its last hidden states
-for all of these once. Weights that are there already are trained further. Lines of progress show accepted
-drafts of a chain, on continuations of other chapters.
+for all of these once. Weights that the output folder already has are trained further. Lines of progress show
+how many drafts of a chain are accepted, on continuations of other chapters.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, (8, 16, 32, 64)
-"""Tokens of a sequence, and of the book's part at the start of a continuation."""
+"""Tokens of a sequence, and of the passages of the book with which continuations start."""
 DRAFTS = 4
-"""Drafted tokens of a chain, counted in lines of progress. The head learns to draft as many."""
+"""Drafted tokens of a chain, as the lines of progress count them. The head learns to draft this many."""
 SHARE = 4
-"""One of this many tokens counts in a loss: most of the time of a small model goes to its vocabulary."""
+"""One in this many tokens is used in a loss: a small model spends most of its time on the vocabulary."""
 HELD = 128
 """Sequences of other chapters, at the start of a file of states."""
 SAVES = 5
@@ -177,9 +177,9 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
     def drafted(ids: Tensor, hidden: Tensor) -> list[Tensor]:
         """Run the head as it drafts; return its results for each number of tokens that depend on drafts.
 
-        Entry (n, i) is entry i of a chain that starts after entry i - n: that one and earlier ones depend on
-        the model's hidden states, the n later ones on the head's results. So it sees entries (0, j) for
-        j <= i - n, and (m, i - n + m) for 0 < m <= n. Entry (n, i) has no such chain if i < n.
+        Entry (n, i) is entry i of a chain that starts after entry i - n. Entries up to i - n depend on the
+        model's hidden states, and the n entries after them on the head's results. So it sees entries (0, j)
+        for j <= i - n, and (m, i - n + m) for 0 < m <= n. Entry (n, i) has no such chain if i < n.
         """
         count = ids.shape[1] - 1
         embedded = model.model.embed_tokens(ids[:, 1:])
@@ -277,7 +277,7 @@ def train_model(checkpoint: Path, states: Path, output: Path, **options: Any) ->
 
     def save() -> None:
         rounded = {name: weight.to("cpu", torch.bfloat16) for name, weight in model.state_dict().items()}
-        rounded.pop("lm_head.weight", None)  # tied
+        rounded.pop("lm_head.weight", None)  # tied to the embedding
         output.mkdir(parents=True, exist_ok=True)
         model.config.dtype = torch.bfloat16
         model.config.architectures = [type(model).__name__]

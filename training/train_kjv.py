@@ -4,8 +4,8 @@
 
 The text is documents separated by empty lines (`extract_kjv.py` makes such a file). One of each 40 documents
 decides when to stop, and one is for the reported figures. The tokenizer and the weights are trained on the
-others. The model is transformers' own for `--shape`, measured as it is saved, with its weights rounded to
-bfloat16.
+other documents. The model is transformers' own for `--shape`. The reported figures are those of the saved
+weights, which are rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Split:
 
 
 def split_documents(text: str) -> Split:
-    """Splits `text` at empty lines and deals documents out by number, so that every genre is held out too."""
+    """Splits `text` at empty lines. Held-out documents are chosen by number, so they cover all genres."""
     documents = [document.strip("\n") for document in text.split("\n\n")]
     uses: dict[int, list[str]] = {19: [], 39: []}
     train: list[str] = []
@@ -143,7 +143,7 @@ def add_dropout(model: nn.Module, probability: float) -> None:
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the hidden matrices and AdamW for the rest, with AdamW's scale of learning rates."""
+    """Returns Muon for the hidden matrices and AdamW for the rest; Muon's rates are scaled to AdamW's."""
     matrices: list[Tensor] = []
     decayed: list[Tensor] = []
     plain: list[Tensor] = []
