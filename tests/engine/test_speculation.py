@@ -323,7 +323,7 @@ def tables() -> dict[str, Any]:
 
 KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
     "model": ("model", DraftModel, {}),
-    "trees of a model": ("model", DraftTrees, {"_branches": 2}),
+    "trees of a model": ("model", DraftTrees, {"branches": 2}),
     "mtp": ("mtp", MtpDrafts, {}),
     "trees of mtp": ("mtp", MtpTrees, {"siblings": 2}),
 }

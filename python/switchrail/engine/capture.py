@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from switchrail._core import PAGED_OPS
 from switchrail.engine.drafts import Drafts
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from switchrail.engine.options import EngineOptions
     from switchrail.platforms import Platform
 
+_GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
+"""The steps of backends whose graphs have one size of state: that of decodes, not of proposals."""
+
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 
 
@@ -25,8 +28,8 @@ class GraphState:
     """The state of one key: captured, planned, or refused.
 
     Attributes:
-        kind: `decode`, `verify`, or `mixed` for steps with prompt tokens.
-        rows: Rows of the step, including padding; in a decode one per sequence.
+        kind: `decode`, `verify`, `mixed` for steps with prompt tokens, or `propose` for a draft's proposals.
+        rows: Rows of the step, including padding; in a decode one per sequence; in proposals the sequences.
         tokens: Tokens of the longest cache; None if the key serves any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
         backends: The key's backends, by op and phase; several for one op are separated by commas.
@@ -61,6 +64,8 @@ class CapturePlan:
         own: The routes of all other steps.
         eager: The ops whose decodes can't be captured, each with the reason.
         verify: The routes of captured verifications; or why they are not captured, None without drafts.
+        propose: The routes of decodes and of verifications in captured proposals; or why these are not
+            captured, None if the model proposes nothing.
     """
 
     keys: Keys
@@ -68,6 +73,7 @@ class CapturePlan:
     own: RoutePlan
     eager: Mapping[str, str]
     verify: RoutePlan | str | None = None
+    propose: tuple[RoutePlan, RoutePlan] | str | None = None
 
     def states(self) -> Iterator[tuple[Key, GraphState]]:
         """The planned state of each key."""
@@ -82,6 +88,10 @@ class CapturePlan:
             assert self.verify is not None
             assert not isinstance(self.verify, str)
             return _state(key, ((one, (one.at(*batch),)) for one in self.verify.decisions), {})
+        if key.kind == "propose":
+            assert isinstance(self.propose, tuple)
+            decisions = [one for plan in self.propose for one in plan.decisions]
+            return _state(key, ((one, (one.at(*batch),)) for one in decisions), {})
         routes = [one for one in self.plan.decisions if one.op not in self.eager]
         routes += [one for one in self.own.decisions if one.op in self.eager and one.phase == "decode"]
         eager = {f"{op}.decode": reason for op, reason in sorted(self.eager.items())}
@@ -121,6 +131,7 @@ def plan_capture(
     options: EngineOptions,
     max_length: int,
     preferences: Mapping[str, str] | None,
+    proposes: Literal["chains", "trees"] | None = None,
 ) -> CapturePlan | str:
     """Plans captured decodes, with capturable backends if there are any.
 
@@ -131,6 +142,7 @@ def plan_capture(
         options: The engine's options.
         max_length: Maximum tokens per sequence.
         preferences: Chosen backends, as in `plan_routes`.
+        proposes: Whether the model extends chains or trees of drafts; None if it proposes nothing.
 
     Returns:
         The plan, or the reason why nothing is captured.
@@ -150,14 +162,16 @@ def plan_capture(
         try:
             found = plan(preferences=chosen, phases=("decode",), features=features)
             verify = _plan_verify(plan, ops, options, given)
+            propose = None if proposes is None else _plan_propose(plan, ops, proposes == "trees")
             keys = Keys.of(
                 options,
                 max_length,
                 mixed=in_pieces and options.capture == "all",
                 caches=not ops.isdisjoint(PAGED_OPS),
                 verify=verify is not None and not isinstance(verify, str),
+                proposes=isinstance(propose, tuple),
             )
-            return CapturePlan(keys=keys, plan=found, own=own, eager=eager, verify=verify)
+            return CapturePlan(keys=keys, plan=found, own=own, eager=eager, verify=verify, propose=propose)
         except (BackendUnfitError, NoBackendError) as error:
             op = error.fields["query"]["op"]
             if op in eager:
@@ -184,10 +198,39 @@ def _plan_verify(
         return str(error).partition("\n")[0].rstrip(":")
 
 
+def _plan_propose(
+    plan: Callable[..., RoutePlan], ops: Iterable[str], are_trees: bool
+) -> tuple[RoutePlan, RoutePlan] | str:
+    """The routes of decodes and verifications in captured proposals, or why there are none.
+
+    The host knows only upper bounds of the lengths of decoded chains and of trees.
+    """
+    bounds: dict[str, tuple[str, ...]] = {op: ("kv_bounds",) * (op in PAGED_OPS) for op in ops}
+    trees: dict[str, tuple[str, ...]] = {op: ("trees",) * (are_trees and op in PAGED_OPS) for op in ops}
+    more = {
+        op: (*trees[op], *(bounds[op] if are_trees else ()), *_device_parents(op, trees[op])) for op in ops
+    }
+    found = []
+    try:
+        for phase, features in (("decode", bounds), ("verify", more)):
+            needed = {op: ("cuda_graph", *features[op]) for op in ops}
+            found.append(plan(preferences={}, phases=(phase,), features=needed))
+    except (BackendUnfitError, NoBackendError) as error:
+        return str(error).partition("\n")[0].rstrip(":")
+    for backend in found[0].backends:
+        steps = [name for name in _GRAPH_STATE if name in backend.capabilities["features"]]
+        if steps:
+            return f"backend {backend.name} of {backend.op} has the step {steps[0]}"
+    return found[0], found[1]
+
+
 def _parents(op: str, options: EngineOptions) -> tuple[str, ...]:
     """The features that an op needs in captured verifications, where only the device has the parents."""
-    trees = verify_features(op, options)
-    return (*trees, "device_parents") if trees or op not in PAGED_OPS else ()
+    return (*(trees := verify_features(op, options)), *_device_parents(op, trees))
+
+
+def _device_parents(op: str, trees: Collection[str]) -> tuple[str, ...]:
+    return ("device_parents",) if trees or op not in PAGED_OPS else ()
 
 
 def verify_features(op: str, options: EngineOptions) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Captured:
         accept: The graph that keeps accepted drafts in memory; None if the step has no drafts.
         choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
         chosen: The tokens that `choose` writes, [R] int64.
+        others: All steps of captured proposals with their plans.
     """
 
     key: Key
@@ -41,6 +42,7 @@ class Captured:
     accept: Pieces | None = None
     choose: Pieces | None = None
     chosen: torch.Tensor | None = None
+    others: tuple[tuple[Step, Prepared], ...] = ()
 
 
 class Capturer:

@@ -292,8 +292,11 @@ class EngineCore:
             ]
             params, draws = [one.task.params for one in verified], [one.task.draws for one in verified]
             rows = sum(ran.widths)
-            chosen = choose_rows(logits[:rows], ran.widths, drafted, params, draws, self._choose)
-            news = ran.accept(chosen).flatten()
+            if ran.choose is not None and runner.choose is self._choose:
+                news = ran.choose().flatten()
+            else:
+                chosen = choose_rows(logits[:rows], ran.widths, drafted, params, draws, self._choose)
+                news = ran.accept(chosen).flatten()
             logits, slots = logits[rows:], slots[len(verified) :]
         sequences.advance([*zip(decode, repeat(1)), *schedule.prefill])
         ready = [*decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
@@ -303,7 +306,7 @@ class EngineCore:
             logits = logits[sent(leaders, torch.int64, logits.device, pin_memory=pinned)]
             ready = ready + self._fork(runner, schedule.forks)
             slots = sent([task.slot for task in ready], torch.int64, slots.device, pin_memory=pinned)
-        if ran.choose is not None and runner.choose is self._choose:
+        if drafted is None and ran.choose is not None and runner.choose is self._choose:
             news = ran.choose()
         elif ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
@@ -311,6 +314,8 @@ class EngineCore:
             news = tokens if news is None else torch.cat([news, tokens])
         given = [(task, task.length - len(task.ids)) for task in ready]
         sent_news = Sent(slots[:0] if news is None else news, self._spare if pinned else None)
+        if ran.verified is not None and self.drafts is not None:
+            self.drafts.look_ahead(schedule.decode, ran.verified)
         return Flight(schedule.tasks, verified, given, sent_news, bool(schedule.prefill), launched)
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:

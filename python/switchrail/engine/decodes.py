@@ -26,7 +26,7 @@ from switchrail.params import SamplingParams
 
 _temperature = attrgetter("params.temperature")
 
-_GREEDY: Final = SamplingParams()
+GREEDY: Final = SamplingParams()
 
 
 class Decodes:
@@ -87,13 +87,13 @@ class Decodes:
     def _capture_choice(self, step: Step) -> tuple[Pieces | None, torch.Tensor | None]:
         """Capture the choice of the likeliest tokens, if the function has no other effects and no hooks."""
         choose = self._choose
-        if choose is None or not getattr(choose, "capturable", False) or _has_hooks(choose):
+        if choose is None or not is_capturable(choose):
             return None, None
         chosen: list[torch.Tensor] = []
 
         def work() -> None:
             logits, slots = self._capturer.logits_of(step.logit_slots)
-            chosen[:] = [choose(logits, [_GREEDY] * len(slots), ())]
+            chosen[:] = [choose(logits, [GREEDY] * len(slots), ())]
             self._inputs.store(slots, chosen[0])
 
         pieces = self._capturer.capture_after(work)
@@ -118,7 +118,7 @@ class Decodes:
             captured.pieces.replay(dispatcher.dispatch)
         inputs.launched()
         choose = None
-        if captured.choose is not None and not any(map(_temperature, tasks)):
+        if captured.choose is not None and are_greedy(tasks):
             choose = partial(self._chosen, captured, len(tasks))
         return Ran(*self._capturer.logits_of(step.logit_slots[: len(tasks)]), choose=choose)
 
@@ -129,6 +129,13 @@ class Decodes:
         return captured.chosen[:count]
 
 
-def _has_hooks(function: Choose) -> bool:
+def are_greedy(tasks: Iterable[Task]) -> bool:
+    """Whether all tasks take the likeliest tokens."""
+    return not any(map(_temperature, tasks))
+
+
+def is_capturable(function: Choose) -> bool:
+    """Whether a graph may choose with this function: a replay would leave out what else it or a hook does."""
     site = resolve(function)
-    return isinstance(site, Site) and bool(chain.running(site))
+    is_hooked = isinstance(site, Site) and bool(chain.running(site))
+    return getattr(function, "capturable", False) and not is_hooked

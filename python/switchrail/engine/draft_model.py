@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,12 @@ from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.families import Family
 from switchrail.engine.options import MTP, NGRAM, EngineOptions
+from switchrail.engine.proposals import Form, Lacking
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Step
+from switchrail.engine.sequences import Sequences
+from switchrail.engine.step import Step, Verified
 from switchrail.engine.task import Task
 from switchrail.engine.transfer import sent
 from switchrail.errors import ConfigError
@@ -61,16 +63,32 @@ class DraftModel(Drafts):
     decodes are overwritten later, and their states go to a second slot of the sequence. So there is nothing
     to roll back, whichever kinds of layers the model has.
 
+    For greedy tasks that lack few tokens, all of these steps are one graph, if it could be captured. After a
+    captured verification this graph is launched at once, before the host knows which drafts were accepted.
+
     Attributes:
         runner: Runs the model.
         runners: All runners with pools of their own.
         siblings: Tokens proposed for each place of the chain; above 1, the others are leaves of a tree.
+        branches: See `Form`.
+        first: See `Form`.
     """
 
     siblings = 1
+    branches = 1
+    first: ClassVar[int] = 1
+    _form: Form | None = None
+    _begun: _Begun | None = None
 
     def __init__(
-        self, runner: Runner, *, slots: int, rows: int, pin_memory: bool, choose_tokens: Choose
+        self,
+        runner: Runner,
+        *,
+        slots: int,
+        rows: int,
+        most: int,
+        pin_memory: bool,
+        choose_tokens: Choose,
     ) -> None:
         """Use a runner whose pools have two slots per sequence.
 
@@ -78,10 +96,12 @@ class DraftModel(Drafts):
             runner: Runs the model.
             slots: The distance from the slot of a sequence to its second one.
             rows: Maximum rows of a step.
+            most: Maximum tokens per proposal.
             pin_memory: Whether the device copies from pinned memory.
             choose_tokens: Chooses the tokens of sampled requests.
         """
         self.runner, self.runners = runner, [runner]
+        self._most = most
         self._choose_tokens = choose_tokens
         self._slots = slots
         self._rows = rows
@@ -94,7 +114,93 @@ class DraftModel(Drafts):
 
         Nothing waits for the device.
         """
+        known = self._captured(tasks, limits)
+        if known is not None and all(map(known.rows.__contains__, _wanted(tasks, limits))):
+            return self._drafted_at_once(tasks, limits, known)
         limit = dict(zip(tasks, limits, strict=True))
+        own = {} if known is None else known.tokens(limit)
+        tokens, odds = self._step_by_step([task for task in tasks if task not in own], limit)
+        every = {task: own[task] if task in own else _stacked(tokens[task]) for task in tasks}
+        is_drawn = any(task.params.temperature > 0 and limit[task] for task in tasks)
+        if is_drawn:
+            zeros = torch.zeros((), dtype=torch.float64, device=self._newest.device)
+            zeros = zeros.expand(self.runner.vocab_size if own else 0)
+            odds = {task: [zeros] * len(own[task]) if task in own else odds[task] for task in tasks}
+        return Drafted(
+            list(every.values()),
+            _drawn_from(odds.values()) if is_drawn else None,
+            [self._parents(len(each)) for each in every.values()] if self.are_trees else None,
+        )
+
+    def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
+        """The proposals that were begun, and those of greedy tasks that lack few tokens, from graphs."""
+        begun, self._begun = self._begun, None
+        form, graphs, sequences = self._form, self.runner.graphs if self._form else None, self._sequences
+        if form is None or graphs is None:
+            return None
+        if begun is not None:  # the device has run the accepted tokens of these tasks
+            kept = {task: row for task in tasks if (row := begun.rows.get(task)) is not None}
+            sequences.advance_drafted([(task, self._lacks(task)) for task in kept])
+            begun = replace(begun, rows=kept)
+        few = [
+            task
+            for task in _wanted(tasks, limits)
+            if (begun is None or task not in begun.rows) and self._lacks_few(task, form)
+        ]
+        if not few:
+            return begun
+        lacking = [
+            Lacking(task.slot, task.drafted, len(task.pages), task.tokens[-self._lacks(task) - form.held :])
+            for task in few
+        ]
+        before = None if begun is None else begun.table.clone()
+        table = graphs.propose(lacking)
+        if table is None:
+            return begun
+        sequences.advance_drafted([(task, self._lacks(task)) for task in few])
+        rows = {task: row for row, task in enumerate(few)}
+        if before is None or begun is None:
+            return _Begun(table, rows)
+        return _Begun(
+            torch.cat([before, table]),
+            {**begun.rows, **{task: row + len(before) for task, row in rows.items()}},
+        )
+
+    def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
+        """Launch the graph that runs the accepted tokens and proposes, unless other tokens are lacked."""
+        form, self._begun = self._form, None
+        if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
+            return
+        assert self.runner.graphs is not None
+        lengths = [task.length + self.first for task in tasks]
+        table = self.runner.graphs.propose_after(verified, lengths)
+        if table is not None:
+            self._begun = _Begun(table, {task: row for row, task in enumerate(tasks)})
+
+    def _lacks(self, task: Task) -> int:
+        """The number of tokens that the memory lacks of a task."""
+        return task.length + self.first - task.drafted
+
+    def _lacks_few(self, task: Task, form: Form) -> bool:
+        count = self._lacks(task) + form.held
+        is_short = form.held < count <= min(form.width, len(task.tokens))
+        return is_short and task.drafted > 0 and task.params.temperature == 0
+
+    def _drafted_at_once(self, tasks: Sequence[Task], limits: Sequence[int], known: _Begun) -> Drafted:
+        """Proposals that are all in one table."""
+        rows = [known.rows.get(task, 0) for task in tasks]
+        table = known.table
+        if rows != [*range(len(table))]:
+            table = table.index_select(0, self._sent(rows))
+        each = zip(table.unbind(0), limits, strict=True)
+        tokens = [row if limit == table.shape[1] else row[:limit] for row, limit in each]
+        parents = [self._parents(limit) for limit in limits] if self.are_trees else None
+        return Drafted(tokens, parents=parents, table=table)
+
+    def _step_by_step(
+        self, tasks: Sequence[Task], limit: Mapping[Task, int]
+    ) -> tuple[dict[Task, list[torch.Tensor]], dict[Task, list[torch.Tensor]]]:
+        """The tokens of each task, each with the distribution that it was drawn from."""
         active, logits = self._extend([task for task in tasks if limit[task]])
         # the tasks with the most drafts come first, since later turns run the first tasks
         order = sorted(range(len(active)), key=lambda i: -limit[active[i]])
@@ -120,11 +226,7 @@ class DraftModel(Drafts):
                         odds[task].append(row)
                 if sibling + 1 < self.siblings:
                     logits = _without(logits, chosen)
-        return Drafted(
-            _stacked(tokens.values()),
-            _drawn_from(odds.values()) if is_drawn else None,
-            [self._parents(len(each)) for each in tokens.values()] if self.are_trees else None,
-        )
+        return tokens, odds
 
     def _parents(self, count: int) -> list[int]:
         """The parents of the tokens: all tokens of a place follow the first token of the previous place."""
@@ -145,8 +247,12 @@ class DraftModel(Drafts):
         rows = [(task, count) for task, count in counts.items() if count]
         prefill: Any = [(Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
         logits = self._run(Schedule(decode=[], prefill=prefill, forks=[])) if rows else self._newest[:0]
-        self.runner.sequences.advance_drafted(rows)
+        self._sequences.advance_drafted(rows)
         return [task for task in counts if counts[task] == lacks[task]], logits
+
+    @property
+    def _sequences(self) -> Sequences[Any]:
+        return self.runner.sequences
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
         """The tokens that the memory will hold."""
@@ -196,7 +302,11 @@ class DraftModel(Drafts):
 
     def prepare_graphs(self, capture: Capture) -> Graphs:
         """Create the graphs of the model's steps, without capturing anything yet."""
-        return self.runner.prepare_graphs(capture, last_tokens=self._newest, apart=self._slots)
+        if capture.propose is not None:
+            self._form = Form(self._most, self.siblings, self.branches, self.first)
+        return self.runner.prepare_graphs(
+            capture, last_tokens=self._newest, apart=self._slots, form=self._form
+        )
 
     def _sent(self, values: Sequence[int]) -> torch.Tensor:
         return sent(values, torch.int64, self._newest.device, pin_memory=self._pin_memory)
@@ -211,6 +321,7 @@ class DraftTrees(DraftModel):
     """
 
     are_trees = True
+    first = 0
 
     def __init__(self, branches: int, runner: Runner, **given: Any) -> None:
         """Use a runner.
@@ -221,12 +332,11 @@ class DraftTrees(DraftModel):
             **given: See `DraftModel`.
         """
         super().__init__(runner, **given)
-        self._branches = branches
+        self.branches = branches
 
-    @torch.inference_mode()
-    def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        """Propose trees, without waiting for the device."""
-        limit = dict(zip(tasks, limits, strict=True))
+    def _step_by_step(
+        self, tasks: Sequence[Task], limit: Mapping[Task, int]
+    ) -> tuple[dict[Task, list[torch.Tensor]], dict[Task, list[torch.Tensor]]]:
         active, _ = self._extend([task for task in tasks if limit[task]])
         is_drawn = any(task.params.temperature > 0 for task in active)
         tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
@@ -234,7 +344,7 @@ class DraftTrees(DraftModel):
         while active:
             is_first = not tokens[active[0]]
             owners, logits = self._verify(active, tokens, limit)
-            for _ in range(self._branches if is_first else 1):
+            for _ in range(self.branches if is_first else 1):
                 chosen, q = self._choose(owners, logits)
                 for task, token, row in zip(owners, chosen, q if is_drawn else chosen, strict=True):
                     if len(tokens[task]) < limit[task]:
@@ -243,11 +353,7 @@ class DraftTrees(DraftModel):
                 if is_first:
                     logits = _without(logits, chosen)
             active = [task for task in active if len(tokens[task]) < limit[task]]
-        return Drafted(
-            _stacked(tokens.values()),
-            _drawn_from(odds.values()) if is_drawn else None,
-            [self._parents(len(each)) for each in tokens.values()],
-        )
+        return tokens, odds
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
         return super()._text(task)[:-1]
@@ -258,7 +364,7 @@ class DraftTrees(DraftModel):
         """Run all trees; return the tasks of the rows to continue, and the logits after these rows."""
         none = np.zeros(0, dtype=np.int64)
         drafted = Drafted(
-            _stacked(tokens[task] for task in tasks),
+            [_stacked(tokens[task]) for task in tasks],
             parents=[self._parents(len(tokens[task])) for task in tasks],
         )
         decode: Any = [Text(task.slot, task.length, none) for task in tasks]
@@ -268,7 +374,7 @@ class DraftTrees(DraftModel):
         owners, rows, start = list[Task](), list[int](), 0
         for task in tasks:
             count = len(tokens[task])
-            first = max(0, 1 + count - self._branches) if count else 0
+            first = max(0, 1 + count - self.branches) if count else 0
             own = range(first, 1 + count)[: limit[task] - count]
             owners += [task] * len(own)
             rows += [start + row for row in own]
@@ -276,7 +382,7 @@ class DraftTrees(DraftModel):
         return owners, runner.forward(step)[self._sent(rows)]
 
     def _parents(self, count: int) -> list[int]:
-        return [max(-1, i - self._branches) for i in range(count)]
+        return [max(-1, i - self.branches) for i in range(count)]
 
 
 def _without(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -284,9 +390,36 @@ def _without(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.scatter(1, tokens.unsqueeze(1), -torch.inf)
 
 
-def _stacked(drafted: Iterable[list[torch.Tensor]]) -> list[torch.Tensor | tuple[()]]:
-    """The tokens of each sequence as one tensor."""
-    return [torch.stack(tokens) if tokens else () for tokens in drafted]
+def _stacked(tokens: list[torch.Tensor]) -> torch.Tensor | tuple[()]:
+    """The tokens of a sequence as one tensor."""
+    return torch.stack(tokens) if tokens else ()
+
+
+def _wanted(tasks: Sequence[Task], limits: Sequence[int]) -> list[Task]:
+    """The tasks that need proposals."""
+    return [task for task, limit in zip(tasks, limits, strict=True) if limit]
+
+
+def _is_ending(task: Task) -> bool:
+    """Whether the step that runs gives a task its last token."""
+    return task.params.max_new_tokens - len(task.tokens) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Proposals of captured graphs.
+
+    Attributes:
+        table: [N, tokens] int64, the proposals.
+        rows: The row of each task.
+    """
+
+    table: torch.Tensor
+    rows: Mapping[Task, int]
+
+    def tokens(self, limit: Mapping[Task, int]) -> dict[Task, torch.Tensor]:
+        """The tokens of each task."""
+        return {task: self.table[row, : limit[task]] for task, row in self.rows.items()}
 
 
 def _drawn_from(odds: Iterable[list[torch.Tensor]]) -> torch.Tensor:
@@ -417,6 +550,7 @@ def proposing(options: EngineOptions, platform: Platform, choose_tokens: Choose)
     return {
         "slots": options.max_sequences,
         "rows": options.max_tokens_per_step,
+        "most": options.draft_tokens,
         "pin_memory": platform.hardware.pin_memory_available(),
         "choose_tokens": choose_tokens,
     }
@@ -471,7 +605,12 @@ def load_draft(
         loaded,
         own,
         loaded.needs(own),
-        loaded.capture(replace(own, max_sequences=sequences), max_length=max_length, preferences=None),
+        loaded.capture(
+            replace(own, max_sequences=sequences),
+            max_length=max_length,
+            preferences=None,
+            proposes="trees" if are_trees else "chains",
+        ),
         max_length,
         partial(kind, **proposing(options, platform, choose_tokens)),
     )

@@ -13,6 +13,8 @@ from switchrail.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
+    from switchrail.engine.step import Verified
+
 
 NONE: Final = -2
 """The entry of a row without a draft in a table of parents."""
@@ -32,11 +34,14 @@ class Drafted:
         parents: For each drafted token of a tree, the index of the drafted token that it follows, which comes
             before it in `tokens`; -1 if it follows the newest token. Siblings are different tokens. None for
             chains.
+        table: [N, X] int64 on the model's device: each sequence's `tokens`, then undefined ones; X is the
+            engine's `draft_tokens`. None if there is no such table.
     """
 
     tokens: Sequence[Sequence[int] | torch.Tensor]
     probabilities: torch.Tensor | None = None
     parents: Sequence[Sequence[int]] | None = None
+    table: torch.Tensor | None = None
 
     def parent_rows(self, number: int) -> Sequence[int]:
         """For each draft of a sequence, the row that it follows; row 0 is the newest token."""
@@ -65,6 +70,14 @@ class Drafts(ABC):
 
     are_trees: ClassVar[bool] = False
     ahead: int = 0
+
+    def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:  # noqa: B027
+        """Begin the next proposal after a verification was launched, before the host knows its tokens.
+
+        Args:
+            tasks: N tasks, all of them greedy.
+            verified: Their tokens on the device, in the same tensors in all calls.
+        """
 
     @abstractmethod
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:

@@ -16,8 +16,9 @@ from switchrail.engine.capturer import Captured
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.keys import Key
 from switchrail.engine.mixed import MixedSteps
+from switchrail.engine.proposals import Lacking, Proposals
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Ran
+from switchrail.engine.step import Ran, Verified
 from switchrail.engine.verifications import Verifications
 from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain
@@ -45,6 +46,7 @@ class Graphs:
         decodes: Decodes,
         mixed: MixedSteps,
         verifications: Verifications | None,
+        proposals: Proposals | None,
         watch: HookWatch,
     ) -> None:
         """Store the arguments without capturing anything.
@@ -54,6 +56,7 @@ class Graphs:
             decodes: Captures and runs decodes.
             mixed: Captures and runs steps with prompt tokens.
             verifications: Captures and runs verifications; None if there are none.
+            proposals: Captures and runs whole proposals; None if there are none.
             watch: Detects changes of hooks.
         """
         self.keys = plan.keys
@@ -61,6 +64,7 @@ class Graphs:
         self._decodes = decodes
         self._mixed = mixed
         self._verifications = verifications
+        self._proposals = proposals
         self._watch = watch
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
@@ -109,6 +113,27 @@ class Graphs:
         assert self._verifications is not None
         return self._verifications.run(captured, schedule)
 
+    def propose(self, lacking: Sequence[Lacking]) -> torch.Tensor | None:
+        """Propose for sequences whose newest tokens the model's memory lacks; None if there is no graph.
+
+        Returns:
+            As `Proposals.follow`.
+        """
+        found = self._proposals_at([each.length for each in lacking])
+        return None if found is None else found[0].run(found[1], lacking)
+
+    def propose_after(self, verified: Verified, lengths: Sequence[int]) -> torch.Tensor | None:
+        """Propose after a verification; None if there is no graph. See `Proposals.follow`."""
+        found = self._proposals_at(lengths)
+        return None if found is None else found[0].follow(found[1], verified, lengths)
+
+    def _proposals_at(self, lengths: Sequence[int]) -> tuple[Proposals, Captured] | None:
+        key = self.keys.propose(len(lengths), max(lengths))
+        captured = None if key is None else self._captured(key)
+        if captured is None or self._proposals is None:
+            return None
+        return self._proposals, captured
+
     def _captured(self, key: Key) -> Captured | None:
         if self._watch.has_changed():
             self._drop()
@@ -132,8 +157,12 @@ class Graphs:
 
     def _try(self, key: Key) -> None:
         try:
-            kinds = {"decode": self._decodes, "verify": self._verifications, "mixed": self._mixed}
-            kind = kinds[key.kind]
+            kind = {
+                "decode": self._decodes,
+                "verify": self._verifications,
+                "mixed": self._mixed,
+                "propose": self._proposals,
+            }[key.kind]
             assert kind is not None
             self.captured[key] = kind.capture(key)
         except Exception as error:

@@ -137,6 +137,40 @@ class DecodeInputs:
         # all else stays the same object, so backends need not check it again
         return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
+    def bounded_step(self, sequences: int, tokens: int) -> Step:
+        """As `step`; its part has upper bounds of the lengths, since `begin` gets them from the device."""
+        made = self.step(sequences, tokens)
+        return replace(made, parts=(_bounded(made.parts[0], (self.padding,) * sequences),))
+
+    def bounded_part(self, step: Step, lengths: Sequence[int]) -> Part:
+        """The part of a step made by `bounded_step`, with upper bounds of the lengths of its sequences."""
+        (made,) = step.parts
+        return _bounded(made, (*lengths, *[self.padding] * (len(made.lengths) - len(lengths))))
+
+    def begin(self, positions: torch.Tensor, slots: torch.Tensor, *, states: bool) -> None:
+        """Take the rows of the first decode from the device; `derive` then moves them on.
+
+        Args:
+            positions: [N] int64.
+            slots: [N] int64, -1 for padding.
+            states: Whether the model has states, which this decode reads from the first slots.
+        """
+        count = len(slots)
+        self._rows[_POSITIONS, :count].copy_(positions)
+        self._rows[_SLOTS, :count].copy_(slots)
+        self._rows[_STEPS, :count].zero_()
+        if states:
+            self._states[0, :count].copy_(slots)
+            self._states[1, :count].copy_(torch.where(slots < 0, slots, slots + self._apart))
+
+    def pad(self, rows: torch.Tensor) -> None:
+        """Turn rows into padding, [N] bool; their states in second slots become undefined."""
+        self._rows[_SLOTS, : len(rows)].masked_fill_(rows, -1)
+
+    def read_second(self, sequences: int) -> None:
+        """Let further decodes read states from the second slots."""
+        self._states[0, :sequences].copy_(self._states[1, :sequences])
+
     def derive(self, step: Step) -> None:
         """Compute the remaining inputs from the rows, on the device."""
         (part,) = step.parts
@@ -168,6 +202,11 @@ class DecodeInputs:
             kv_lens=self._kv_lens[rows],
             kv_seqlens=lengths,
         )
+
+
+def _bounded(part: Part, lengths: tuple[int, ...]) -> Part:
+    assert part.pages is not None
+    return replace(part, pages=replace(part.pages, kv_seqlens=lengths, kv_bounds=True))
 
 
 def decode_rows(

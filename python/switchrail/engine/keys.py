@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from switchrail.engine.options import EngineOptions
 
-StepKind = Literal["decode", "verify", "mixed"]
+StepKind = Literal["decode", "verify", "mixed", "propose"]
 
 _SHORTEST: Final = 1024
 """Maximum tokens of the shortest class of caches; each further class is four times as long."""
@@ -26,8 +26,9 @@ class Key(NamedTuple):
     """Identifies the steps that one graph can run.
 
     Attributes:
-        kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with some.
-        rows: Rows of the step, including padding; in a decode one per sequence.
+        kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with some;
+            `propose` for all steps of a draft model's proposals.
+        rows: Rows of the step, including padding; in a decode one per sequence; in proposals the sequences.
         tokens: Maximum tokens in a cache; None for any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
     """
@@ -45,6 +46,8 @@ class Key(NamedTuple):
             return f"verifications of {sequences} sequences, {self.width} rows each, and {self.tokens} tokens"
         if self.kind == "decode":
             return f"decodes of {self.rows} sequences and {self.tokens} tokens"
+        if self.kind == "propose":
+            return f"proposals for {self.rows} sequences and {self.tokens} tokens"
         return f"steps of {self.rows} rows with prompt tokens"
 
 
@@ -89,12 +92,14 @@ class Keys:
         tokens: The lengths of caches of decodes.
         rows: The numbers of rows of mixed steps; empty if mixed steps are not captured.
         width: The rows of each sequence in a verification; 0 if verifications are not captured.
+        proposes: Whether whole proposals are captured.
     """
 
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     width: int = 0
+    proposes: bool = False
 
     @classmethod
     def of(
@@ -105,6 +110,7 @@ class Keys:
         mixed: bool,
         caches: bool = True,
         verify: bool = False,
+        proposes: bool = False,
     ) -> Keys:
         """The keys of an engine.
 
@@ -114,16 +120,21 @@ class Keys:
             mixed: Whether steps with prompt tokens are captured, in pieces.
             caches: Whether any layer has a paged cache; otherwise all lengths share one key.
             verify: Whether verifications are captured.
+            proposes: Whether whole proposals are captured.
         """
         rows = mixed_rows(options.max_tokens_per_step) if mixed else ()
         tokens = lengths(max_length) if caches else (max_length,)
-        return cls(sizes(options.max_sequences), tokens, rows, 1 + options.draft_tokens if verify else 0)
+        width = 1 + options.draft_tokens if verify else 0
+        return cls(sizes(options.max_sequences), tokens, rows, width, proposes)
 
     def __iter__(self) -> Iterator[Key]:
-        """Decodes by rows, then by tokens; verifications in the same order; then mixed steps by rows."""
+        """Decodes by rows, then by tokens; proposals and verifications likewise; mixed steps by rows."""
         for size in self.sequences:
             for length in self.tokens:
                 yield Key("decode", size, length)
+        for size in self.sequences if self.proposes else ():
+            for length in self.tokens:
+                yield Key("propose", size, length)
         for size in self.sequences if self.width else ():
             for length in self.tokens:
                 yield Key("verify", size * self.width, length, self.width)
@@ -142,6 +153,10 @@ class Keys:
             self.sequences[bisect_left(self.sequences, sequences)],
             self.tokens[bisect_left(self.tokens, longest)],
         )
+
+    def propose(self, sequences: int, longest: int) -> Key | None:
+        """The key that serves proposals; None if these are not captured. Takes what `decode` takes."""
+        return self.decode(sequences, longest)._replace(kind="propose") if self.proposes else None
 
     def verify(self, sequences: int, longest: int) -> Key | None:
         """The key that serves a verification; None if verifications are not captured.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -184,10 +184,17 @@ def _capture(
     *,
     max_length: int,
     preferences: Mapping[str, str] | None,
+    proposes: Literal["chains", "trees"] | None = None,
 ) -> Capture | None:
     """The plan of a runner's captures; None for none."""
     planned = plan_capture(
-        plan, routes, platform=platform, options=options, max_length=max_length, preferences=preferences
+        plan,
+        routes,
+        platform=platform,
+        options=options,
+        max_length=max_length,
+        preferences=preferences,
+        proposes=proposes,
     )
     graph_class = platform.serving.graph_class()
     if isinstance(planned, str) or graph_class is None:
@@ -198,8 +205,17 @@ def _capture(
         _log.warning("decodes run %s eagerly: %s", op, reason)
     if isinstance(planned.verify, str):
         _log.warning("verifications of drafts run eagerly: %s", planned.verify)
+    if isinstance(planned.propose, str):
+        _log.warning("the steps of a proposal are captured one by one: %s", planned.propose)
     verify = runtime.bind(planned.verify) if isinstance(planned.verify, RoutePlan) else None
-    return Capture(planned, runtime.bind(planned.plan), graph_class, verify)
+    propose = planned.propose if isinstance(planned.propose, tuple) else None
+    return Capture(
+        planned,
+        runtime.bind(planned.plan),
+        graph_class,
+        verify,
+        None if propose is None else (runtime.bind(propose[0]), runtime.bind(propose[1])),
+    )
 
 
 def _check_windows(path: Path, layout: Layout) -> None:

@@ -18,6 +18,7 @@ from switchrail._core import Layout
 from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.draft_model import DraftModel, Text, proposing, runner_options
+from switchrail.engine.drafts import NONE
 from switchrail.engine.loading import LoadedModel, ready_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.binding import check_shapes, find_mixers
@@ -99,6 +100,8 @@ class HeadModel(nn.Module):
         is_decode = bool(now.parts) and now.parts[0].phase == "decode"
         slots = now.logit_slots.clamp(min=0)
         hidden = self._of_slots[slots] if is_decode else self._hidden[now.kv_rows]
+        if now.drafts is not None:  # padding has the place of tokens to come, where anything may be
+            hidden = hidden.masked_fill((now.drafts.parents == NONE).view(-1, 1), 0)
         embeddings = self.embed(input_ids)
         result = self.step(
             embeddings,
@@ -110,7 +113,7 @@ class HeadModel(nn.Module):
         if self._results is not None:
             self._results.index_copy_(0, now.kv_rows, result)
         newest = result[logits_to_keep]
-        if is_decode:
+        if is_decode or now.drafts is not None:
             self._of_slots.index_copy_(0, slots, newest)
         else:
             self.newest[: len(newest)].copy_(newest)
@@ -140,6 +143,7 @@ class MtpDrafts(DraftModel):
         page_size: int,
         slots: int,
         rows: int,
+        most: int,
         pin_memory: bool,
         choose_tokens: Choose,
     ) -> None:
@@ -151,11 +155,17 @@ class MtpDrafts(DraftModel):
             page_size: Page size in tokens.
             slots: The distance from the slot of a sequence to its second one.
             rows: Maximum rows of a step.
+            most: Maximum tokens per proposal.
             pin_memory: Whether the device copies from pinned memory.
             choose_tokens: Chooses the tokens of sampled requests.
         """
         super().__init__(
-            runners[0], slots=slots, rows=rows, pin_memory=pin_memory, choose_tokens=choose_tokens
+            runners[0],
+            slots=slots,
+            rows=rows,
+            most=most,
+            pin_memory=pin_memory,
+            choose_tokens=choose_tokens,
         )
         self.runners, self.ahead = list(runners), len(runners)
         model: Any = target.model
@@ -186,6 +196,8 @@ class MtpDrafts(DraftModel):
             for runner in runners:
                 undo.callback(runner.disconnect)
             self.runner.disconnect = undo.pop_all().close
+
+    first = 0
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
         """The token that each entry joins with a hidden state of the model: the one after the entry's."""
@@ -393,7 +405,7 @@ def _capture(steps: Sequence[LoadedModel], options: EngineOptions, max_length: i
     """The captures of a head with one step. Several steps run eagerly, since the host reads their drafts."""
     if len(steps) > 1:
         return None
-    return steps[0].capture(options, max_length=max_length, preferences=None)
+    return steps[0].capture(options, max_length=max_length, preferences=None, proposes="chains")
 
 
 __all__ = ["LoadedMtp", "MtpDrafts", "MtpTrees", "load_mtp"]

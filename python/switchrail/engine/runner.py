@@ -26,6 +26,7 @@ from switchrail.engine.models.binding import Connection, connect, find_mixers, r
 from switchrail.engine.models.blocks import Blocks
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
+from switchrail.engine.proposals import Form, Proposals
 from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
@@ -48,12 +49,14 @@ class Capture:
         bound: The routes of captured decodes, with their backends.
         graph_class: The class of the graphs.
         verify: The routes of captured verifications, with their backends; None if these are not captured.
+        propose: The routes of decodes and of verifications in captured proposals; None if there are none.
     """
 
     plan: CapturePlan
     bound: BoundPlan
     graph_class: type[Graph]
     verify: BoundPlan | None = None
+    propose: tuple[BoundPlan, BoundPlan] | None = None
 
 
 class Runner:
@@ -185,6 +188,7 @@ class Runner:
         *,
         last_tokens: torch.Tensor | None = None,
         apart: int = 0,
+        form: Form | None = None,
     ) -> Graphs:
         """Create `graphs`, without capturing anything yet.
 
@@ -193,19 +197,17 @@ class Runner:
             choose: See `Decodes`.
             last_tokens: [slots] int64, the newest tokens; None for those of `sequences`.
             apart: See `DecodeInputs`.
+            form: How a draft model proposes; None for other models.
         """
         self.choose = choose
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         plan = capture.plan
         width = 1 if options.draft is None else 1 + options.draft_tokens
         logits = options.max_sequences * width
-        capturer = Capturer(
-            # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
-            # garbage collection
-            partial(_forward, self.model, self.dispatcher, self.running),
-            capture.graph_class,
-            sequences=logits,
-        )
+        # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
+        # garbage collection
+        forward = partial(_forward, self.model, self.dispatcher, self.running)
+        capturer = Capturer(forward, capture.graph_class, sequences=logits)
         shared: dict[str, Any] = {
             "sequences": options.max_sequences,
             "page_size": options.page_size,
@@ -224,7 +226,16 @@ class Runner:
                 partial(self._accept, again=True),
                 sequences=options.max_sequences,
                 width=width,
+                choose=choose,
                 deferred=deferred,
+            )
+        decode_inputs = partial(DecodeInputs, *memory, derived=self._derived, apart=apart, **shared)
+        proposals = None
+        if capture.propose is not None and form is not None:
+            table, newest = memory
+            given = decode_inputs(), newest
+            proposals = Proposals(
+                form, capturer, forward, self.dispatcher, capture.propose, *given, page_table=table, **shared
             )
         self.graphs = Graphs(
             plan,
@@ -232,7 +243,7 @@ class Runner:
                 capturer,
                 self.dispatcher,
                 capture.bound,
-                DecodeInputs(*memory, derived=self._derived, apart=apart, **shared),
+                decode_inputs(),
                 plan.eager,
                 plan.keys,
                 choose,
@@ -248,6 +259,7 @@ class Runner:
                 device=device,
             ),
             verifications,
+            proposals,
             HookWatch(self.model),
         )
         return self.graphs

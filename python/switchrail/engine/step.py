@@ -67,6 +67,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What a captured verification accepts, on the device.
+
+    Attributes:
+        rows: [3, sequences] int64: each sequence's length before the step, its slot, and its number of pages;
+            slot -1 for padding.
+        before: [sequences] int64, the newest token before the step.
+        news: [sequences, 1 + X] int64, for each sequence the number of accepted drafts, these drafts, and the
+            token after them.
+    """
+
+    rows: torch.Tensor
+    before: torch.Tensor
+    news: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """A step that was launched. The next step overwrites the tensors.
 
@@ -77,8 +94,10 @@ class Ran:
         widths: The rows of logits of each verified task, including padding; empty without drafts.
         accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
-        choose: Chooses the likeliest tokens in a captured decode, and stores them as the newest ones; returns
-            [R] int64 as `switchrail.engine.sampling.choose` does. None if the caller must choose them.
+        choose: Chooses the likeliest tokens in a captured step, and stores them as the newest ones; returns
+            [R] int64 as `switchrail.engine.sampling.choose` does, or with drafts as `accept`. None if they
+            must be chosen otherwise.
+        verified: What a captured verification of greedy tasks accepts; None for other steps.
     """
 
     logits: torch.Tensor
@@ -86,6 +105,7 @@ class Ran:
     widths: tuple[int, ...] = ()
     accept: Callable[[torch.Tensor], torch.Tensor] | None = None
     choose: Callable[[], torch.Tensor] | None = None
+    verified: Verified | None = None
 
 
 class Running:

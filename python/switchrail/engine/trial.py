@@ -167,7 +167,7 @@ def _run(core: EngineCore, lengths: Sequence[int], params: SamplingParams, page_
 def _capture(graphs: Graphs, in_use: Callable[[], float]) -> float:
     """Capture the largest keys of each kind. Return the estimated bytes of all other keys' graphs."""
     more = 0.0
-    for kind in ("decode", "verify", "mixed"):
+    for kind in ("decode", "propose", "verify", "mixed"):
         keys: list[Key] = [key for key in graphs.in_order if key.kind == kind]
         graphs.capture(keys[:1])
         before = in_use()

@@ -10,12 +10,14 @@ import torch
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.decodes import GREEDY, are_greedy, is_capturable
 from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.drafts import Drafted
 from switchrail.engine.keys import Key
 from switchrail.engine.pieces import Pieces
+from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Ran, Step
+from switchrail.engine.step import Ran, Step, Verified
 from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
 
@@ -40,6 +42,7 @@ class Verifications:
         *,
         sequences: int,
         width: int,
+        choose: Choose | None = None,
         deferred: DeferredCommits | None = None,
     ) -> None:
         """Store the arguments. This captures nothing.
@@ -52,6 +55,7 @@ class Verifications:
             accept: Keeps accepted drafts in memory.
             sequences: Maximum number of sequences.
             width: Rows per sequence.
+            choose: Chooses the engine's tokens; None if they are not chosen from these logits.
             deferred: The commits that are left to the next verification; None if there are none.
         """
         self._deferred = deferred
@@ -64,6 +68,7 @@ class Verifications:
         self._inputs = inputs
         self._accept = accept
         self._width = width
+        self._choose = choose
         self._chosen = torch.zeros(sequences * width, dtype=torch.int64, device=inputs.device)
         self._news = torch.zeros(sequences, 1 + width, dtype=torch.int64, device=inputs.device)
 
@@ -78,12 +83,13 @@ class Verifications:
         pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
         try:
             accept = self._capturer.capture_after(lambda: self._keep(step, count))
+            choose = self._capture_choice(step, count)
             if self._deferred is not None and self._settle is None:
                 self._commits = self._dispatcher.settling(self._deferred.batch)
                 self._settle = self._capturer.capture_after(self._apply)
         finally:
             dispatcher.forget()  # frees the records, whose memory other graphs can use between two steps
-        return Captured(key, pieces, step, prepared, accept)
+        return Captured(key, pieces, step, prepared, accept, choose)
 
     def run(self, captured: Captured, schedule: Schedule) -> Ran:
         """Run the newest token of each task and its drafts."""
@@ -93,15 +99,36 @@ class Verifications:
         self._dispatcher.refresh(captured.prepared, (self._inputs.part(step, tasks),))
         captured.pieces.replay(self._dispatcher.dispatch)
         logits, slots = self._capturer.logits_of(step.logit_slots[: len(tasks)], self._width)
-        return Ran(logits, slots, (self._width,) * len(tasks), partial(self._accept_rows, captured))
+        widths, accept = (self._width,) * len(tasks), partial(self._accept_rows, captured)
+        if captured.choose is None or not are_greedy(tasks):
+            return Ran(logits, slots, widths, accept)
+        choose = partial(self._replay, captured.choose, len(tasks))
+        verified = Verified(self._inputs.numbers, self._inputs.newest, self._news)
+        return Ran(logits, slots, widths, accept, choose, verified)
 
     def _accept_rows(self, captured: Captured, chosen: torch.Tensor) -> torch.Tensor:
         assert captured.accept is not None
         self._chosen[: len(chosen)].copy_(chosen)
+        return self._replay(captured.accept, len(chosen) // self._width)
+
+    def _replay(self, accept: Pieces, sequences: int) -> torch.Tensor:
         # set before the replay, since an exception may be raised after it
         self._is_settled = self._deferred is None
-        captured.accept.replay(self._dispatcher.dispatch)
-        return self._news[: len(chosen) // self._width]
+        accept.replay(self._dispatcher.dispatch)
+        return self._news[:sequences]
+
+    def _capture_choice(self, step: Step, count: int) -> Pieces | None:
+        """Capture the choice of the likeliest tokens, with the acceptance that follows it."""
+        choose = self._choose
+        if choose is None or not is_capturable(choose):
+            return None
+
+        def work() -> None:
+            logits, _ = self._capturer.logits_of(step.logit_slots, self._width)
+            self._chosen[: len(logits)].copy_(choose(logits, [GREEDY] * len(logits), ()))
+            self._keep(step, count)
+
+        return self._capturer.capture_after(work)
 
     def settle(self) -> None:
         """Make the deferred commits now, because a step of a different kind follows."""

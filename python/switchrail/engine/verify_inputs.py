@@ -120,10 +120,40 @@ class VerifyInputs:
         self._tasks.copy_(tasks_sent.view_as(self._tasks))
         self._table.copy_(tables.view_as(self._table))
         self._parents.copy_(self._table[_BEFORE].flatten())
-        if not is_known:
+        if drafted.table is not None:
+            self._table[_TOKENS, :count, 1:].copy_(drafted.table)
+        elif not is_known:
             places = np.flatnonzero(is_draft).tolist()
             index = sent(places, torch.int64, self.device, pin_memory=self._pin_memory)
             self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self.device)
+
+    def set_chains(self) -> None:
+        """Let all rows form chains from now on; see `take`."""
+        self.set_branches(1)
+
+    def set_branches(self, branches: int) -> None:
+        """Let all rows form trees from now on, whose branches are chains after the first row."""
+        before = (self._columns - branches).clamp(min=0)
+        before[0] = -1
+        self._table[_BEFORE] = before
+        self._table[_PARENTS] = before
+        self._table[_DEPTHS] = (self._columns + branches - 1) // branches
+        self._parents.copy_(self._table[_BEFORE].flatten())
+
+    def take(self, numbers: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor | None = None) -> None:
+        """Take sequences from tensors on the device instead of `fill`.
+
+        Args:
+            numbers: [3, N] int64, each sequence's length, slot (-1 for padding) and number of pages.
+            tokens: [N, X] int64, the token of each row; the first is the newest token of the slot.
+            counts: [N] int64, each sequence's rows; None if no row is padding.
+        """
+        count = numbers.shape[1]
+        self._tasks[:, :count].copy_(numbers)
+        self._table[_TOKENS, :count].copy_(tokens)
+        if counts is not None:
+            parents = self._table[_BEFORE, :count].where(self._columns < counts.unsqueeze(1), NONE)
+            self._table[_PARENTS, :count].copy_(parents)
 
     def step(self, sequences: int, tokens: int) -> Step:
         """The step of the first `sequences` sequences, with caches of up to `tokens` tokens."""
@@ -148,11 +178,29 @@ class VerifyInputs:
 
     def part(self, step: Step, tasks: Sequence[Task]) -> Part:
         """The only part of a step, with the lengths of these tasks."""
+        return self.part_of(step, [task.length for task in tasks])
+
+    def part_of(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
+        """The only part of a step, with these lengths of sequences; upper bounds if `bounded`."""
         (made,) = step.parts
         assert made.pages is not None
-        lengths = [task.length + self._width for task in tasks]
-        padding = [0] * (len(made.lengths) - len(tasks))
-        return self._part(made.pages.page_table, (*lengths, *padding))
+        own = [length + self._width for length in lengths]
+        padding = [0] * (len(made.lengths) - len(own))
+        part = self._part(made.pages.page_table, (*own, *padding))
+        if not bounded:
+            return part
+        assert part.pages is not None
+        return replace(part, pages=replace(part.pages, kv_bounds=True))
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """[3, sequences] int64, as in `take`."""
+        return self._tasks
+
+    @property
+    def newest(self) -> torch.Tensor:
+        """[sequences] int64, the first token of each sequence's rows."""
+        return self._ids.view(-1, self._width)[:, 0]
 
     def derive(self, step: Step) -> None:
         """Compute the remaining inputs on the device."""
