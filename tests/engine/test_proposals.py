@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
-from switchrail.engine import Engine, SamplingParams
+from switchrail.engine import Engine
 from switchrail.engine.draft_model import DraftModel
 from switchrail.engine.drafts import Drafted, Drafts
 
@@ -21,7 +19,7 @@ from .heads import FULL, LINEAR, make_head
 from .idle import is_idle
 from .test_drafts import DRAFTED, FREE, OPTIONS
 from .test_graphs import GraphPlatform
-from .test_overlap import make_params, make_prompts
+from .test_overlap import make_prompts
 
 Make = Callable[..., Engine]
 

@@ -135,9 +135,11 @@ class DraftModel(Drafts):
     def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
         """The proposals that were begun, and those of greedy tasks that lack few tokens, from graphs."""
         begun, self._begun = self._begun, None
-        form, graphs, sequences = self._form, self.runner.graphs if self._form else None, self._sequences
-        if form is None or graphs is None:
+        form = self._form
+        if form is None:
             return None
+        graphs, sequences = self.runner.graphs, self._sequences
+        assert graphs is not None
         if begun is not None:  # the device has run the accepted tokens of these tasks
             kept = {task: row for task in tasks if (row := begun.rows.get(task)) is not None}
             sequences.advance_drafted([(task, self._lacks(task)) for task in kept])
