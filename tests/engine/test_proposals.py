@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail.engine import Engine
+import torch
+from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.draft_model import DraftModel
 from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.flight import Sent
+from switchrail.testing.graph import RecordedGraph
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .capturable import CAPTURABLE
 from .conftest import make_checkpoint
@@ -22,6 +26,11 @@ from .test_graphs import GraphPlatform
 from .test_overlap import make_prompts
 
 Make = Callable[..., Engine]
+WAITS = {
+    torch.ops.aten.item.default,
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+}
 
 
 @pytest.fixture
@@ -125,3 +134,67 @@ def test_proposals_are_those_of_eager_steps(
     both = found[0].keys() & found[1].keys()
     assert len(both) > 60
     assert {text: found[1][text] for text in both} == {text: found[0][text] for text in both}
+
+
+class Launches(TorchDispatchMode):
+    """Counts what the host launches: graphs, and operations outside of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.graphs = self.operations = self.reads = self.waits = 0
+        self._within = False
+        replay, read = RecordedGraph.replay, Sent.read
+
+        def counted(graph: RecordedGraph) -> None:
+            self.graphs += 1
+            self._within = True
+            try:
+                replay(graph)
+            finally:
+                self._within = False
+
+        def reading(sent: Sent) -> list[int]:
+            self.reads += sent._tokens is None
+            return read(sent)
+
+        monkeypatch.setattr(RecordedGraph, "replay", counted)
+        monkeypatch.setattr(Sent, "read", reading)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._within:
+            self.waits += function in WAITS
+            self.operations += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_launches_four_graphs_and_reads_once(
+    make_engine: Make, checkpoint: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verification, the acceptance, what it accepted, and the next proposal, before the tokens are read.
+
+    Without captured proposals, each step of the draft is launched by itself.
+    """
+    found = []
+    for at_once in (True, False):
+        draft = make_head(checkpoint, checkpoint.parent / f"launches-{at_once}")
+        engine = make_engine(
+            draft, runtime=runtime, device=GraphPlatform(), options={**OPTIONS, "draft": "mtp"}
+        )
+        drafts = drafts_of(engine)
+        if not at_once:
+            drafts._form = None
+        request = engine.submit([5, 6, 7], SamplingParams(max_new_tokens=40, ignore_eos=True))
+        while len(request.tokens) < 10:
+            engine.step()
+        launches = Launches(monkeypatch)
+        with launches:
+            for _ in range(3):
+                engine.step()
+        monkeypatch.undo()
+        assert launches.reads == 3
+        if at_once:
+            assert launches.waits == 0
+        found.append((launches.graphs, launches.operations))
+    print(found)
+    assert found[0][0] == 3 * 4
+    assert found[0] < found[1]
