@@ -195,6 +195,5 @@ def test_a_step_launches_four_graphs_and_reads_once(
         if at_once:
             assert launches.waits == 0
         found.append((launches.graphs, launches.operations))
-    print(found)
     assert found[0][0] == 3 * 4
     assert found[0] < found[1]
