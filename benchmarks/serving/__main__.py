@@ -6,7 +6,8 @@
     python -m benchmarks.serving --sampled --vocabulary 151936
     python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
     python -m benchmarks.serving --experts 512                # 40 GB of weights
-    python -m benchmarks.serving --peer 1 --profile 32 --json FILE --plot docs/plots
+    python -m benchmarks.serving --peer 1 --profile 32 --json FILE
+    python -m benchmarks.serving --read FILE --plot docs/plots
 
 The slice has hidden size 2,048, one attention layer after every three gated delta layers, 10 experts per
 token and random bfloat16 weights. It serves B prompts of 200 to 600 tokens with 64 new tokens each, greedy
@@ -57,6 +58,7 @@ from benchmarks.serving.slices import (
     make_prompts,
     random_weights,
 )
+from benchmarks.serving.table import table
 
 BATCHES = (1, 32, 128, 256)
 SAMPLED = {"temperature": 0.7, "top_p": 0.9}
@@ -111,18 +113,6 @@ def show(rows: list[dict[str, Any]], row: dict[str, Any], line: str) -> None:
     print(line.format(**row), flush=True)
 
 
-def show_ratios(rows: list[dict[str, Any]], contenders: int) -> None:
-    """Print the ratios of the other contenders to the first; above 1 the first is faster."""
-    pairs = [(rows[i // contenders * contenders], row) for i, row in enumerate(rows) if i % contenders]
-    for ours, peer in pairs:
-        faster = {name: peer[name] / ours[name] for name in ours if name.endswith("_ms")}
-        if "tokens_per_second" in ours:
-            faster["tokens/s"] = ours["tokens_per_second"] / peer["tokens_per_second"]
-        what = f"B={ours['batch']}{ours['chosen']}" if "batch" in ours else f"one of {LONG}"
-        told = "  ".join(f"{name.removesuffix('_ms')} {ratio:.2f}" for name, ratio in faster.items())
-        print(f"{peer['name']} over {ours['name']}, {what}: {told}", flush=True)
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("serving", __doc__)
     parser.add_argument("--layers", type=int, default=12)
@@ -152,6 +142,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="where its output goes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; print and draw a --json")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw them as SVG (needs matplotlib)")
     parser.add_argument("--no-check", action="store_true", help="time without the check")
     parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, for a trial of this file")
@@ -228,8 +219,7 @@ def time_runs(
                 show(found["rows"], row, ROW)
         for row in runs.long_prompts(contenders, options.repeats):
             show(found["long"], row, LONG_ROW)
-        if peers:
-            show_ratios(found["rows"] + found["long"], len(contenders))
+        print(table(found), flush=True)
     if options.arrivals:
         sampling = SAMPLED if options.sampled else {}
         for row in runs.arrivals(contenders, max(sizes), options.arrivals, sampling):
@@ -247,6 +237,19 @@ def time_runs(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.read:
+        document = json.loads(options.read.read_text())
+        print(table(document))
+    else:
+        document = measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot:
+        plots.draw(document, options.plot)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything that is asked for."""
     sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
     make = partial(make_checkpoint, widths=widths, device=device)
@@ -270,10 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document["transformers_rows"] = []
         for row in transformers_peer.measure(path, options.peer, device) if options.peer else ():
             show(document["transformers_rows"], row, PEER)
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    if options.plot:
-        plots.draw(document, options.plot)
+    return document
 
 
 if __name__ == "__main__":

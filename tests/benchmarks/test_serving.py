@@ -16,6 +16,7 @@ from benchmarks.serving import runs, slices
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.sglang_peer import SGLang
 from benchmarks.serving.slices import TINY, Work, make_checkpoint, make_prompts, random_weights
+from benchmarks.serving.table import table
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 
@@ -131,8 +132,25 @@ def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
     ]
     assert found["compiled"] == {"triton": 0, "read": 0, "dynamo": 0, "names": []}
     assert found["host"][0]["launch_ms"] > 0
-    assert "SGLang over switchrail, B=2 sampled:" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| B | prompt tokens | prefill, ms: switchrail | prefill, ms: SGLang |" in printed
+    assert "\n| 2 sampled | " in printed
     ElementTree.parse(folder / "serving.svg")
+    command.main(["--read", str(path), "--plot", str(tmp_path)])
+    assert capsys.readouterr().out.strip() in printed
+    assert (tmp_path / "serving.svg").read_bytes() == (folder / "serving.svg").read_bytes()
+
+
+def test_the_table_has_the_ratio_of_each_peer():
+    ours = {"name": "switchrail", "batch": 2, "chosen": "", "prompt_tokens": 1234}
+    ours |= {"prefill_ms": 2.0, "step_ms": 0.5, "tokens_per_second": 3000.0}
+    peer = {**ours, "name": "peer", "prefill_ms": 3.0, "step_ms": 0.25, "tokens_per_second": 1500.0}
+    long = {"name": "switchrail", "prompt_tokens": 8192, "prefill_ms": 30.0}
+    lines = table({"rows": [ours, peer], "long": [long, {**long, "name": "peer", "prefill_ms": 33.0}]})
+    assert lines.splitlines()[2:] == [
+        "| 2 | 1,234 | 2.0 | 3.0 (1.50) | 0.50 | 0.25 (0.50) | 3,000 | 1,500 (2.00) |",
+        "| one prompt | 8,192 | 30.0 | 33.0 (1.10) |  |  |  |  |",
+    ]
 
 
 def test_the_engine_gets_the_options():
@@ -147,5 +165,4 @@ def test_sglang_with_our_kernels_beside_it(python, capsys, monkeypatch):
         monkeypatch.setattr(module, "LONG", 700)
     command.main([*small, "--no-check", "--sglang", python, "--sglang-served"])
     printed = capsys.readouterr().out
-    assert "SGLang over switchrail, B=1:" in printed
-    assert "SGLang with Switchrail's kernels over switchrail, B=1:" in printed
+    assert "| step, ms: SGLang | step, ms: SGLang with Switchrail's kernels |" in printed
