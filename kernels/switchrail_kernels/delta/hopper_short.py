@@ -51,21 +51,29 @@ def _ask_state(s_s, p_from, rows, BK: gl.constexpr, BV: gl.constexpr):
 
 @gluon.jit
 def _ask_chunk(
-    s_b, s_v, s_t, s_p, s_f,
-    p_q, p_k, p_v, p_inverse, p_scores, p_factors,
-    i_b, i_hv, i_c, row, rows,
+    into, at, source, item, i_c, row, rows,
     s_qt: gl.constexpr, s_qh: gl.constexpr, s_kt: gl.constexpr, s_kh: gl.constexpr, s_vt: gl.constexpr,
-    s_vh: gl.constexpr, HV: gl.constexpr, GROUP: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
+    s_vh: gl.constexpr, HV: gl.constexpr, GROUP: gl.constexpr, BLOCKS: gl.constexpr, BK: gl.constexpr,
+    BV: gl.constexpr,
 ):  # fmt: skip
-    """Start loading chunk `i_c`, which begins at row `row`, for a value head and block of values."""
+    """Start loading chunk `i_c` for an item, from `source` to index `at` of the buffers `into`.
+
+    The chunk begins at row `row`, `rows` rows before the end of its sequence; none are loaded if 0 or less.
+    Returns these three numbers for the next chunk.
+    """
+    s_b, s_v, s_t, s_p, s_f = into
+    p_q, p_k, p_v, p_inverse, p_scores, p_factors = source
+    i_hv = item // BLOCKS % HV
     i_f = i_c * HV + i_hv
     p_k += row * s_kt + i_hv // GROUP * s_kh
     ask(
-        s_b, s_b, s_v, s_t, s_p, s_f,
-        p_q + row * s_qt + i_hv // GROUP * s_qh, p_k, p_k, p_v + row * s_vt + i_hv * s_vh + i_b * BV,
+        s_b.index(at), s_b.index(at), s_v.index(at), s_t.index(at), s_p.index(at), s_f.index(at),
+        p_q + row * s_qt + i_hv // GROUP * s_qh, p_k, p_k,
+        p_v + row * s_vt + i_hv * s_vh + item % BLOCKS * BV,
         p_inverse + i_f * (CHUNK * CHUNK), p_scores + i_f * (CHUNK * CHUNK), p_factors + i_f * (4 * CHUNK),
         0, rows, s_qt, s_kt, s_vt, BK, BV, BK, BV, False, True, True,
     )  # fmt: skip
+    return i_c + 1, row + CHUNK, rows - CHUNK
 
 
 @gluon.jit(do_not_specialize=["items"], do_not_specialize_on_alignment=TABLES)
@@ -96,6 +104,8 @@ def _scan_short(
     s_p = gl.allocate_shared_memory(dtype, [STAGES, CHUNK, CHUNK], square)
     s_f = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     s_s = gl.allocate_shared_memory(gl.float32, [BV, BK], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+    into = s_b, s_v, s_t, s_p, s_f
+    source = p_q, p_k, p_v, p_inverse, p_scores, p_factors
     o_r = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, lv))[:, None]
     o_v = gl.arange(0, BV, layout=gl.SliceLayout(0, lv))[None, :]
     o_state = gl.arange(0, BV, layout=gl.SliceLayout(1, wide))[:, None] * BK
@@ -122,15 +132,10 @@ def _scan_short(
     p_from = p_state + n_read * s_slot + a_item % ITEMS * (BV * BK)
     _ask_state(s_s, p_from, gl.where(n_has & (n_read >= 0), BV, 0), BK, BV)
     for i in gl.static_range(STAGES - 1):
-        _ask_chunk(
-            s_b.index(i), s_v.index(i), s_t.index(i), s_p.index(i), s_f.index(i),
-            p_q, p_k, p_v, p_inverse, p_scores, p_factors,
-            a_item % BLOCKS, a_item // BLOCKS % HV, a_c, a_row, a_rows,
-            s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BK, BV,
+        a_c, a_row, a_rows = _ask_chunk(
+            into, i, source, a_item, a_c, a_row, a_rows,
+            s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BLOCKS, BK, BV,
         )  # fmt: skip
-        a_row += CHUNK
-        a_rows -= CHUNK
-        a_c += 1
     now = 0
     free = STAGES - 1
     for item in range(gl.program_id(0), items, every):
@@ -172,15 +177,10 @@ def _scan_short(
                 p_from = p_state + n_read * s_slot + a_item % ITEMS * (BV * BK)
                 is_read = n_has & (n_read >= 0) & (a_item < items)
                 _ask_state(s_s, p_from, gl.where(is_read, BV, 0), BK, BV)
-            _ask_chunk(
-                s_b.index(free), s_v.index(free), s_t.index(free), s_p.index(free), s_f.index(free),
-                p_q, p_k, p_v, p_inverse, p_scores, p_factors,
-                a_item % BLOCKS, a_item // BLOCKS % HV, a_c, a_row, a_rows,
-                s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BK, BV,
+            a_c, a_row, a_rows = _ask_chunk(
+                into, free, source, a_item, a_c, a_row, a_rows,
+                s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BLOCKS, BK, BV,
             )  # fmt: skip
-            a_row += CHUNK
-            a_rows -= CHUNK
-            a_c += 1
             b_s, b_p = warpgroup_mma_wait(0, deps=(b_s, b_p))
             s_v.index(now).permute([1, 0]).store((b_o + b_p).to(dtype))
             now = gl.where(now == STAGES - 1, 0, now + 1)
