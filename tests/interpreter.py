@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from tests.operators import Operators
 
 
 def avoid_repeated_work() -> None:
@@ -14,7 +17,8 @@ def avoid_repeated_work() -> None:
     Triton's interpreter replaces the language's functions at each call of a device function, although the
     launch has replaced them already. It computes each integer sum in int64 as well, for an overflow check
     that is omitted unless the interpreter's option `debug` is on. It creates a type, a shape and a size for
-    each value, although a launch has only a few dozen of each.
+    each value, although a kernel has only a few dozen of each. It compares and converts the types of both
+    operands of each sum; see `tests.operators`.
 
     With a GPU nothing is replaced, since the same classes compile kernels.
     """
@@ -43,7 +47,6 @@ def avoid_repeated_work() -> None:
             return launch(self, *args, **kwargs)
         finally:
             replaced.pop()
-            types.forget()
 
     # For each function, the ids of the language modules that it uses.
     modules: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
@@ -60,10 +63,15 @@ def avoid_repeated_work() -> None:
         return scope
 
     interpreter._patch_lang = replace_language
-    interpreter._patch_attr = _replace_builtin(interpreter.interpreter_semantic)
+    shortcuts = Operators(core, interpreter.TensorHandle)
+    interpreter._patch_builtin = _replace_builtins(
+        core.is_builtin, interpreter.interpreter_semantic, core.tensor, shortcuts
+    )
+    semantic.to_tensor = _to_tensor(semantic.to_tensor, core.tensor)
     interpreter._get_np_dtype = types.numpy_dtype
     GridExecutor.__call__ = run_launch
-    core.block_type.__init__ = types.init_block
+    _share(core.pointer_type, types.pointer)
+    _share(core.block_type, types.block)
     core.tensor.__init__ = types.init_tensor
     core.dtype.__eq__ = _equal(core.dtype.__eq__)
     core._unwrap_if_constexpr = _unwrap(core)
@@ -71,33 +79,36 @@ def avoid_repeated_work() -> None:
 
 
 class _Types:
-    """Properties of types, computed once per type and shared by all values of a launch."""
+    """Types and their properties, made once and shared by all values."""
 
     def __init__(self, core: Any, numpy_dtype: Callable[[Any], Any]) -> None:
         self._tuple, self._constexpr = core.tuple, core.constexpr
-        self._make_block: Callable[..., None] = core.block_type.__init__
         self._make_numpy_dtype = numpy_dtype
-        self._blocks: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._made: dict[tuple[Any, ...], Any] = {}
         self._numpy_dtypes: dict[str, Any] = {}
         self._scalar = self._tuple([]), self._constexpr(1)
-        self.init_block = lambda block, element_ty, shape: self._init_block(block, element_ty, shape)
         self.init_tensor = lambda tensor, handle, type: self._init_tensor(tensor, handle, type)
 
-    def forget(self) -> None:
-        """Forget the pointer types of a finished launch."""
-        self._blocks.clear()
-
-    def _init_block(self, block: Any, element_ty: Any, shape: Any) -> None:
+    def block(self, make: Callable[..., Any], element_ty: Any, shape: Any) -> Any:
         sizes = [each.value if type(each) is self._constexpr else each for each in shape]
         key = id(element_ty), *sizes
-        known = self._blocks.get(key)
-        if known is None:
-            self._make_block(block, element_ty, sizes)
-            sizes = [self._constexpr(each) for each in sizes]
-            block.of_tensor = self._tuple(sizes), self._constexpr(block.numel)
-            self._blocks[key] = vars(block).copy()
-        else:
-            vars(block).update(known)
+        block = self._made.get(key)
+        if block is None:
+            block = self._made[key] = make(element_ty, sizes)
+            block.of_tensor = (
+                self._tuple([self._constexpr(each) for each in sizes]),
+                self._constexpr(block.numel),
+            )
+        return block
+
+    def pointer(
+        self, make: Callable[..., Any], element_ty: Any, address_space: str = "global", const: bool = False
+    ) -> Any:
+        element_ty = element_ty.value if type(element_ty) is self._constexpr else element_ty
+        key = id(element_ty), address_space, const
+        if key not in self._made:
+            self._made[key] = make(element_ty, address_space, const)
+        return self._made[key]
 
     def _init_tensor(self, tensor: Any, handle: Any, type: Any) -> None:
         tensor.handle = handle
@@ -113,15 +124,53 @@ class _Types:
         return self._numpy_dtypes[name]
 
 
-def _replace_builtin(semantic: Any) -> Callable[..., None]:
-    def replace(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+def _share(kind: Any, find: Callable[..., Any]) -> None:
+    """Let calls of a class give known instances instead of new ones."""
+    init = kind.__init__
+
+    def make(*args: Any) -> Any:
+        made = object.__new__(kind)
+        init(made, *args)
+        return made
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return find(make, *args, **kwargs) if args or kwargs else object.__new__(cls)
+
+    kind.__new__ = new
+    kind.__init__ = lambda self, *args, **kwargs: None
+
+
+def _replace_builtins(
+    is_builtin: Callable[[Any], bool], semantic: Any, tensor: Any, shortcuts: Operators
+) -> Callable[..., None]:
+    """Replaces the functions of a module or class as Triton does, but finds them only once."""
+    found: dict[Any, list[tuple[str, Any, Any]]] = {}
+
+    def wrap(place: Any, name: str, member: Any) -> Any:
+        function = getattr(member, "__wrapped__", member)  # without the check that `_semantic` is given
+
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
-            return member(*args, **kwargs)
+            return function(*args, **kwargs)
 
-        scope.set_attr(place, name, call)
+        return (shortcuts.find(name, call) if place is tensor else None) or call
+
+    def replace(place: Any, builder: Any, scope: Any) -> None:
+        if place not in found:
+            there = [each for each in inspect.getmembers(place) if is_builtin(each[1])]
+            found[place] = [(name, member, wrap(place, name, member)) for name, member in there]
+        for name, member, call in found[place]:
+            if getattr(place, name) is member:  # not yet replaced by the same launch
+                scope.set_attr(place, name, call)
 
     return replace
+
+
+def _to_tensor(convert: Callable[..., Any], tensor: Any) -> Callable[..., Any]:
+    def to_tensor(self: Any, value: Any, check_type: bool = True) -> Any:
+        return value if type(value) is tensor else convert(self, value, check_type)
+
+    return to_tensor
 
 
 def _equal(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
