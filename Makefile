@@ -1,14 +1,14 @@
-# make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
+# make run    environment, build, and the main job: a hybrid model generates text, with each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
-# make test-families  each family of models with long prompts, all chunks and backends; no part of `make test`
-# make test-engines  the bridges in the real engines, in environments that are kept (8 GB); no part of `make test`
-# make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
-# make toy-op adds an op to a copy, as CONTRIBUTING.md says, and runs it; a job of its own in CI
-# make mutants  changes the code in a hundred places, one at a time, and tells which changes no test notices
+# make test-families  every family of models with long prompts, all chunk sizes and backends; not part of `make test`
+# make test-engines  the bridges in the real engines, in environments that are kept (8 GB); not part of `make test`
+# make lint   formatting, clippy, rustdoc, licences and cycles of the crates, ruff, layers, mypy, stubs; CI runs it too
+# make toy-op adds an op to a copy of the repository, as CONTRIBUTING.md describes, and runs it; a separate job in CI
+# make mutants  changes the code in a hundred places, one at a time, and lists the changes that no test notices
 # make soak   the tests again and again in random order, beside busy processes
 #
-# VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
-# TORCH=SPEC       what pip is asked for where torch is missing, such as TORCH=torch==2.11.0
+# VENV=DIR         the environment to use (default .venv); an existing one is kept, with the torch in it
+# TORCH=SPEC       what pip installs if torch is missing, such as TORCH=torch==2.11.0
 # VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
 # PYTHON=python3   the interpreter (3.10 or later) that makes the environment
 # ENGINES=DIR      where `make test-engines` keeps its environments (default .engines)
@@ -28,14 +28,14 @@ PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin
 # Compiling all modules takes a minute, and few of them are ever imported.
 PIP := $(PY) -m pip install --no-compile
-# Many of the tests' processes import these, and where PYTHONDONTWRITEBYTECODE is set, each would compile them again.
+# Many of the tests' processes import these; with PYTHONDONTWRITEBYTECODE set, each would compile them again.
 SLOW := import pytest, setuptools, torch._dynamo, torch.distributed.tensor, transformers; transformers.Qwen3NextForCausalLM
 STAMPS := $(VENV)/.switchrail
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-# Optimised code of the packages that the cost of a lookup is measured in. With `--release`, or with
+# Optimised builds of the packages in which the cost of a lookup is measured. With `--release`, or with
 # one of the two packages of `cargo test` alone, cargo would build most of their dependencies again.
 OPTIMISED := \
   --config profile.dev.package.switchrail.opt-level=3 --config profile.dev.package.arc-swap.opt-level=3 \
@@ -55,13 +55,13 @@ lint: lint-rust lint-python
 toy-op: build
 	$(PY) tests/add_an_op.py
 
-# All tests once, to find which of them reach a change; then each change against these.
+# Runs all tests once to find which of them reach a change, then tries each change with these tests only.
 mutants: build
 	$(PY) -m tests.mutants cover --workers $(WORKERS)
 	$(PY) -m tests.mutants run --workers $(WORKERS)
 	$(PY) -m tests.mutants check
 
-# Three times all of it, and fifty times what has threads, processes, signals or order in it.
+# Everything three times, and fifty times the tests of threads, processes, signals or order.
 soak: build
 	$(PY) tests/soak.py --rounds 3
 	$(PY) tests/soak.py --rounds 50 --racing
@@ -109,7 +109,7 @@ test-python: build
 test-families: build
 	$(PY) -m pytest -n $(WORKERS) -m families tests/families tests/bridges
 
-# Wheels of this repository and of what its tests install beside them.
+# Builds the wheels of this repository and of the packages that its tests install beside them.
 ENGINE_WHEELS := target/engine-wheels
 ENGINE_SOURCES := target/engine-sources
 

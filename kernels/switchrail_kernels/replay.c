@@ -20,7 +20,7 @@
 #define MOST_PARAMETERS 128
 #define BUCKETS 512
 #define MOST_CALLS 1024 /* bounds the table if shapes never repeat */
-#define ALIGNMENT 16    /* of addresses, that kernels are compiled for */
+#define ALIGNMENT 16    /* of addresses, which kernels are compiled for */
 
 /* Kinds of parameters other than addresses of a call's tensors; KEPT is the address of a layer's tensor. */
 enum { CONSTANT = -1, SCRATCH = -2, KEPT = -3 };
@@ -40,7 +40,7 @@ typedef struct {
 typedef int (*LaunchKernel)(const Configuration *configuration, void *function, void **parameters, void **extra);
 typedef int (*CurrentDevice)(int *device);
 
-/* Programs may start while the previous kernel still ends. Only for kernels that wait for it themselves. */
+/* Programs may start before the previous kernel ends. Only for kernels that wait for it themselves. */
 static const Attribute early_launch = {.id = 6, .value = {1}};
 
 typedef struct {
@@ -145,7 +145,7 @@ static int describe(const Table *self, PyObject *tensors, Given *given) {
       given->words += 1;
       continue;
     }
-    /* Other subclasses may have no memory, as fake tensors. */
+    /* Other subclasses, such as fake tensors, may have no memory. */
     if (Py_TYPE(item) != self->tensor_type && Py_TYPE(item) != self->parameter_type) return 0;
     DLTensor tensor;
     if (exchange->dltensor_from_py_object_no_sync(item, &tensor) != 0) {
@@ -212,7 +212,7 @@ static Record *find(const Calls *self, const Given *given, PyObject *options) {
   return record;
 }
 
-/* Whether hooks on Triton's launches are set, as by a profiler; they must see every launch. */
+/* Whether hooks on Triton's launches are set, for example by a profiler; they must see every launch. */
 static int has_hooks(const Table *self) {
   PyObject *names[] = {name_enter, name_exit};
   for (int i = 0; i < 2; i++) {

@@ -71,7 +71,7 @@ CONTRACT = Contract(
         "row_states": RowStatesBatch,
     },
     state_layout="VK",
-    gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},
+    gate={"space": "log", "kind": "activated, one value per head", "range": "-inf to 0, both included"},
     notes=(
         SMALL_DECAY,
         FINITE_SLOTS,
