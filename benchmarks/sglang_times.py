@@ -7,7 +7,8 @@ PYTHON is the interpreter of an environment with SGLang and Switchrail. The mode
 that `benchmarks.serving` describes. Engines with SGLang's own kernels, with Switchrail's in linear layers and
 with Switchrail's in all layers start together and take turns with the same prompts of 200 to 600 tokens, new
 ones in each run. All times are medians, after one uncounted run. The results name the gated delta kernels and
-the attention of each engine, as its log has them. Options have the names of SGLang 0.5.11.
+the attention of each engine, as its log has them. Options have the names of SGLang 0.5.23, or those of the
+version that runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "off": {"max_mamba_cache_size": 300},
     "on": {
         "disable_radix_cache": False,
-        "mamba_scheduler_strategy": "extra_buffer",
+        "mamba_radix_cache_strategy": "extra_buffer",
         "max_mamba_cache_size": 1000,
     },
 }

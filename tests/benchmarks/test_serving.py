@@ -87,6 +87,24 @@ def test_the_error_has_the_output_of_a_peer_that_fails(python, tmp_path):
         start(python, tmp_path / "log", refuses=True)
 
 
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("0.5.11", ["cuda_graph_max_bs", "mamba_scheduler_strategy"]),
+        ("0.5.23", ["cuda_graph_max_bs_decode", "mamba_radix_cache_strategy"]),
+    ],
+)
+def test_options_have_the_names_of_the_version_that_runs(python, tmp_path, version, names):
+    (tmp_path / "sglang.py").write_text(
+        STAND_IN.replace('"0"', f'"{version}"').replace('"noise"', "*sorted(options)")
+    )
+    given = {"cuda_graph_max_bs_decode": 8, "mamba_radix_cache_strategy": "extra_buffer"}
+    with start(python, tmp_path / "log", **given):
+        pass
+    found = (tmp_path / "log").read_text().split()
+    assert [name for name in found if "cuda_graph" in name or "mamba" in name] == names
+
+
 def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypatch):
     monkeypatch.setattr(runs, "NEW_TOKENS", 4)
     with Engine(CHECKPOINT, device="cpu", options={"max_sequences": 4, "max_length": 700}) as engine:

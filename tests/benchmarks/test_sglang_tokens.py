@@ -55,6 +55,16 @@ def run(tmp_path):
     return lambda **options: sglang_tokens.main([str(script), *small, "--options", json.dumps(options)])
 
 
+def test_prompts_are_chosen_by_the_near_ties_of_transformers():
+    expected = sglang_tokens.expect(3, 4, "cpu")
+    passages = sglang_tokens.passages(3)
+    assert [prompt in several for prompt, several in zip(expected.prompts, passages, strict=True)] == [
+        True
+    ] * 3
+    firsts = zip(expected.prompts, expected.gaps, strict=True)
+    assert all(min(gaps[len(prompt) - 1 :]) >= sglang_tokens.NEAR for prompt, gaps in firsts)
+
+
 def test_equal_tokens_pass(run, capsys):
     assert run() == 0
     printed = capsys.readouterr().out

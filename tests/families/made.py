@@ -213,7 +213,7 @@ MEMORIES = {"bailing_hybrid": {"A_log": (0, 0.5), "dt_bias": (-7, -3)}}
 def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:
     """Save a model whose logits depend on tokens before the newest one, and a tokenizer."""
     torch.manual_seed(seed)
-    values = {**_COMMON, **CONFIGS[model_type], **changes}
+    values = {**_COMMON, **_ALL[model_type], **changes}
     words = values.get("layer_types") or values.get("layers_block_type")
     if words is not None and model_type != "nemotron_h":  # the layer names determine the number of layers
         values["num_hidden_layers"] = len(words)

@@ -558,6 +558,22 @@ def test_a_platforms_default_leaves_unknown_layers_to_sglang(served, runtime, mo
         served("switchrail:torch")
 
 
+@pytest.mark.parametrize("version", ["v11"], indirect=True)
+def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog):
+    """SGLang 0.5.11 ignores the names of linear backends for Mamba2 layers."""
+    utils = import_module(f"{LINEAR}.utils")
+    backend = import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend").Mamba2AttnBackend
+    runner = SimpleNamespace(model=Model("gated_delta"))
+    utils.CHOSEN.update(decode=enum()("triton"), prefill=enum()("triton"))
+    assert backend(runner).made
+    utils.CHOSEN.update(prefill=enum()("switchrail"))
+    with pytest.raises(BridgeError, match="does not serve the layers with states of Model in this version"):
+        backend(runner)
+    runtime.use_platform(VendorsPlatform())
+    assert backend(runner).made
+    assert "SGLang's own kernels serve them" in caplog.text
+
+
 @only_v23
 def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(served):
     """SGLang's fused verification starts from states that its own kernels for prompts put in place."""

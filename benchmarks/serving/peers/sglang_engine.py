@@ -1,8 +1,8 @@
 """SGLang's engine in its own process: `sglang_engine.py FD`.
 
 Reads requests from standard input, one JSON object per line, and writes an answer to each to the file
-descriptor. The first request holds the arguments of the engine, and its answer the version. SGLang's output
-goes elsewhere.
+descriptor. The first request holds the arguments of the engine, with their names in SGLang 0.5.23, and its
+answer the version. SGLang's output goes elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ import json
 import os
 import sys
 import time
+
+OLD_NAMES = {
+    "0.5.11": {
+        "mamba_radix_cache_strategy": "mamba_scheduler_strategy",
+        "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    }
+}
+"""The names of arguments in older versions, by version and newer name."""
 
 
 async def serve(engine, prompts, arrivals, params):
@@ -95,7 +103,9 @@ def main():
 
         import sglang
 
-        engine = sglang.Engine(**json.loads(sys.stdin.readline()))
+        names = OLD_NAMES.get(sglang.__version__, {})
+        options = json.loads(sys.stdin.readline())
+        engine = sglang.Engine(**{names.get(name, name): value for name, value in options.items()})
         tell(sglang.__version__)
         for line in sys.stdin:
             tell(answer(engine, json.loads(line)))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.serving.trained import for_sglang
-from benchmarks.sglang_tokens import compare, expect, make_prompts
+from benchmarks.sglang_tokens import compare, expect
 
 NEW_TOKENS = 12
 PROMPTS = 5
@@ -22,33 +22,32 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def prompts():
-    return make_prompts(PROMPTS)
+def expected():
+    return expect(PROMPTS, NEW_TOKENS, "cpu")
 
 
 @pytest.fixture(scope="module")
-def run(engine, tmp_path_factory, prompts):
+def run(engine, tmp_path_factory, expected):
     folder = for_sglang(tmp_path_factory.mktemp("trained"))
-    batch = {"prompts": prompts, "new_tokens": NEW_TOKENS}
+    batch = {"prompts": expected.prompts, "new_tokens": NEW_TOKENS}
     found = engine({"model_path": str(folder), **OPTIONS}, [batch, batch])
     assert found.status == 0, found.log[-4000:]
     return found
 
 
-def test_tokens_are_those_of_transformers(run, prompts):
-    expected = expect(prompts, NEW_TOKENS, "cpu")
+def test_tokens_are_those_of_transformers(run, expected):
     for answers in run.answers:
-        found = compare(prompts, [one["tokens"] for one in answers], expected)
+        found = compare([one["tokens"] for one in answers], expected)
         assert not found.wrong
         assert found.equal + found.dropped == PROMPTS * NEW_TOKENS
         assert found.dropped <= PROMPTS * NEW_TOKENS / 10
 
 
-def test_drafts_and_the_cache_were_used(run, prompts):
+def test_drafts_and_the_cache_were_used(run, expected):
     first, again = (
         [sum(one[key] for one in answers) for key in ("cached", "accepted")] for answers in run.answers
     )
     assert first[0] == 0 < again[0]
     assert again[1] > 0
-    assert max(map(len, prompts)) > 64
+    assert max(map(len, expected.prompts)) > 64
     assert {name for line in run.watched for _, name in line["full"]} == {"acme"}

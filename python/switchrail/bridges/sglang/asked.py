@@ -50,9 +50,7 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
                 runtime, places, kind_of(backend), backend, model_runner, asked, drafts
             )
         except UnknownLayersError as error:
-            if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
-                raise
-            _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
+            _leave_to_sglang(runtime, asked, error)
 
     def began(result: None, backend: Any, forward_batch: Any) -> None:
         if backend.switchrail is not None:
@@ -68,6 +66,34 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
     hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
     for method, hook in places.graph_hooks.items():
         hooks.add(f"{owner}.{method}", hook, "after", source=OURS)
+
+
+def refuse(runtime: Runtime, places: Places, owner: str) -> None:
+    """Hooks a backend class of SGLang whose layers the bridge does not serve in this version.
+
+    Choosing one of Switchrail's names for them is an error at the start; SGLang may ignore the name.
+
+    Args:
+        runtime: The runtime.
+        places: The places of SGLang's version.
+        owner: The dotted path of the class.
+    """
+
+    def refused(backend: Any, model_runner: Any) -> None:
+        asked = {phase: name for phase, name in _asked(model_runner, places).items() if is_ours(name)}
+        if asked:
+            model = type(model_runner.model).__name__
+            problem = f"Switchrail does not serve the layers with states of {model} in this version of SGLang"
+            _leave_to_sglang(runtime, asked, UnknownLayersError(problem, found=model))
+
+    runtime.hooks.add(f"{owner}.__init__", refused, "before", source=OURS)
+
+
+def _leave_to_sglang(runtime: Runtime, asked: Mapping[Phase, str], error: UnknownLayersError) -> None:
+    """Raises an error about unknown layers, unless the names are the default of a plugin's platform."""
+    if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
+        raise error
+    _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
 
 
 def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:

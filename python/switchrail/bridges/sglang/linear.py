@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from switchrail.bridges.sglang.asked import serve
+from switchrail.bridges.sglang.asked import refuse, serve
 from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of
 from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
@@ -59,6 +59,11 @@ class Family(Kind):
     def ops(self) -> tuple[str, ...]:  # type: ignore[override]
         """See `Kind`."""
         return ("short_conv", self.op)
+
+    @property
+    def owner(self) -> str:
+        """The dotted path of SGLang's backend class."""
+        return f"{self.module}.{self.backend}"
 
     def modules(self, model: torch.nn.Module) -> dict[int, Any]:
         """See `Kind`."""
@@ -148,6 +153,8 @@ def attach(runtime: Runtime, places: Places) -> None:
     for family in FAMILIES:
         if family.op in places.linear_ops:
             _attach(runtime, places, family)
+        else:
+            refuse(runtime, places, family.owner)
 
 
 def _attach(runtime: Runtime, places: Places, family: Family) -> None:
@@ -162,7 +169,7 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
         """Whether SGLang captures prompts; never if Switchrail's backends serve them."""
         return result and (backend.switchrail is None or "prefill" not in backend.switchrail.asked)
 
-    owner = f"{family.module}.{family.backend}"
+    owner = family.owner
     hooks.add(f"{family.module}.{family.dispatcher}.__init__", plain, "before", source=OURS)
     serve(runtime, places, lambda backend: family, owner)
     for method in ("forward_decode", "forward_extend"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from switchrail.bridges.sglang.asked import serve
+from switchrail.bridges.sglang.asked import refuse, serve
 from switchrail.bridges.sglang.names import OURS
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of, radix_heads
 from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
@@ -252,6 +252,17 @@ _CONVOLUTIONS = {"Lfm2ShortConv": "sglang.srt.models.lfm2", "Lfm2MoeShortConv": 
 """The classes of these layers, and the modules that have them."""
 
 
+_BACKENDS: dict[str, tuple[type[Lightning | Mamba2], str, tuple[str, ...]]] = {
+    "lightning": (
+        Lightning,
+        f"{_ATTENTION}.linear.lightning_backend.LightningAttentionBackend",
+        ("forward_extend", "forward_decode"),
+    ),
+    "mamba2": (Mamba2, f"{_ATTENTION}.hybrid_linear_attn_backend.Mamba2AttnBackend", ("forward",)),
+}
+"""For each op the kind of layers, SGLang's backend class, and its methods that run a layer."""
+
+
 def attach(runtime: Runtime, places: Places) -> None:
     """Hooks SGLang's backends of these layers. Without one of Switchrail's names, SGLang runs as before."""
 
@@ -259,14 +270,12 @@ def attach(runtime: Runtime, places: Places) -> None:
         for method in methods:
             runtime.hooks.add(f"{owner}.{method}", kind.run, "around", source=OURS)
 
-    if "lightning" in places.linear_ops:
-        owner = f"{_ATTENTION}.linear.lightning_backend.LightningAttentionBackend"
-        serve(runtime, places, Lightning, owner)
-        hook(owner, ("forward_extend", "forward_decode"), Lightning)
-    if "mamba2" in places.linear_ops:
-        owner = f"{_ATTENTION}.hybrid_linear_attn_backend.Mamba2AttnBackend"
-        serve(runtime, places, Mamba2, owner)
-        hook(owner, ("forward",), Mamba2)
+    for op, (kind, owner, methods) in _BACKENDS.items():
+        if op in places.linear_ops:
+            serve(runtime, places, kind, owner)
+            hook(owner, methods, kind)
+        else:
+            refuse(runtime, places, owner)
     if "short_conv" in places.linear_ops:
         serve(
             runtime,

@@ -25,3 +25,5 @@ def interpret():
 
     sglang_on_cpu_helpers.adapt()
     sglang_on_cpu_helpers.adapt_drafts()
+    sglang_on_cpu_helpers.adapt_mamba2()
+    sglang_on_cpu_helpers.adapt_attention()

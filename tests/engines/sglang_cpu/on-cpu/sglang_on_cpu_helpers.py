@@ -50,6 +50,29 @@ def adapt_drafts():
     mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify = commit_states
 
 
+def adapt_mamba2():
+    """Give Mamba2 layers the convolutions in Triton, which they import on GPUs only."""
+    from sglang.kernels.ops.mamba import causal_conv1d_triton as triton_kernels
+    from sglang.srt.layers.attention.mamba import mamba
+
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        for alias in (name, f"{name}_triton"):
+            setattr(mamba, alias, getattr(triton_kernels, name))
+
+
+def adapt_attention():
+    """Let latent and lightning attention rotate as on a GPU, and count a CPU as one multiprocessor.
+
+    On a CPU, SGLang has rotary embeddings with one kind of scaling only.
+    """
+    from sglang.kernels.ops.attention.fla import layernorm_gated
+    from sglang.srt.layers.rotary_embedding import base, factory
+
+    base.RotaryEmbedding.forward_cuda = base.RotaryEmbedding.forward_native
+    factory.get_rope_cpu = lambda *arguments: factory.get_rope(*arguments[:-1])  # without the device
+    layernorm_gated._get_sm_count = lambda device: 1
+
+
 def draft_places(*, req_pool_indices, req_to_token, start_offset, draft_token_num, **_):
     """The places in the cache of each request's drafted tokens."""
     columns = start_offset[:, None] + torch.arange(draft_token_num)

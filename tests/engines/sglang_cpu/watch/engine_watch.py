@@ -48,18 +48,18 @@ def run_batch(original, scheduler, *args, **kwargs):
 
 
 def served(backend):
-    """The objects through which Switchrail serves SGLang's hybrid backend, and their numbers of calls."""
-    linear = getattr(backend.linear_attn_backend, "switchrail", None)
-    full = backend.full_attn_backend if hasattr(backend.full_attn_backend, "steps") else None
+    """The routes through which Switchrail serves SGLang's backend, and their numbers of calls."""
+    linear = getattr(getattr(backend, "linear_attn_backend", None), "switchrail", None)
+    full = getattr(backend, "full_attn_backend", backend)
     found = {}
     if linear is not None:
         found["backends"] = routes(linear)
         phases = linear.steps.dispatchers
         found["calls"] = {phase: calls(linear, recurrence(phases[phase]), phase) for phase in phases}
         found["bypassed"] = linear.steps.bypassed
-    if full is not None:
-        found["full"] = [(phase, name) for op, phase, name in routes(full) if op == "attention"]
-        found["full_calls"] = {phase: calls(full, "attention", phase) for phase in full.steps.dispatchers}
+    if hasattr(full, "steps"):
+        found["full"] = [(phase, name) for op, phase, name in routes(full) if op == full.op]
+        found["full_calls"] = {phase: calls(full, full.op, phase) for phase in full.steps.dispatchers}
         found["full_bypassed"] = full.steps.bypassed
     return found
 
