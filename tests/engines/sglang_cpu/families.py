@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from checkpoint import NEAR
 from safetensors.torch import load_file, save_file
+from switchrail.engine.models import ring
 from switchrail.engine.models.families import family_of
 from transformers import AutoModelForCausalLM
 
@@ -36,6 +37,11 @@ def save(name: str, folder: Path) -> Any:
     family = family_of(config)
     given = {"config": family.config_class().from_pretrained(folder)} if family.config else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given).eval()
+    if name == "bailing_moe_v2_5":
+        for layer in model.model.layers:
+            if isinstance(layer.self_attn, ring.RingLightningAttention):
+                # SGLang's decays of a layer are those that Switchrail's definition gives the next layer.
+                layer.self_attn.layer_idx += 1
     # The names of published checkpoints, which SGLang reads and transformers converts.
     for key in {"layer_types", "layers_block_type"} & config.keys():
         config[key] = [LAYERS.get(each, each) for each in config[key]]
