@@ -3,6 +3,7 @@ captured."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,23 @@ def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine
         return [request.tokens for request in requests]
 
     assert run(engine) == run(make_engine(options=OPTIONS))
+
+
+def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> None:
+    """No reference cycles; only the test's own backend keeps an object of each step."""
+    requests = [engine.submit(prompt, params(40)) for prompt in make_prompts()[:3]]
+    while not all(len(request.tokens) > 4 for request in requests):
+        engine.step()
+    gc.collect()
+    gc.disable()
+    try:
+        count = len(gc.get_objects())
+        for _ in range(20):
+            engine.step()
+        assert len(gc.get_objects()) - count <= 20
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("ahead", "files"), [(0, FILES[:-1]), (1, FILES)], ids=["at-once", "later"])
