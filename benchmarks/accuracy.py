@@ -6,11 +6,12 @@
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
     overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers'
     torch code. *slice*: 12 layers at real widths with random weights, where the two largest logits are often
-    close. If tokens differ, float64 must choose each of them: with the experts that it chooses itself, or
-    with those of the run, if each choice that no earlier one has caused is between logits within 1e-4 in
-    float64. A logit within 1e-4 of the largest counts as chosen. *bfloat16*: the mean distance of the
-    log-probabilities of prompt tokens, and of all tokens of the vocabulary, from those in float32, for the
-    engine and for transformers, with the interval of the ratio in 95% of samples of the prompts.
+    close. If tokens differ, the model in float64 must choose each of them: with the experts that it chooses
+    itself, or with those of the run, if each different choice that no earlier one has caused is between
+    logits within 1e-4 of each other in float64. A logit within 1e-4 of the largest counts as chosen.
+    *bfloat16*: the mean distance of the log-probabilities of prompt tokens, and of all tokens of the
+    vocabulary, from those in float32, for the engine and for transformers, with the interval of the ratio in
+    95% of samples of the prompts.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Side:
     Attributes:
         token: Its token.
         others: The number of choices of experts that are not those of float64.
-        causes: Those of them that no earlier one has caused; see `causes`.
+        causes: Those of these choices that no earlier one has caused; see `causes`.
         behind: The distance of the token's logit from the largest one in float64.
         behind_routed: The same distance in float64 with the run's experts.
     """
@@ -154,7 +155,7 @@ class Side:
 
     @property
     def is_fine(self) -> bool:
-        """Whether float64 gives the token, by itself or with the run's experts."""
+        """Whether the model in float64 gives the token, with its own experts or with the run's."""
         tied = bool(self.causes) and all(gap <= CLOSE for *_, gap in self.causes)
         return self.behind <= CLOSE or (tied and self.behind_routed <= CLOSE)
 
@@ -172,7 +173,7 @@ class Side:
 
 @dataclass
 class Difference:
-    """The first different token of two runs.
+    """The first token in which two runs differ.
 
     Attributes:
         prompt: The number of the prompt.
@@ -300,7 +301,7 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
 
 
 def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]:
-    """The interval of the ratio of two means over prompts, in 95% of samples of the prompts."""
+    """The interval that contains the ratio of two means over prompts in 95% of samples of the prompts."""
     draws = torch.randint(len(own), (SAMPLES, len(own)), generator=torch.Generator().manual_seed(0))
     ratios = own.cpu()[draws].mean(1) / peer.cpu()[draws].mean(1)
     low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=ratios.dtype)).tolist()
@@ -308,7 +309,8 @@ def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compare distances to float32; the engine's must not be larger beyond the chance of the sample."""
+    """Compare distances to float32; the engine's may be larger only as far as chance in the sample
+    explains."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)

@@ -1,8 +1,8 @@
 """Records, compares and prescribes the experts that the routers of a model choose.
 
-With almost equal logits of two experts, a rounding error decides which one a router chooses. The other expert
-has another result, which the states and keys of the sequence keep. So later logits differ by far more than
-the error.
+If two experts have almost equal logits, a rounding error decides which one a router chooses. The two experts
+give different results, which stay in the states and keys of the sequence. So later logits differ by far more
+than the error.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def recorded_batches(
     """In the block, adds the choices of transformers' `generate` for batches padded on the left.
 
     Yields:
-        To be called before each batch, with the numbers of its sequences and their paddings.
+        A function to be called before each batch, with the numbers of its sequences and their paddings.
     """
     batch: list[tuple[Sequence[int], Sequence[int]]] = []
     lengths = [0] * len(routers(model))
@@ -150,7 +150,8 @@ def routed(model: Any, ids: Sequence[int], prescribed: torch.Tensor | None = Non
     Args:
         model: The model.
         ids: The sequence's tokens.
-        prescribed: [layers, T, K], the experts to use in place of the routers' choices; None for these.
+        prescribed: [layers, T, K], the experts to use in place of the routers' choices; None to use the
+            routers' choices.
     """
     experts, gaps = [], []
 
@@ -178,7 +179,7 @@ def routed(model: Any, ids: Sequence[int], prescribed: torch.Tensor | None = Non
 
 
 def causes(experts: torch.Tensor, exact: Routed) -> list[tuple[int, int, float]]:
-    """Other choices than the exact ones that no earlier other choice has caused.
+    """The choices that differ from the exact ones, and that no earlier different choice has caused.
 
     A choice depends on those of lower layers, for the same token and for tokens before it.
 
@@ -190,7 +191,8 @@ def causes(experts: torch.Tensor, exact: Routed) -> list[tuple[int, int, float]]
         The layer and the position of each, and the distance of the exact logits there.
     """
     differs = (experts != exact.experts).any(-1)
-    reached = differs.cummax(-1).values.cummax(0).values  # [l, t]: by a layer up to l, for a token up to t
+    # [l, t]: whether any differs up to layer l and token t
+    reached = differs.cummax(-1).values.cummax(0).values
     caused = torch.zeros_like(differs)
     caused[1:] = reached[:-1]
     places = (differs & ~caused).nonzero().tolist()

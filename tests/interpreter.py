@@ -30,7 +30,7 @@ def avoid_repeated_work() -> None:
         core, semantic = interpreter.tl.core, interpreter.TritonSemantic
         types, _ = _Types(core, interpreter._get_np_dtype), semantic.make_tensor
     except (ImportError, AttributeError):
-        return  # without Triton, or with another version
+        return  # Triton is missing, or its version is not supported
     if torch.cuda.is_available():
         return
     options = interpreter_builder.options

@@ -44,11 +44,11 @@ class _Result(NamedTuple):
     numpy: np.dtype[Any]
     function: Operator
     operands: Any
-    """The types of the operands; while they are kept here, no others have their ids."""
+    """The types of the operands; while they are kept here, no other types can get their ids."""
 
 
 KNOWN: dict[str, dict[Any, _Result | None]] = {}
-"""By operator: for each pair of types that has met, the result of the shortcut, or None if it can't serve."""
+"""By operator: for each pair of types met so far, the shortcut's result, or None if it can't serve."""
 
 
 class Operators:
@@ -131,7 +131,7 @@ def _reversed(function: Operator, left: Any, right: Any) -> Any:
 
 
 def _choose(function: Operator, left: Any, right: Any) -> Operator | None:
-    """The function of numpy for the type of a value and that of a second value or number, if there is one."""
+    """The function of numpy for a value's type and the type of a second value or number, if there is one."""
     if isinstance(right, type):
         return function if right in NUMBERS.get(left.name, ()) else None
     if left.is_ptr():

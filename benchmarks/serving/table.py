@@ -15,7 +15,7 @@ COLUMNS = (
 def table(document: Mapping[str, Any]) -> str:
     """A line per number of prompts, for all engines.
 
-    After a peer's figure comes its ratio to the first engine's; above 1 the first engine is faster.
+    After a peer's figure comes its ratio to the first engine's figure; above 1, the first engine is faster.
     """
     rows = [*document["rows"], *document["long"]]
     names = list(dict.fromkeys(row["name"] for row in rows))

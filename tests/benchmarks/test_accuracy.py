@@ -100,7 +100,8 @@ def shift(model, by):
 
 
 def test_a_tie_of_experts_explains_different_tokens(tied, prompts):
-    """Float64 follows the experts of each run, although one difference has caused many others."""
+    """The model in float64 follows the experts of each run, although one difference has caused many
+    others."""
     eager = accuracy.run_engine(tied, "cpu", prompts, accuracy.WAYS["eager"])
     for by, is_fine in ((3e-5, True), (3e-2, False)):
         model = accuracy.load(tied, "cpu", torch.float32)

@@ -105,9 +105,10 @@ def test_proposals_are_those_of_eager_steps(
     drafted: tuple[Path, Any],
     runtime: switchrail.Runtime,
 ) -> None:
-    """Whatever was accepted before, in ragged batches whose prompts run in chunks.
+    """Proposals from graphs equal those without graphs, whatever was accepted before, in ragged batches with
+    chunked prompts.
 
-    With an oracle in place of the draft's own proposals, accepted tokens are others than the draft's.
+    With an oracle in place of the draft's own proposals, the accepted tokens differ from the draft's.
     """
     path, draft = drafted
     prompts = make_prompts(12)
@@ -170,9 +171,10 @@ class Launches(TorchDispatchMode):
 def test_a_step_launches_four_graphs_and_reads_once(
     make_engine: Make, checkpoint: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verification, the acceptance, what it accepted, and the next proposal, before the tokens are read.
+    """The graphs are a verification, the acceptance, the copy of what it accepted, and the next proposal;
+    then the tokens are read.
 
-    Without captured proposals, each step of the draft is launched by itself.
+    Without captured proposals, each step of the draft is launched separately.
     """
     found = []
     for at_once in (True, False):

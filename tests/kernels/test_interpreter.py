@@ -70,7 +70,7 @@ def operate(p_a, p_b, p_out, N: tl.constexpr, B: tl.constexpr):
 @pytest.mark.parametrize("other", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64])
 def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
-    """Shortcuts serve types only as far as the original operators give the same."""
+    """Shortcuts serve only those types for which the original operators give the same results."""
     a, b = torch.randn(8, 4).mul(3).to(dtype), torch.randn(4).mul(3).to(other)
     b[2] = a[1, 2]
 

@@ -1,6 +1,6 @@
 """The scan of many short sequences on Hopper, in programs that scan one sequence after another.
 
-A scan can only begin when the sequence's tables, state and first chunks are loaded. Waiting for them would
+A scan can only begin once the sequence's tables, state and first chunks are loaded. Waiting for them would
 take as long as scanning a few chunks. So each program loads them for its next sequence while it still scans
 the present one.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from switchrail.platforms import Platform
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
-"""The steps of backends whose graphs have one size of state: that of decodes, not of proposals."""
+"""The steps of backends whose graphs hold one size of state: graphs of decodes, but not of proposals."""
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 

@@ -135,7 +135,7 @@ def are_greedy(tasks: Iterable[Task]) -> bool:
 
 
 def is_capturable(function: Choose) -> bool:
-    """Whether a graph may choose with this function: a replay would leave out what else it or a hook does."""
+    """Whether a graph may contain this function: a replay would omit its other effects and its hooks."""
     site = resolve(function)
     is_hooked = isinstance(site, Site) and bool(chain.running(site))
     return getattr(function, "capturable", False) and not is_hooked

@@ -63,8 +63,9 @@ class DraftModel(Drafts):
     decodes are overwritten later, and their states go to a second slot of the sequence. So there is nothing
     to roll back, whichever kinds of layers the model has.
 
-    For greedy tasks that lack few tokens, all of these steps are one graph, if it could be captured. After a
-    captured verification this graph is launched at once, before the host knows which drafts were accepted.
+    If the memory lacks only a few tokens of greedy tasks, all of these steps are one graph, provided that it
+    could be captured. After a captured verification this graph is launched at once, before the host knows
+    which drafts were accepted.
 
     Attributes:
         runner: Runs the model.
@@ -133,7 +134,7 @@ class DraftModel(Drafts):
         )
 
     def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
-        """The proposals that were begun, and those of greedy tasks that lack few tokens, from graphs."""
+        """The proposals already begun, and those that graphs make for greedy tasks lacking few tokens."""
         begun, self._begun = self._begun, None
         form = self._form
         if form is None:
@@ -169,7 +170,7 @@ class DraftModel(Drafts):
         )
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
-        """Launch the graph that runs the accepted tokens and proposes, unless other tokens are lacked."""
+        """Launch the graph that runs accepted tokens and proposes, unless the memory lacks other tokens."""
         form, self._begun = self._form, None
         if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
             return
@@ -180,7 +181,7 @@ class DraftModel(Drafts):
             self._begun = _Begun(table, {task: row for row, task in enumerate(tasks)})
 
     def _lacks(self, task: Task) -> int:
-        """The number of tokens that the memory lacks of a task."""
+        """The number of a task's tokens that the memory lacks."""
         return task.length + self.first - task.drafted
 
     def _lacks_few(self, task: Task, form: Form) -> bool:
@@ -189,7 +190,7 @@ class DraftModel(Drafts):
         return is_short and task.drafted > 0 and task.params.temperature == 0
 
     def _drafted_at_once(self, tasks: Sequence[Task], limits: Sequence[int], known: _Begun) -> Drafted:
-        """Proposals that are all in one table."""
+        """Proposals whose tokens are all in one table."""
         rows = [known.rows.get(task, 0) for task in tasks]
         table = known.table
         if rows != [*range(len(table))]:
@@ -403,13 +404,13 @@ def _wanted(tasks: Sequence[Task], limits: Sequence[int]) -> list[Task]:
 
 
 def _is_ending(task: Task) -> bool:
-    """Whether the step that runs gives a task its last token."""
+    """Whether the running step gives a task its last token."""
     return task.params.max_new_tokens - len(task.tokens) <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Proposals of captured graphs.
+    """Proposals made by captured graphs.
 
     Attributes:
         table: [N, tokens] int64, the proposals.

@@ -72,7 +72,7 @@ class Drafts(ABC):
     ahead: int = 0
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:  # noqa: B027
-        """Begin the next proposal after a verification was launched, before the host knows its tokens.
+        """Begin the next proposal once a verification is launched, before the host knows its tokens.
 
         Args:
             tasks: N tasks, all of them greedy.

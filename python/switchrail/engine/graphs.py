@@ -117,7 +117,7 @@ class Graphs:
         """Propose for sequences whose newest tokens the model's memory lacks; None if there is no graph.
 
         Returns:
-            As `Proposals.follow`.
+            The same as `Proposals.follow`.
         """
         found = self._proposals_at([each.length for each in lacking])
         return None if found is None else found[0].run(found[1], lacking)

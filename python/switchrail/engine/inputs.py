@@ -138,17 +138,17 @@ class DecodeInputs:
         return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
     def bounded_step(self, sequences: int, tokens: int) -> Step:
-        """As `step`; its part has upper bounds of the lengths, since `begin` gets them from the device."""
+        """Like `step`, but with upper bounds for the lengths, which `begin` takes from the device."""
         made = self.step(sequences, tokens)
         return replace(made, parts=(_bounded(made.parts[0], (self.padding,) * sequences),))
 
     def bounded_part(self, step: Step, lengths: Sequence[int]) -> Part:
-        """The part of a step made by `bounded_step`, with upper bounds of the lengths of its sequences."""
+        """The part of a step made by `bounded_step`, with upper bounds for the lengths of its sequences."""
         (made,) = step.parts
         return _bounded(made, (*lengths, *[self.padding] * (len(made.lengths) - len(lengths))))
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor, *, states: bool) -> None:
-        """Take the rows of the first decode from the device; `derive` then moves them on.
+        """Take the rows of the first decode from the device; `derive` then advances them.
 
         Args:
             positions: [N] int64.
@@ -164,11 +164,11 @@ class DecodeInputs:
             self._states[1, :count].copy_(torch.where(slots < 0, slots, slots + self._apart))
 
     def pad(self, rows: torch.Tensor) -> None:
-        """Turn rows into padding, [N] bool; their states in second slots become undefined."""
+        """Turn the selected rows, [N] bool, into padding; their states in second slots become undefined."""
         self._rows[_SLOTS, : len(rows)].masked_fill_(rows, -1)
 
     def read_second(self, sequences: int) -> None:
-        """Let further decodes read states from the second slots."""
+        """Let all later decodes read states from the second slots."""
         self._states[0, :sequences].copy_(self._states[1, :sequences])
 
     def derive(self, step: Step) -> None:

@@ -28,7 +28,8 @@ class Key(NamedTuple):
     Attributes:
         kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with some;
             `propose` for all steps of a draft model's proposals.
-        rows: Rows of the step, including padding; in a decode one per sequence; in proposals the sequences.
+        rows: Rows of the step, including padding; in a decode, one per sequence; in proposals, the number of
+            sequences.
         tokens: Maximum tokens in a cache; None for any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
     """

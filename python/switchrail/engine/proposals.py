@@ -46,7 +46,7 @@ class Form:
 
     @property
     def held(self) -> int:
-        """The newest tokens that are run, but stay out of the model's memory."""
+        """The number of newest tokens that are run but not kept in the model's memory."""
         return int(self.branches > 1)
 
     @property
@@ -73,12 +73,12 @@ class Lacking:
 
 
 class Proposals:
-    """Proposals for greedy requests, each captured as one graph for its number of sequences.
+    """Proposals for greedy requests, captured as one graph for each number of sequences.
 
-    The graph runs the accepted tokens that the model's memory lacks as rows of a verification, of which it
-    commits the real ones. Then it chooses a draft, decodes it and so on, as `DraftModel` describes. Tokens,
-    lengths and states stay on the device, so the graph can also follow a verification whose tokens the host
-    doesn't know yet.
+    The graph runs the accepted tokens that the model's memory lacks as rows of a verification, and commits
+    all rows except padding. Then it chooses a draft, decodes it, chooses the next one and so on, as
+    `DraftModel` describes. Tokens, lengths and states stay on the device, so the graph can also follow a
+    verification whose tokens the host doesn't know yet.
 
     Attributes:
         form: How the model proposes.
@@ -109,7 +109,7 @@ class Proposals:
             dispatcher: Dispatches the layers' calls to backends.
             routes: The routes of decodes and of verifications.
             decodes: Inputs of decodes with second slots.
-            newest: [slots] int64, receives the newest draft of each sequence; what `decodes` reads.
+            newest: [slots] int64, receives the newest draft of each sequence; `decodes` reads it.
             sequences: Maximum number of sequences.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             page_size: Page size in tokens.
@@ -219,7 +219,7 @@ class Proposals:
         self._tokens.copy_(table.view_as(self._tokens))
 
     def _take(self, verified: Verified) -> None:
-        """Copy what a verification accepted; its padding has no slots."""
+        """Copy the tokens that a verification accepted; its padding has no slots."""
         form, count = self.form, verified.rows.shape[1]
         rows, tokens = self._rows[:, :count], self._tokens[:count]
         rows[:3].copy_(verified.rows)
@@ -301,7 +301,7 @@ class Proposals:
             done += more
 
     def _tree_step(self, inputs: VerifyInputs, count: int, tokens: int) -> Step:
-        """The step that runs a tree; logits are those of the nodes to continue."""
+        """The step that runs a tree and returns the logits of the nodes to continue."""
         step = inputs.step(count, tokens)
         form, width = self.form, len(step.kv_rows) // count
         ends = range(width - form.branches, width)[: form.tokens + 1 - width]

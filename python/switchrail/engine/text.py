@@ -28,7 +28,7 @@ def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
 class ByteTexts(dict[int, str]):
     """Decodes ids by concatenating the bytes of all tokens, and keeps the texts of single tokens.
 
-    So the text of whole characters does not depend on the tokens before it.
+    So the text of whole characters does not depend on the tokens before them.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
@@ -74,7 +74,7 @@ class TextStream:
         self._window = list(prompt_tokens[-CONTEXT:])
         self._context = len(self._window)
         self._shown = decode(self._window)
-        self._is_whole = REPLACEMENT not in self._shown  # whether no character is begun
+        self._is_whole = REPLACEMENT not in self._shown  # whether all characters are whole
         self._held = ""
         self._parts: list[str] = []
         self._tail: str | None = None

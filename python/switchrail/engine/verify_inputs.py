@@ -132,7 +132,7 @@ class VerifyInputs:
         self.set_branches(1)
 
     def set_branches(self, branches: int) -> None:
-        """Let all rows form trees from now on, whose branches are chains after the first row."""
+        """Let all rows form trees from now on: after a tree's first row, its branches are chains."""
         before = (self._columns - branches).clamp(min=0)
         before[0] = -1
         self._table[_BEFORE] = before
@@ -141,7 +141,7 @@ class VerifyInputs:
         self._parents.copy_(self._table[_BEFORE].flatten())
 
     def take(self, numbers: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Take sequences from tensors on the device instead of `fill`.
+        """Take sequences from tensors on the device; replaces `fill`.
 
         Args:
             numbers: [3, N] int64, each sequence's length, slot (-1 for padding) and number of pages.
@@ -181,7 +181,7 @@ class VerifyInputs:
         return self.part_of(step, [task.length for task in tasks])
 
     def part_of(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
-        """The only part of a step, with these lengths of sequences; upper bounds if `bounded`."""
+        """The only part of a step, with these lengths of sequences, which are upper bounds if `bounded`."""
         (made,) = step.parts
         assert made.pages is not None
         own = [length + self._width for length in lengths]
