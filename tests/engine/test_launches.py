@@ -12,6 +12,8 @@ import switchrail
 import torch
 from switchrail import SamplingParams
 from switchrail.engine import Engine
+from switchrail.engine.verifications import Verifications
+from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.platforms import OPERATIONS, CpuPlatform
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +21,8 @@ pytest.importorskip("triton")
 
 import switchrail_kernels
 from switchrail_kernels.launch import Launcher
+
+from .test_graphs import GraphPlatform
 
 MOST = {"linear_attn": 6, "self_attn": 5}
 """Launches per mixer. A feed-forward layer's norm, which is fused with the preceding sum, adds one more."""
@@ -94,3 +98,53 @@ def test_a_decode_launches_few_kernels(
         assert stop - start <= MOST.get(name, len(launches.found)), launches.found[start:stop]
     for (_, stop), (start, _) in pairwise(sorted(spans.values())):
         assert start - stop == 1, launches.found[stop:start]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")
+def test_a_captured_verification_launches_few_kernels(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel for all inputs, and one that follows the chosen tokens, however many layers there are."""
+    platform = GraphPlatform()
+    for name, path in switchrail_kernels.OPERATIONS.items():
+        module, _, function = path.partition(":")
+        platform.serving.register_oot_forward(name, getattr(import_module(module), function))
+    runtime = switchrail.Runtime()
+    runtime.load(["switchrail-kernels"])
+    launches = Launches(monkeypatch)
+    counted: dict[str, list[str]] = {}
+
+    def count(owner: Any, method: str) -> None:
+        run = getattr(owner, method)
+
+        def counting(*given: Any) -> Any:
+            began = len(launches.found)
+            found = run(*given)
+            counted[method] = launches.found[began:]
+            return found
+
+        monkeypatch.setattr(owner, method, counting)
+
+    count(VerifyInputs, "derive")
+    count(Verifications, "_keep")
+    count(VerifyInputs, "fill")
+    with launches:
+        engine = make_engine(
+            runtime=runtime,
+            device=platform,
+            backends={"attention": "triton", "gated_delta": "triton", "short_conv": "triton"},
+            options={
+                "draft": "ngram",
+                "draft_tokens": 2,
+                "max_sequences": 2,
+                "max_length": 32,
+                "capture": "decode",
+            },
+        )
+    assert any(state.kind == "verify" and state.reason is None for state in engine.graphs)
+    assert counted["fill"] == ["zeros", "copy_"], "on the host, and one transfer"
+    assert counted["derive"] == ["_derive"]
+    layers = engine.plan.layout.layers
+    states = sum("gated_delta" in layer.ops for layer in layers)
+    assert states > 1
+    assert counted["_keep"] == ["_accept", *["replay"] * states], "only windows are committed layer by layer"

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 SCRIPT = """
 import dataclasses, random
+from functools import partial
 import torch
 from switchrail.ops.samples.engine import FORMS
 from switchrail.params import SamplingParams
@@ -27,6 +28,7 @@ from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
 from switchrail_kernels.elementwise.silu_and_mul import sigmoid_gate, silu_and_mul
+from switchrail_kernels.elementwise.verify_rows import accept_rows, verify_rows
 from switchrail_kernels.experts.forward import experts
 from switchrail_kernels.gated_delta.inputs import gated_delta_inputs
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
@@ -46,7 +48,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 BACKEND = make_backend(TARGET)
 TYPES = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
-    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.float64: "*fp64",
+    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint8: "*u8", torch.float64: "*fp64",
 }
 compiled = []
 
@@ -138,6 +140,19 @@ decode_rows(
         torch.zeros(3, dtype=torch.int64), *(torch.zeros(n, dtype=torch.int32) for n in (3, 3, 1)),
     ),
 )
+wide, narrow = (partial(torch.zeros, dtype=dtype) for dtype in (torch.int64, torch.int32))
+for pending in (False, True):
+    tables = (wide(9), torch.zeros(9, 2, dtype=torch.bool))
+    taken = wide(3), torch.zeros(3, 2, dtype=torch.bool), wide(3)
+    verify_rows(
+        wide(3, 3), wide(2, 3, 2), wide(9), narrow(9, 5), page_size=16,
+        pending=(*tables, *taken) if pending else None,
+        out=(wide(6), wide(6), narrow(3, 4), wide(6), narrow(3), narrow(6), narrow(1)),
+    )
+    accept_rows(
+        wide(6), wide(6), wide(3, 2), wide(3, 2), wide(3), wide(9), are_trees=False,
+        pending=(*tables, wide(3)) if pending else None, out=(wide(3), wide(3, 2), wide(3, 3)),
+    )
 products(x[:2], torch.zeros(40, 64, **BF16))
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)
 kept = {"v": heads, "cache": (heads, heads, torch.zeros(3, dtype=torch.int64))}
@@ -163,4 +178,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 147, "some kernel was not launched"
+    assert int(done.stdout) == 151, "some kernel was not launched"

@@ -39,6 +39,9 @@ from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 UNIT = tl.constexpr(1 / 256)
 """Unit of the integer part. More than 40,000 rows with the smallest decay can't overflow it."""
 
+PROGRAMS = 256
+"""Programs that keep a GPU busy. If there are fewer, each gets fewer values, down to 16."""
+
 
 @triton.jit
 def _difference(b_hi, b_lo, hi, lo):
@@ -164,17 +167,21 @@ def _verify(
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
     if DEFERRED == 2:
-        # The pending rows are applied to each part of the state when it is read.
+        # The pending rows are applied to each part of the state when it is read. Which ones are accepted is
+        # loaded together with them, not before.
         olds = tl.where(pending >= 0, most, 0)
-        m_old = tl.load(p_rows + o_t, mask=o_t < olds, other=0) != 0
-        m_later = tl.load(p_rows + o_t + 1, mask=o_t + 1 < olds, other=0) != 0
+        m_old = tl.load(p_rows + o_t, mask=o_t < most, other=0) != 0
+        m_later = tl.load(p_rows + o_t + 1, mask=o_t + 1 < most, other=0) != 0
         m_out = (o_v < tl.where(pending >= 0, V, 0))[:, None]
-        b_ut = tl.load(p_old_u + o_t[None, :] * (HV * V) + o_v[:, None], mask=m_old[None, :] & m_v, other=0.0)
+        p_ut = p_old_u + o_t[None, :] * (HV * V) + o_v[:, None]
+        b_ut = tl.load(p_ut, mask=(o_t < olds)[None, :] & m_v, other=0.0)
+        b_ut = tl.where(m_old[None, :], b_ut, 0.0)
         b_from = tl.zeros((ROWS,), tl.float32)
         if not CHANNELS:
-            b_later = tl.load(p_old_g + (o_t + 1) * HV, mask=m_later, other=0.0)
-            b_from = tl.exp2(tl.cumsum(b_later * LOG2E, 0, reverse=True))
-            b_all = tl.exp2(tl.sum(tl.load(p_old_g + o_t * HV, mask=m_old, other=0.0), 0) * LOG2E)
+            b_later = tl.load(p_old_g + (o_t + 1) * HV, mask=o_t + 1 < olds, other=0.0)
+            b_from = tl.exp2(tl.cumsum(tl.where(m_later, b_later, 0.0) * LOG2E, 0, reverse=True))
+            b_all = tl.load(p_old_g + o_t * HV, mask=o_t < olds, other=0.0)
+            b_all = tl.exp2(tl.sum(tl.where(m_old, b_all, 0.0), 0) * LOG2E)
     for i_t in range(0, rows, ROWS):
         o_r = i_t + o_t
         m_r = o_r < rows
@@ -219,14 +226,17 @@ def _verify(
             o_s = (o_k * V)[None, :] if KV else o_k[None, :]
             b_s = tl.load(p_state + o_s, mask=m_state & (o_k < K)[None, :], other=0.0).to(tl.float32)
             if DEFERRED == 2:
-                m_old_k = m_old[:, None] & (o_k < K)[None, :]
+                m_old_k = (o_t < olds)[:, None] & (o_k < K)[None, :]
                 p_ok = p_old_k + o_t[:, None] * (HV // GROUP * K) + o_k[None, :]
                 b_ok = tl.load(p_ok, mask=m_old_k, other=0.0).to(tl.float32)
+                b_ok = tl.where(m_old[:, None], b_ok, 0.0)
                 if CHANNELS:
                     p_og = p_old_g + o_t[:, None] * (HV * K) + o_k[None, :]
                     b_og = tl.load(p_og, mask=m_old_k, other=0.0) * LOG2E
-                    m_later_k = m_later[:, None] & (o_k < K)[None, :]
+                    b_og = tl.where(m_old[:, None], b_og, 0.0)
+                    m_later_k = (o_t + 1 < olds)[:, None] & (o_k < K)[None, :]
                     b_later = tl.load(p_og + HV * K, mask=m_later_k, other=0.0) * LOG2E
+                    b_later = tl.where(m_later[:, None], b_later, 0.0)
                     b_ok *= tl.exp2(tl.cumsum(b_later, 0, reverse=True))
                     b_s *= tl.exp2(tl.sum(b_og, 0))[None, :]
                 else:
@@ -354,6 +364,12 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
     if total or how:
         sums = torch.empty((total, *record.g.shape[1:], 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
+        while (
+            not channels
+            and block_v > 16
+            and len(batch.seqlens) * v.shape[1] * value_size < PROGRAMS * block_v
+        ):
+            block_v //= 2
         given = (q, k, v, *gate_tensors(call), layer.state, out, plan.paths)
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)
         strides = (*outer_strides(q, k, v, g, beta), layer.state.stride(0))

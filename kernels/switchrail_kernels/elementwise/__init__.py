@@ -4,6 +4,8 @@ from __future__ import annotations
 
 OPERATIONS = {
     "decode_rows": "switchrail_kernels.elementwise.decode_rows:decode_rows",
+    "verify_rows": "switchrail_kernels.elementwise.verify_rows:verify_rows",
+    "accept_rows": "switchrail_kernels.elementwise.verify_rows:accept_rows",
     "add_rms_norm": "switchrail_kernels.elementwise.add_rms_norm:add_rms_norm",
     "rms_norm": "switchrail_kernels.elementwise.rms_norm:rms_norm",
     "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,11 +17,13 @@ def accept(
     chosen: torch.Tensor,
     *,
     slots: torch.Tensor,
+    accepted: Callable[..., None],
     commit: Callable[..., None],
     pools: Pools,
     last_tokens: torch.Tensor,
     again: bool = False,
     deferred: DeferredCommits | None = None,
+    news: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Commit states, move keys and values, and store the newest tokens, without waiting for the device.
 
@@ -29,11 +31,13 @@ def accept(
         step: The verified step.
         chosen: [R] int64, the token chosen after each of the step's rows; -1 for none.
         slots: [N] int64, the slots of the step's sequences; -1 for padding.
+        accepted: The function for the operation `AcceptRows`.
         commit: The method `Dispatcher.commit`.
         pools: The memory of the model.
         last_tokens: [slots] int64, receives the newest token of each sequence.
         again: See `Dispatcher.commit`.
         deferred: The commits that are left to the next verification; None if there are none.
+        news: Receives the result; None for a new tensor.
 
     Returns:
         [N, 1 + X] int64: for each sequence the number of accepted drafts, then these drafts and one more
@@ -41,17 +45,78 @@ def accept(
     """
     drafts = step.drafts
     assert drafts is not None
-    own = chosen[drafts.rows]
-    ids = step.input_ids[0][drafts.rows]
-    last, count, path, accepted = follow(own, ids, drafts.parents, are_trees=drafts.are_trees)
-    commit(last, again=again)
+    count, width = drafts.rows.shape
+    if news is None:
+        news = chosen.new_empty(count, 1 + width)
+    last, path = chosen.new_empty(count), chosen.new_empty(count, width)
+    pending = None
     if deferred is not None:
         (part,) = step.parts
         assert part.deferred is not None
-        deferred.leave(slots, part.deferred, accepted)
+        pending = deferred.records, deferred.rows, part.deferred.records
+    accepted(
+        chosen,
+        step.input_ids[0],
+        drafts.rows,
+        drafts.parents,
+        slots,
+        last_tokens,
+        are_trees=drafts.are_trees,
+        pending=pending,
+        out=(last, path, news),
+    )
+    commit(last, again=again)
     if drafts.are_trees:
         rows = step.kv_rows[drafts.rows]
         pools.move_tokens(rows.gather(1, path).flatten(), rows.flatten())
-    newest = own.gather(1, last.unsqueeze(1)).squeeze(1)
-    last_tokens[slots.clamp(min=0)] = newest.clamp(min=0)
-    return torch.cat([count, own.gather(1, path) if drafts.are_trees else own], 1)
+    return news
+
+
+def accept_rows(
+    chosen: torch.Tensor,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    parents: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    *,
+    are_trees: bool,
+    pending: Sequence[torch.Tensor] | None,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Follow the chosen tokens through the drafted ones, without waiting for the device.
+
+    Args:
+        chosen: [R] int64, the token chosen after each row of a step; -1 for none.
+        ids: [R or more] int64, the token of each row.
+        rows: [N, X] int64, the rows of each sequence in the step; its first row for padding.
+        parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, and -2 for
+            padding.
+        slots: [N] int64, the slots of the sequences; -1 for padding.
+        last_tokens: [slots] int64, receives the newest token of each sequence, 0 in place of -1.
+        are_trees: Whether the rows may form trees, not only chains.
+        pending: Records whose accepted rows are committed by the next verification: [slots] int64, receives
+            the record of each sequence; [slots, X] bool, receives its accepted rows; and [N] int64, the
+            record of each sequence in the step. None if there are none.
+        out: Receives three results, each contiguous: the last accepted column [N] int64; the accepted columns
+            in order, from column 0 [N, X] int64, its own number for places after them; and the result of
+            `accept` [N, 1 + X] int64.
+    """
+    last, path, news = out
+    own = chosen[rows]
+    newest, count, found, accepted = follow(own, ids[rows], parents, are_trees=are_trees)
+    last.copy_(newest)
+    path.copy_(found)
+    news[:, :1] = count
+    news[:, 1:] = own.gather(1, found)
+    owners, is_real = slots.clamp(min=0), slots >= 0
+
+    def store(tensor: torch.Tensor, values: torch.Tensor) -> None:
+        kept = tensor[owners]
+        tensor[owners] = values.where(is_real.view(-1, *[1] * (kept.ndim - 1)), kept)
+
+    store(last_tokens, own.gather(1, newest.unsqueeze(1)).squeeze(1).clamp(min=0))
+    if pending is not None:
+        records, accepted_rows, left = pending
+        store(records, left)
+        store(accepted_rows, accepted)

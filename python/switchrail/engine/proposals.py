@@ -19,6 +19,7 @@ from switchrail.engine.step import Step, Verified
 from switchrail.engine.transfer import transfer
 from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
+from switchrail.platforms import serving
 
 _LENGTH, _SLOT, _PAGES, _COUNT = range(4)
 
@@ -99,6 +100,7 @@ class Proposals:
         page_size: int,
         device: torch.device,
         pin_memory: bool,
+        derived: serving.Forward,
     ) -> None:
         """Allocate the inputs. This captures nothing.
 
@@ -115,6 +117,7 @@ class Proposals:
             page_size: Page size in tokens.
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
+            derived: The function for the operation `VerifyRows`.
         """
         self.form = form
         self._capturer, self._forward, self._dispatcher = capturer, forward, dispatcher
@@ -129,6 +132,7 @@ class Proposals:
             "page_size": page_size,
             "device": device,
             "pin_memory": pin_memory,
+            "derived": derived,
             "deferred": None,
         }
         self._first, self._extended = (

@@ -12,8 +12,8 @@ from torch import nn
 
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
-from switchrail.engine.accept import accept
-from switchrail.engine.capture import CapturePlan, has_trees
+from switchrail.engine.accept import accept, accept_rows
+from switchrail.engine.capture import DEFERRED, CapturePlan, commits, has_trees
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.decodes import Decodes
@@ -32,11 +32,11 @@ from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Ran, Running, Step, StepBuilder
 from switchrail.engine.verifications import Verifications
-from switchrail.engine.verify_inputs import VerifyInputs
+from switchrail.engine.verify_inputs import VerifyInputs, verify_rows
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 from switchrail.platforms.graph import Graph
-from switchrail.platforms.operations import DecodeRows
+from switchrail.platforms.operations import AcceptRows, DecodeRows, VerifyRows
 from switchrail.pools import pages_of
 
 
@@ -121,6 +121,7 @@ class Runner:
         self.choose: Choose | None = None
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
+        self._verified = forward_of(VerifyRows) or verify_rows
         self._options = options
         self.pools = Pools(
             shapes,
@@ -158,6 +159,7 @@ class Runner:
         )
         self._accept = partial(
             accept,
+            accepted=forward_of(AcceptRows) or accept_rows,
             commit=self.dispatcher.commit,
             pools=self.pools,
             last_tokens=self.sequences.last_tokens,
@@ -222,7 +224,14 @@ class Runner:
                 capturer,
                 self.dispatcher,
                 capture.verify,
-                VerifyInputs(*memory, width=width, are_trees=has_trees(options), deferred=deferred, **shared),
+                VerifyInputs(
+                    *memory,
+                    width=width,
+                    are_trees=has_trees(options),
+                    derived=self._verified,
+                    deferred=deferred,
+                    **shared,
+                ),
                 partial(self._accept, again=True),
                 sequences=options.max_sequences,
                 width=width,
@@ -234,9 +243,8 @@ class Runner:
         if capture.propose is not None and form is not None:
             table, newest = memory
             given = decode_inputs(), newest
-            proposals = Proposals(
-                form, capturer, forward, self.dispatcher, capture.propose, *given, page_table=table, **shared
-            )
+            shared |= {"page_table": table, "derived": self._verified}
+            proposals = Proposals(form, capturer, forward, self.dispatcher, capture.propose, *given, **shared)
         self.graphs = Graphs(
             plan,
             Decodes(
@@ -265,22 +273,8 @@ class Runner:
         return self.graphs
 
     def _deferred_commits(self, verify: BoundPlan, width: int) -> DeferredCommits | None:
-        """The deferred commits of captured verifications; None if commits are not deferred.
-
-        They are not deferred if a layer's backend depends on the size of a verification: a backend can't read
-        the records of a different one.
-        """
-        names = {
-            (one.op, one.name)
-            for one in verify.plan.backends
-            if "deferred_commit" in one.capabilities["features"]
-        }
-        counts = {
-            len(one.serving)
-            for one in verify.plan.decisions
-            if any((one.op, name) in names for name, _ in one.serving)
-        }
-        if not self._options.deferred_commit or counts != {1}:
+        """The deferred commits of captured verifications; None if commits are not deferred."""
+        if DEFERRED not in commits(verify.plan).values():
             return None
         slots, device = len(self.sequences.last_tokens), torch.device(self._platform.device)
         return DeferredCommits(slots=slots, width=width, device=device)

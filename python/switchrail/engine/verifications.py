@@ -145,5 +145,4 @@ class Verifications:
 
     def _keep(self, step: Step, count: int) -> None:
         chosen = self._chosen[: count * self._width]
-        found = self._accept(step, chosen, slots=step.logit_slots, deferred=self._deferred)
-        self._news[:count].copy_(found)
+        self._accept(step, chosen, slots=step.logit_slots, deferred=self._deferred, news=self._news[:count])

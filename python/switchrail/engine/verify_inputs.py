@@ -15,12 +15,13 @@ from switchrail.engine.drafts import NONE, Drafted
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.step import DraftRows, Step, part_of
 from switchrail.engine.task import Task
-from switchrail.engine.transfer import sent, transfer
+from switchrail.engine.transfer import sent
 from switchrail.ops.batch import VerifyBatch
+from switchrail.platforms.serving import Forward
 from switchrail.pools import pages_of
 
 _LENGTH, _SLOT, _PAGES = range(3)
-_TOKENS, _PARENTS, _DEPTHS, _BEFORE = range(4)
+_TOKENS, _DEPTHS, _PARENTS = range(3)
 
 
 class VerifyInputs:
@@ -50,6 +51,7 @@ class VerifyInputs:
         device: torch.device,
         pin_memory: bool,
         are_trees: bool,
+        derived: Forward,
         deferred: DeferredCommits | None,
     ) -> None:
         """Allocate the tensors.
@@ -63,8 +65,10 @@ class VerifyInputs:
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
             are_trees: Whether drafts may be trees.
+            derived: The function for the operation `VerifyRows`.
             deferred: The commits that are left to the next verification; None if there are none.
         """
+        self._derived = derived
         self._deferred = deferred
         self._pending_records, self._records = torch.full(
             (2, sequences), -1, dtype=torch.int64, device=device
@@ -78,48 +82,50 @@ class VerifyInputs:
         self._width = width
         self.device = device
         self._columns = torch.arange(width, dtype=torch.int64, device=device)
-        self._page_numbers = torch.arange(page_table.shape[1], dtype=torch.int64, device=device)
-        self._tasks = torch.zeros(3, sequences, dtype=torch.int64, device=device)
-        self._tasks[_SLOT] = -1
-        self._table = torch.zeros(4, sequences, width, dtype=torch.int64, device=device)
         rows = sequences * width
+        self._sizes = [3 * sequences, 3 * rows, -(-rows // 2)]
+        self._numbers = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
+        tasks, table, parents = torch.split(self._numbers, self._sizes)
+        self._tasks, self._table = tasks.view(3, sequences), table.view(3, sequences, width)
+        self._parents = parents.view(torch.int32)[:rows]
+        self._tasks[_SLOT] = -1
         self._rows = torch.arange(rows, dtype=torch.int64, device=device)
         self._ids, self._positions, self._kv_rows = torch.zeros(
             3, rows, dtype=torch.int64, device=device
         ).unbind()
-        self._sequence_ids, self._parents = torch.zeros(2, rows, dtype=torch.int32, device=device).unbind()
+        self._sequence_ids = torch.zeros(rows, dtype=torch.int32, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._cu_seqlens = torch.arange(0, rows + 1, width, dtype=torch.int32, device=device)
         self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
-        """Copy the tasks' numbers and drafts to the device, without waiting for the copy."""
+        """Copy the tasks' numbers and drafts to the device in one transfer, without waiting for it."""
         width, count = self._width, len(tasks)
+        # torch's cache of pinned memory reuses a block only after the copy from it has finished
+        host = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._pin_memory)
+        numbers, flat, last = (part.numpy() for part in torch.split(host, self._sizes))
+        numbers, table = numbers.reshape(self._tasks.shape), flat.reshape(self._table.shape)
+        before = last.view(np.int32)[: self._parents.shape[0]].reshape(-1, width)
         columns = np.arange(width)
         own = np.fromiter(map(len, drafted.tokens), dtype=np.int64, count=count)[:, None]
         is_draft = (columns > 0) & (columns <= own)
-        table = np.zeros((4, self._tasks.shape[1], width), dtype=np.int64)
         table[_PARENTS] = NONE
         table[_PARENTS, :count] = np.where(columns <= own, columns - 1, NONE)
-        table[_DEPTHS], table[_BEFORE] = columns, columns - 1
+        table[_DEPTHS], before[:] = columns, columns - 1
         if drafted.parents is not None:
             for number, tokens in enumerate(drafted.tokens):
                 rows = slice(1, 1 + len(tokens))
-                table[(_PARENTS, _BEFORE), number, rows] = drafted.parent_rows(number)
+                table[_PARENTS, number, rows] = before[number, rows] = drafted.parent_rows(number)
                 table[_DEPTHS, number, : rows.stop] = drafted.depths(number)
         is_known = not any(isinstance(tokens, torch.Tensor) for tokens in drafted.tokens)
         if is_known:
             table[_TOKENS, :count][is_draft] = [*chain(*drafted.tokens)]
-        numbers = np.zeros((3, self._tasks.shape[1]), dtype=np.int64)
         numbers[_SLOT] = -1
         numbers[_LENGTH, :count] = [task.length for task in tasks]
         numbers[_SLOT, :count] = [task.slot for task in tasks]
         numbers[_PAGES, :count] = [len(task.pages) for task in tasks]
-        tasks_sent, tables = transfer([numbers.ravel(), table.ravel()], self.device, self._pin_memory)
-        self._tasks.copy_(tasks_sent.view_as(self._tasks))
-        self._table.copy_(tables.view_as(self._table))
-        self._parents.copy_(self._table[_BEFORE].flatten())
+        self._numbers.copy_(host, non_blocking=True)
         if drafted.table is not None:
             self._table[_TOKENS, :count, 1:].copy_(drafted.table)
         elif not is_known:
@@ -135,10 +141,9 @@ class VerifyInputs:
         """Let all rows form trees from now on: after a tree's first row, its branches are chains."""
         before = (self._columns - branches).clamp(min=0)
         before[0] = -1
-        self._table[_BEFORE] = before
         self._table[_PARENTS] = before
         self._table[_DEPTHS] = (self._columns + branches - 1) // branches
-        self._parents.copy_(self._table[_BEFORE].flatten())
+        self._parents.view(-1, self._width).copy_(before)
 
     def take(self, numbers: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor | None = None) -> None:
         """Take sequences from tensors on the device; replaces `fill`.
@@ -152,7 +157,8 @@ class VerifyInputs:
         self._tasks[:, :count].copy_(numbers)
         self._table[_TOKENS, :count].copy_(tokens)
         if counts is not None:
-            parents = self._table[_BEFORE, :count].where(self._columns < counts.unsqueeze(1), NONE)
+            before = self._parents.view(-1, self._width)[:count]
+            parents = before.where(self._columns < counts.unsqueeze(1), NONE)
             self._table[_PARENTS, :count].copy_(parents)
 
     def step(self, sequences: int, tokens: int) -> Step:
@@ -207,30 +213,26 @@ class VerifyInputs:
         (part,) = step.parts
         assert part.pages is not None
         count = len(part.lengths)
-        lengths, slots, owned = self._tasks[:, :count]
-        tokens, _, depths, _ = self._table[:, :count]
-        owners, is_real = slots.clamp(min=0), slots >= 0
-        ids = step.input_ids.view(count, -1)
-        ids.copy_(tokens)
-        ids[:, 0] = self._last_tokens.index_select(0, owners)
-        step.position_ids.view(count, -1).copy_(lengths.unsqueeze(1) + depths)
-        pages = part.pages.page_table
-        width = min(pages.shape[1], self._page_table.shape[1])
-        table, is_owned = self._page_table.index_select(0, owners), self._page_numbers < owned.unsqueeze(1)
-        pages.copy_(table[:, :1].expand_as(pages))
-        pages[:, :width] = torch.where(is_owned, table, table[:, :1])[:, :width]
-        places = lengths.unsqueeze(1) + self._columns
-        numbers = places // self._page_size
-        page = pages.gather(1, numbers.clamp(max=pages.shape[1] - 1)).long()
-        has_place = (numbers < owned.unsqueeze(1)) & is_real.unsqueeze(1)
-        kv_rows = page * self._page_size + places % self._page_size
-        step.kv_rows.view(count, -1).copy_(kv_rows * has_place)
-        part.pages.kv_lens.copy_((lengths + self._width) * is_real)
-        step.sequence_ids.view(count, -1).copy_(slots.unsqueeze(1).expand(-1, self._width))
-        self._real_rows.copy_(is_real.sum() * self._width)
+        pending = None
         if self._deferred is not None:
             assert part.deferred is not None
-            self._deferred.take(slots, part.deferred)
+            made = part.deferred
+            pending = (
+                *(self._deferred.records, self._deferred.rows),
+                *(made.pending_records, made.pending_rows, made.records),
+            )
+        self._derived(
+            self._tasks[:, :count],
+            self._table[: _DEPTHS + 1, :count],
+            self._last_tokens,
+            self._page_table,
+            page_size=self._page_size,
+            pending=pending,
+            out=(
+                *(step.input_ids[0], step.position_ids[0], part.pages.page_table, step.kv_rows),
+                *(part.pages.kv_lens, step.sequence_ids[0], self._real_rows),
+            ),
+        )
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         count = len(lengths)
@@ -253,3 +255,62 @@ class VerifyInputs:
         assert isinstance(part.states, VerifyBatch)
         tables = self._pending_records[:count], self._pending_rows[:count], self._records[:count]
         return replace(part, deferred=self._deferred.defer(part.states, tables))
+
+
+def verify_rows(
+    tasks: torch.Tensor,
+    drafts: torch.Tensor,
+    last_tokens: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    page_size: int,
+    pending: Sequence[torch.Tensor] | None,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Compute the inputs of a captured verification of N sequences, X rows each, without waiting.
+
+    Args:
+        tasks: [3, N] int64, the cached tokens, the slot and the number of pages of each sequence. Slot -1 is
+            padding, with zeros elsewhere.
+        drafts: [2, N, X] int64, the token of each row except the first, and its depth.
+        last_tokens: [slots] int64, the newest token of the sequence in each slot.
+        page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
+            is never assigned, are page 0.
+        page_size: Page size in tokens.
+        pending: The records of a `DeferredBatch`: [slots] int64, the record of each slot that remains to be
+            applied, which becomes -1, or -1; [slots, X] bool, its rows to apply; then, to be filled, the
+            batch's `pending_records`, `pending_rows` and `records`. Slot s has the records 2 s and 2 s + 1,
+            which alternate. None if no commits are deferred.
+        out: Receives seven results, each contiguous: tokens [N X] int64; positions [N X] int64; the pages
+            of each sequence [N, P] int32, its first page after the last one; the rows of the caches for
+            keys and values [N X] int64, row 0 past the sequence's pages; the cached tokens [N] int32,
+            including the rows; slots [N X] int32; and the number of rows without padding [1] int32.
+    """
+    ids, positions, pages, kv_rows, kv_lens, sequence_ids, real = out
+    lengths, slots, owned = tasks
+    tokens, depths = drafts
+    count, width = tokens.shape
+    owners, is_real = slots.clamp(min=0), slots >= 0
+    ids.view(count, width).copy_(tokens)
+    ids.view(count, width)[:, 0] = last_tokens.index_select(0, owners)
+    positions.view(count, width).copy_(lengths.unsqueeze(1) + depths)
+    most = min(pages.shape[1], page_table.shape[1])
+    table = page_table.index_select(0, owners)
+    is_owned = torch.arange(page_table.shape[1], device=table.device) < owned.unsqueeze(1)
+    pages.copy_(table[:, :1].expand_as(pages))
+    pages[:, :most] = torch.where(is_owned, table, table[:, :1])[:, :most]
+    places = lengths.unsqueeze(1) + torch.arange(width, device=table.device)
+    numbers = places // page_size
+    page = pages.gather(1, numbers.clamp(max=pages.shape[1] - 1)).long()
+    has_place = (numbers < owned.unsqueeze(1)) & is_real.unsqueeze(1)
+    kv_rows.view(count, width).copy_((page * page_size + places % page_size) * has_place)
+    kv_lens.copy_((lengths + width) * is_real)
+    sequence_ids.view(count, width).copy_(slots.unsqueeze(1).expand(-1, width))
+    real.copy_(is_real.sum() * width)
+    if pending is not None:
+        records, accepted, pending_records, pending_rows, own = pending
+        found = records[owners].where(is_real, -1)
+        pending_records.copy_(found)
+        pending_rows.copy_(accepted[owners])
+        own.copy_((2 * owners + (found == 2 * owners)).where(is_real, -1))
+        records.index_fill_(0, owners, -1)

@@ -325,6 +325,56 @@ class DecodeRows(Operation):
         raise NotImplementedError
 
 
+class VerifyRows(Operation):
+    """The inputs of a captured verification of drafts, from a few numbers of each sequence.
+
+    `forward(tasks, drafts, last_tokens, page_table, *, page_size, pending, out)` has the arguments of
+    `switchrail.engine.verify_inputs.verify_rows`, which documents it.
+    """
+
+    name = "verify_rows"
+
+    @staticmethod
+    def forward(
+        tasks: torch.Tensor,
+        drafts: torch.Tensor,
+        last_tokens: torch.Tensor,
+        page_table: torch.Tensor,
+        *,
+        page_size: int,
+        pending: Sequence[torch.Tensor] | None,
+        out: Sequence[torch.Tensor],
+    ) -> None:
+        """See the class."""
+        raise NotImplementedError
+
+
+class AcceptRows(Operation):
+    """The drafts that a verification accepts, from the tokens chosen after its rows.
+
+    `forward(chosen, ids, rows, parents, slots, last_tokens, *, are_trees, pending, out)` has the arguments of
+    `switchrail.engine.accept.accept_rows`, which documents it.
+    """
+
+    name = "accept_rows"
+
+    @staticmethod
+    def forward(
+        chosen: torch.Tensor,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        parents: torch.Tensor,
+        slots: torch.Tensor,
+        last_tokens: torch.Tensor,
+        *,
+        are_trees: bool,
+        pending: Sequence[torch.Tensor] | None,
+        out: Sequence[torch.Tensor],
+    ) -> None:
+        """See the class."""
+        raise NotImplementedError
+
+
 class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
@@ -358,6 +408,8 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         RoutedExperts,
         RaggedAttention,
         DecodeRows,
+        VerifyRows,
+        AcceptRows,
         ChooseTokens,
     )
 }
