@@ -21,15 +21,19 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from switchrail import SamplingParams
 from switchrail.engine import Engine
 from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.runner import Runner
 from switchrail.engine.scheduler import Schedule
 
 from benchmarks.arguments import make_parser
@@ -41,6 +45,13 @@ BATCHES = (1, 32)
 ROWS, CACHED, REPEATS = 4, 512, 20
 NEW_TOKENS, LONGEST = 128, 256
 PASSAGES, CHARACTERS = 200, 200
+KINDS: tuple[tuple[str, Any], ...] = (
+    ("none", None),
+    ("ngram", "ngram"),
+    ("mtp", "mtp"),
+    ("a small model", SMALL),
+    ("the model itself", TOKENIZER),
+)
 
 
 class Nothing(Drafts):
@@ -72,24 +83,37 @@ def device_ms(parts: Sequence[Callable[[], object]], device: str) -> list[float]
     return [statistics.median(found) for found in times]
 
 
+def count_kernels(work: Callable[[], object]) -> Counter[str]:
+    """The kernels and copies that some work launches on a GPU, by name."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    return Counter(one.name for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA)
+
+
 def time_steps(
-    path: Path, sizes: Sequence[int], device: str, cached: int, *, deferred: bool
+    path: Path, sizes: Sequence[int], device: str, cached: int, *, deferred: bool, kernels: bool = False
 ) -> list[dict[str, Any]]:
     """A row per number of sequences."""
     options = {
         "draft": Nothing(),
-        "deferred_commit": deferred,
         "draft_tokens": ROWS - 1,
         "max_sequences": max(sizes),
         "max_length": 2 * cached,
         "num_pages": 2 + max(sizes) * 2 * cached // 16,
     }
-    with Engine(path, device=device, options={**options, "page_size": 16}) as engine:
-        return [{"deferred": deferred, **time_step(engine, size, device, cached)} for size in sizes]
+    with ExitStack() as stack:
+        if not deferred:
+            stack.enter_context(patch.object(Runner, "_deferred_commits", lambda *_: None))
+        engine = stack.enter_context(Engine(path, device=device, options={**options, "page_size": 16}))
+        return [time_step(engine, size, device, cached, deferred=deferred, kernels=kernels) for size in sizes]
 
 
 @torch.inference_mode()
-def time_step(engine: Engine, size: int, device: str, cached: int) -> dict[str, Any]:
+def time_step(
+    engine: Engine, size: int, device: str, cached: int, *, deferred: bool, kernels: bool
+) -> dict[str, Any]:
     """Time steps of sequences with this many cached tokens each."""
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     requests = [engine.submit([7] * cached, params) for _ in range(size)]
@@ -107,20 +131,25 @@ def time_step(engine: Engine, size: int, device: str, cached: int) -> dict[str, 
         nonlocal ran
         ran = runner.run(verify)
 
-    row: dict[str, Any] = {"sequences": size}
+    row: dict[str, Any] = {"deferred": deferred, "sequences": size}
     with engine.platform.hardware.active(), engine._core._on_stream():
         (row["decode"],) = device_ms([lambda: runner.run(decode)], device)
         row["verify"], row["commit"] = device_ms([run_verify, lambda: ran.accept(chosen)], device)
+        if kernels:
+            works = {"verify": run_verify, "commit": lambda: ran.accept(chosen)}
+            row["kernels"] = {name: count_kernels(work) for name, work in works.items()}
     row["multiple"] = row["verify"] / row["decode"]
     row["share"] = row["commit"] / row["decode"]
     row["captured"] = sorted({state.kind for state in engine.graphs if state.reason is None})
     print(
-        f"commit {'deferred' if engine.options.deferred_commit else 'at once'}, B={size:<3} decode "
+        f"commit {'deferred' if deferred else 'at once'}, B={size:<3} decode "
         f"{row['decode']:.3f} ms, verify of {ROWS} rows {row['verify']:.3f} ms "
         f"({row['multiple']:.2f} decodes), commit {row['commit']:.3f} ms ({row['share']:.1%} of a decode, "
         f"{row['commit'] / row['verify']:.1%} of the verify); captured: {', '.join(row['captured'])}",
         flush=True,
     )
+    for name, found in row.get("kernels", {}).items():
+        print(f"  {name}: {found.total()} kernels and copies, {len(found)} different ones", flush=True)
     for request in requests:
         engine.cancel(request)
     while engine.busy:
@@ -137,13 +166,7 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
         prompts = [text[i * step : i * step + 200] for i in range(size)]
         params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
         plain: list[Any] = []
-        for name, draft in (
-            ("none", None),
-            ("ngram", "ngram"),
-            ("mtp", "mtp"),
-            ("a small model", SMALL),
-            ("the model itself", TOKENIZER),
-        ):
+        for name, draft in KINDS:
             options = {"draft": draft, "max_sequences": max(size, 2), "max_length": LONGEST + NEW_TOKENS}
             with Engine(TOKENIZER, device=device, dtype=dtype, options=options) as engine:
                 outputs = engine.generate(prompts, params)
@@ -182,8 +205,7 @@ def count_accepted(count: int) -> list[dict[str, Any]]:
     """A row per kind and number of drafts, with accepted drafts and verified rows per verification."""
     found = []
     params = SamplingParams(max_new_tokens=32, ignore_eos=True)
-    kinds: list[tuple[str, Any]] = [("ngram", "ngram"), ("mtp", "mtp"), ("a small model", SMALL)]
-    for name, draft in kinds:
+    for name, draft in KINDS[1:4]:
         for drafts, branches in ((3, 1), (4, 1), (4, 2)):
             if draft == "ngram" and branches > 1:
                 continue
@@ -211,6 +233,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     parser.add_argument("--accepted", action="store_true", help="only count accepted drafts, on the CPU")
+    parser.add_argument("--kernels", action="store_true", help="also count kernels; needs a GPU")
     parser.add_argument("--passages", type=int, default=PASSAGES, help="for --accepted")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
@@ -236,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps = [
             row
             for deferred in (False, True)
-            for row in time_steps(path, sizes, device, cached, deferred=deferred)
+            for row in time_steps(path, sizes, device, cached, deferred=deferred, kernels=options.kernels)
         ]
     texts = time_texts(sizes, device, "float32" if options.tiny else "bfloat16")
     if options.json:

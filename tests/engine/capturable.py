@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import switchrail
 import torch
 from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
 from switchrail.ops.batch import Bounds, DeferredBatch, PagedTreeBatch
@@ -173,3 +174,17 @@ class CapturableConv(Verifying, Capturable, ShortConvBackend):
 
 
 CAPTURABLE = {"attention": CapturableAttention, "gated_delta": CapturableDelta, "short_conv": CapturableConv}
+
+
+def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
+    """Registers backends for verification that can be captured; if `defers`, one leaves its commits."""
+    own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
+    backends: dict[str, Any] = CAPTURABLE
+    if defers:
+        own["gated_delta"] = ("deferred_commit",)
+        backends = {**CAPTURABLE, "gated_delta": DeferringDelta}
+    for op, backend in backends.items():
+        features = ("cuda_graph", "device_parents", *own.get(op, ()))
+        runtime.register(
+            "capturable-verify", backend, op=op, phases=("verify",), features=features, priority=-1
+        )

@@ -23,7 +23,7 @@ from switchrail.errors import ConfigError, EngineError
 from switchrail.testing import isolated
 from switchrail.times import device_of, times_path, write_machine
 
-from .capturable import CAPTURABLE, CapturableDelta, DeferringDelta
+from .capturable import CapturableDelta, DeferringDelta, register_capturable
 from .drafting import FORCED, Oracle, Trees, use
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
@@ -39,7 +39,6 @@ OPTIONS: dict[str, Any] = {
     "page_size": 4,
     "num_pages": 90,
     "max_length": 64,
-    "deferred_commit": True,
 }
 DRAFTED = {**OPTIONS, "draft": "ngram"}
 FREE = SamplingParams(max_new_tokens=20, ignore_eos=True)
@@ -431,16 +430,7 @@ def verified_runtime(
     captured_runtime: switchrail.Runtime, request: pytest.FixtureRequest
 ) -> switchrail.Runtime:
     """A runtime with capturable backends for verification too; commits may be deferred."""
-    own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
-    backends = CAPTURABLE
-    if request.param == "deferred":
-        own["gated_delta"] = ("deferred_commit",)
-        backends = {**CAPTURABLE, "gated_delta": DeferringDelta}
-    for op, backend in backends.items():
-        features = ("cuda_graph", "device_parents", *own.get(op, ()))
-        captured_runtime.register(
-            "capturable-verify", backend, op=op, phases=("verify",), features=features, priority=-1
-        )
+    register_capturable(captured_runtime, defers=request.param == "deferred")
     return captured_runtime
 
 
@@ -490,14 +480,14 @@ class Pauses(Drafts):
 
 
 @pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
-@pytest.mark.parametrize("case", ["on", "off", "forgotten"])
+@pytest.mark.parametrize("case", ["on", "forgotten"])
 def test_commits_are_left_to_the_next_verification(
     case: str,
     make_engine: Make,
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of other kinds make the deferred commits first; without the option, no commit is deferred.
+    """Steps of other kinds make the deferred commits first.
 
     Some steps have no drafts, and prompts arrive between verifications.
     """
@@ -510,9 +500,13 @@ def test_commits_are_left_to_the_next_verification(
     engine = make_engine(
         runtime=verified_runtime,
         device=GraphPlatform(),
-        options={**OPTIONS, "draft": drafts, "deferred_commit": case != "off"},
+        options={**OPTIONS, "draft": drafts},
     )
-    assert bool(commits) == (case == "off"), "captured verifications don't commit, unless the option is off"
+    assert not commits, "captured verifications don't commit"
+    (said,) = {one.commits["gated_delta.verify"] for one in engine.graphs if one.kind == "verify"}
+    assert said == "committed in the next verification"
+    (said,) = {one.commits["short_conv.verify"] for one in engine.graphs if one.kind == "verify"}
+    assert said == "committed after each verification: capturable-verify lacks deferred_commit"
     graphs = engine._runner.graphs
     assert graphs is not None
     verifications = graphs._verifications
@@ -520,7 +514,7 @@ def test_commits_are_left_to_the_next_verification(
     for tensor in engine.pools.state.tensors():
         tensor.fill_(float("nan"))
     kept = [one for commit in verifications._commits for one in commit.args[0][1:]]  # type: ignore[attr-defined]
-    assert bool(kept) == (case != "off")
+    assert kept
     assert not any(one.untyped_storage().nbytes() for one in kept), "they keep the rows of a verification"
     seen = count_replays(engine)
     if case == "forgotten":
@@ -599,6 +593,9 @@ def test_a_commit_is_not_left_to_another_backend(
     )
     serving = {state.backends["gated_delta.verify"] for state in engine.graphs if state.kind == "verify"}
     assert serving == {*names}
+    (said,) = {state.commits["gated_delta.verify"] for state in engine.graphs if state.kind == "verify"}
+    assert said.startswith("committed after each verification: ")
+    assert said.endswith(" serve gated_delta, depending on the size")
     assert engine.generate(prompts, FREE) == expected
 
 

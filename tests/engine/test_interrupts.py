@@ -22,7 +22,10 @@ from switchrail.engine import Engine, Output, Request, SamplingParams
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.task import Task
 
+from . import places
+from .capturable import CAPTURABLE, register_capturable
 from .places import Place, Visiting, name, recorded
+from .test_graphs import GraphPlatform
 
 # code that runs only while an engine is created, or that changes no state
 OTHERS = {
@@ -37,6 +40,11 @@ OTHERS = {
     "__init__",
 }
 FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
+CAPTURED = [
+    Path(package.__file__).parent / f"{each}.py"
+    for each in ("verifications", "verify_inputs", "accept", "deferred", "pieces", "graphs")
+]
+"""The code of captured verifications and their commits."""
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "10"))
@@ -50,6 +58,7 @@ SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
+LONGER = SamplingParams(max_new_tokens=7, ignore_eos=True)
 AFTERWARDS = PROMPTS[: SMALL["max_sequences"]], SamplingParams(max_new_tokens=2, ignore_eos=True)
 """Requests that show damage: together they need all slots, and more rows than a step has."""
 
@@ -141,17 +150,22 @@ class Subject:
     The engine reads a step's tokens after the next launch, as on an asynchronous device.
     """
 
-    def __init__(self, checkpoint: Path, draft: Drafts | str | None = None) -> None:
-        """Create the engine, possibly with a draft."""
+    def __init__(
+        self, checkpoint: Path, draft: Drafts | str | None = None, params: SamplingParams | None = None
+    ) -> None:
+        """Create the engine, possibly with a draft, and with other parameters for its greedy requests."""
         self._checkpoint = checkpoint
         self._options: dict[str, Any] = dict(SMALL)
         if draft is not None:
             self._options |= {"max_tokens_per_step": 9, "draft_tokens": 2, "draft": draft}
         self.ahead = 0
         self.renew()
-        self.expected = self.engine.generate(PROMPTS, FREE)
-        self._expected_afterwards = self.engine.generate(*AFTERWARDS)
-        self.read_later(1)
+        self.free = params or FREE
+        self._afterwards = AFTERWARDS[0], params or AFTERWARDS[1]
+        self.expected = self.engine.generate(PROMPTS, self.free)
+        self._expected_afterwards = self.engine.generate(*self._afterwards)
+        if params is None:
+            self.read_later(1)
 
     def read_later(self, ahead: int) -> None:
         self.ahead = self.engine._core._ahead = ahead
@@ -177,8 +191,26 @@ class Subject:
             if sorted(free._free) != list(range(1, free.capacity + 1)):
                 return "pages or slots are lost"
         engine.step()
-        same = engine.generate(*AFTERWARDS) == self._expected_afterwards
+        same = engine.generate(*self._afterwards) == self._expected_afterwards
         return None if same else "the next tokens are wrong"
+
+
+class Capturing(Subject):
+    """An engine with the real model, whose verifications are captured and leave their commits.
+
+    The graphs of its platform repeat torch's operations on the CPU.
+    """
+
+    def renew(self) -> None:
+        runtime = switchrail.Runtime()
+        platform = GraphPlatform()
+        runtime.use_platform(platform)
+        for op, backend in CAPTURABLE.items():
+            features = ("cuda_graph",)
+            runtime.register("capturable", backend, op=op, phases=("decode",), features=features, priority=-1)
+        register_capturable(runtime, defers=True)
+        self.engine = Engine(self._checkpoint, runtime=runtime, device=platform, options=self._options)
+        self.model = SimpleNamespace(fail=False)  # type: ignore[assignment]
 
 
 Scenario = Callable[[Subject, list[Request]], None]
@@ -193,34 +225,34 @@ def run_on(engine: Engine) -> None:
 
 
 def generating(subject: Subject, held: list[Request]) -> None:
-    subject.engine.generate(PROMPTS, [FREE, SAMPLED, FREE, SAMPLED])
+    subject.engine.generate(PROMPTS, [subject.free, SAMPLED, subject.free, SAMPLED])
 
 
 def stepping(subject: Subject, held: list[Request]) -> None:
     engine = subject.engine
-    held += [engine.submit(PROMPTS[0], FREE)]
+    held += [engine.submit(PROMPTS[0], subject.free)]
     held += [engine.submit(PROMPTS[2], SAMPLED)]
     engine.step()
-    held += [engine.submit(PROMPTS[1], FREE)]
-    held += [engine.submit(PROMPTS[3], FREE)]
+    held += [engine.submit(PROMPTS[1], subject.free)]
+    held += [engine.submit(PROMPTS[3], subject.free)]
     engine.cancel(held[0])
     engine.cancel(held[3])
     run_on(engine)
 
 
 def leaving(subject: Subject, held: list[Request]) -> None:
-    with closing(subject.engine.stream(PROMPTS, FREE)) as events:
+    with closing(subject.engine.stream(PROMPTS, subject.free)) as events:
         for _ in range(3):
             next(events)
 
 
 def failing(subject: Subject, held: list[Request]) -> None:
     engine = subject.engine
-    held += [engine.submit(PROMPTS[0], FREE)]
+    held += [engine.submit(PROMPTS[0], subject.free)]
     engine.step()
     subject.model.fail = True
     with suppress(Broken):
-        engine.generate(PROMPTS[1:], FREE)
+        engine.generate(PROMPTS[1:], subject.free)
     run_on(engine)
 
 
@@ -247,9 +279,27 @@ def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
     drafting.engine.close()
 
 
-def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
+@pytest.fixture(scope="module")
+def capturing(checkpoint: Path) -> Iterator[Subject]:
+    """An engine whose verifications are captured, and leave their commits to the next ones."""
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL) as plain:
+        expected = plain.generate(PROMPTS, LONGER)
+        afterwards = plain.generate(AFTERWARDS[0], LONGER)
+    capturing = Capturing(checkpoint, Guesses([*expected, *afterwards]), LONGER)
+    assert capturing.expected == expected
+    assert capturing._expected_afterwards == afterwards
+    stats = capturing.engine.stats
+    assert stats.accepted_tokens > 3
+    assert stats.drafted_tokens > stats.accepted_tokens + 3
+    kinds = {(state.kind, state.reason) for state in capturing.engine.graphs}
+    assert ("verify", None) in kinds
+    yield capturing
+    capturing.engine.close()
+
+
+def places_of(subject: Subject, scenario: Scenario, files: list[Path] = FILES) -> list[Place]:
     for _ in range(2):
-        places = recorded(FILES, lambda: scenario(subject, []))
+        places = recorded(files, lambda: scenario(subject, []))
     assert subject.find_damage([]) is None
     return places
 
@@ -305,6 +355,17 @@ def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> N
     assert steps <= {place[0].co_name for place in passed}
 
 
+def test_an_interrupt_leaves_captured_verifications_and_their_commits_whole(
+    capturing: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in later verifications, which apply the commits of earlier ones; then slots get new owners."""
+    monkeypatch.setattr(places, "OFTEN", 3)
+    passed = interrupt_everywhere(capturing, [generating, stepping], 150, CAPTURED)
+    steps = {"run", "fill", "replay", "_accept_rows", "settle"}
+    assert steps <= {place[0].co_name for place in passed}
+    assert {place[2] for place in passed} == {0, 1, 2}
+
+
 def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subject) -> None:
     """An interrupt while a real draft model proposes. The stand-in is the model that verifies."""
     drafting = Subject(checkpoint, str(checkpoint))
@@ -323,9 +384,11 @@ def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subjec
     assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
 
 
-def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int) -> list[Place]:
-    """Interrupt runs of the scenarios at their places. Return these places."""
-    places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
+def interrupt_everywhere(
+    subject: Subject, scenarios: list[Scenario], least: int, files: list[Path] = FILES
+) -> list[Place]:
+    """Interrupt runs of the scenarios at their places in some files. Return these places."""
+    places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario, files)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
     places = chosen(places, least)
     assert len(places) >= least
@@ -339,37 +402,38 @@ def interrupt_everywhere(subject: Subject, scenarios: list[Scenario], least: int
     return [place for _, place in places]
 
 
-def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:
+def cancel_in(
+    subject: Subject, place: Place | None, files: list[Path] = FILES
+) -> tuple[list[Request], list[Any]]:
     """Run three requests to their ends. At `place`, cancel the second one and close a stream."""
     engine = subject.engine
-    stream = engine.stream([PROMPTS[1]], FREE)
+    stream = engine.stream([PROMPTS[1]], subject.free)
     next(stream)
-    requests = [engine.submit(prompt, FREE) for prompt in PROMPTS[:1] + PROMPTS[2:]]
+    requests = [engine.submit(prompt, subject.free) for prompt in PROMPTS[:1] + PROMPTS[2:]]
 
     def action() -> None:
         engine.cancel(requests[1])
         stream.close()
 
     if place is None:
-        return requests, recorded(FILES, lambda: run_on(engine))
+        return requests, recorded(files, lambda: run_on(engine))
     with Visiting(place, action):
         run_on(engine)
     run_on(engine)
     return requests, []
 
 
-@pytest.mark.parametrize("drafts", [False, True], ids=["subject", "drafting"])
-def test_a_cancel_breaks_nobodys_step_wherever_it_comes(
-    drafts: bool, subject: Subject, drafting: Subject
-) -> None:
+@pytest.mark.parametrize("chosen", ["subject", "drafting", "capturing"])
+def test_a_cancel_breaks_nobodys_step_wherever_it_comes(chosen: str, request: pytest.FixtureRequest) -> None:
     """A cancel at any place doesn't damage the running step of other requests.
 
     In real programs, the garbage collector or a signal handler may close a stream within a step.
     """
-    subject = drafting if drafts else subject
+    subject: Subject = request.getfixturevalue(chosen)
+    files = CAPTURED if chosen == "capturing" else FILES
     for _ in range(2):
-        _, places = cancel_in(subject, None)
-    assert len(places) > 200
+        _, places = cancel_in(subject, None, files)
+    assert len(places) > (40 if chosen == "capturing" else 200)
     wrong = []
     for place in places:
         found: Any = None

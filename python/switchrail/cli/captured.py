@@ -35,7 +35,10 @@ def print_capture(out: Console, capture: CapturePlan | str) -> None:
         for call, name in states[0].backends.items():
             eager = states[0].eager.get(call)
             how = "captured" if eager is None else "eager"
-            rows.append((steps, call, name, how, states[0].because[call] if eager is None else eager))
+            why = states[0].because[call] if eager is None else eager
+            if call in states[0].commits:
+                why = f"{why}; {states[0].commits[call]}"
+            rows.append((steps, call, name, how, why))
             steps = ""
     columns = ("steps", "call", "backend", "runs", "why")
     out.print(table("captured steps", columns, rows, fold=("steps", "why")))
@@ -53,7 +56,7 @@ def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
     """Groups consecutive states that have equal calls and backends."""
 
     def served(state: GraphState) -> Any:
-        return state.kind, state.backends, state.because, state.eager
+        return state.kind, state.backends, state.because, state.eager, state.commits
 
     return [list(group) for _, group in groupby(states, served)]
 

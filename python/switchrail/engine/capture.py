@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from switchrail._core import PAGED_OPS
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from switchrail._core import Decision, RoutePlan
     from switchrail.engine.options import EngineOptions
     from switchrail.platforms import Platform
+
+DEFERRED: Final = "committed in the next verification"
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
 """The steps of backends whose graphs hold one size of state: graphs of decodes, but not of proposals."""
@@ -35,6 +38,8 @@ class GraphState:
         backends: The key's backends, by op and phase; several for one op are separated by commas.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
+        commits: For each call of a verification that writes states: when it does, and why not in the next
+            verification.
         reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
             captured when needed.
     """
@@ -46,6 +51,7 @@ class GraphState:
     backends: Mapping[str, str]
     because: Mapping[str, str]
     eager: Mapping[str, str]
+    commits: Mapping[str, str]
     reason: str | None = None
 
     @property
@@ -87,7 +93,8 @@ class CapturePlan:
         if key.kind == "verify":
             assert self.verify is not None
             assert not isinstance(self.verify, str)
-            return _state(key, ((one, (one.at(*batch),)) for one in self.verify.decisions), {})
+            verify = ((one, (one.at(*batch),)) for one in self.verify.decisions)
+            return _state(key, verify, {}, commits(self.verify))
         if key.kind == "propose":
             assert isinstance(self.propose, tuple)
             decisions = [one for plan in self.propose for one in plan.decisions]
@@ -104,7 +111,10 @@ class CapturePlan:
 
 
 def _state(
-    key: Key, routes: Iterable[tuple[Decision, Iterable[str]]], eager: Mapping[str, str]
+    key: Key,
+    routes: Iterable[tuple[Decision, Iterable[str]]],
+    eager: Mapping[str, str],
+    commits: Mapping[str, str] = MappingProxyType({}),
 ) -> GraphState:
     backends: dict[str, dict[str, None]] = {}
     because: dict[str, dict[str, None]] = {}
@@ -120,7 +130,33 @@ def _state(
         backends={call: ", ".join(names) for call, names in backends.items()},
         because={call: "; ".join(reasons) for call, reasons in because.items()},
         eager=eager,
+        commits=dict(commits),
     )
+
+
+def commits(verify: RoutePlan) -> dict[str, str]:
+    """When captured verifications commit states, by call: `DEFERRED`, or at once with the reason.
+
+    A backend's records can't be read by another one. So if an op that could leave its commits to the next
+    verification has several backends, by size, all commits are made at once.
+    """
+    able = {
+        (one.op, one.name) for one in verify.backends if "deferred_commit" in one.capabilities["features"]
+    }
+    found: dict[str, str] = {}
+    several = ""
+    for one in verify.decisions:
+        if one.op in PAGED_OPS:
+            continue
+        names = [name for name, _ in one.serving]
+        lacking = [name for name in names if (one.op, name) not in able]
+        if len(lacking) < len(names) > 1:
+            several = f"{' and '.join(names)} serve {one.op}, depending on the size"
+        why = f"{lacking[0]} lacks deferred_commit" if lacking else ""
+        found[f"{one.op}.verify"] = f"committed after each verification: {why}" if why else DEFERRED
+    if several:
+        return dict.fromkeys(found, f"committed after each verification: {several}")
+    return found
 
 
 def plan_capture(

@@ -59,11 +59,6 @@ class EngineOptions:
         draft_branches: Above 1, drafts of a second model or of an MTP head are trees. A second model proposes
             this many tokens for the next one. Each begins a branch; the branches share `draft_tokens` evenly.
             A head proposes a chain, and this many tokens for each of its places; only the best is continued.
-        deferred_commit: Whether a captured verification leaves its commit to the next one, which then reads
-            and writes each recurrent state once. Backends with the feature `deferred_commit` keep two records
-            of verified rows per sequence and layer for this, in all about a tenth of a float32 state for 5
-            rows (see docs/drafts.md). If False, a commit after each verification reads and writes the states
-            again.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
             step `plan_chunked_prefix`; with True, a backend without this step is an error.
@@ -92,7 +87,6 @@ class EngineOptions:
     draft: str | os.PathLike[str] | Drafts | None = None
     draft_tokens: int = DRAFT_TOKENS
     draft_branches: int = 1
-    deferred_commit: bool = False
     ragged_prefill: bool | None = None
     chunked_prefix: bool | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -178,13 +172,7 @@ class EngineOptions:
                     ),
                     "1; with 'mtp' or a checkpoint as draft, an integer from 1 to draft_tokens",
                 ),
-                *(
-                    (name, value, isinstance(value, bool), "True or False")
-                    for name, value in (
-                        ("overlap", self.overlap),
-                        ("deferred_commit", self.deferred_commit),
-                    )
-                ),
+                ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 *(
                     (name, value, value is None or isinstance(value, bool), "None, True or False")
                     for name, value in (
