@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 
 
@@ -23,10 +22,9 @@ def _derive(
     p_pending_records, p_pending_rows, p_records,
     N, s_tasks, s_drafts, s_table, P,
     X: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, BX: tl.constexpr, BP: tl.constexpr,
-    PENDING: tl.constexpr, EARLY: tl.constexpr,
+    PENDING: tl.constexpr,
 ):  # fmt: skip
     """Derive the inputs of one sequence."""
-    wait(EARLY)
     i_n = tl.program_id(0)
     length = tl.load(p_tasks + i_n)
     slot = tl.load(p_tasks + s_tasks + i_n)
@@ -68,7 +66,7 @@ def _derive(
         tl.store(p_real, tl.sum((b_slot >= 0).to(tl.int32), 0) * X)
 
 
-_launch_derive = Launcher(_derive, early=True)
+_launch_derive = Launcher(_derive)
 
 
 def verify_rows(
@@ -111,10 +109,9 @@ def verify_rows(
 def _accept(
     p_chosen, p_ids, p_rows, p_parents, p_slots, p_tokens, p_slot_records, p_slot_rows, p_records,
     p_last, p_path, p_news,
-    X: tl.constexpr, BX: tl.constexpr, PENDING: tl.constexpr, EARLY: tl.constexpr,
+    X: tl.constexpr, BX: tl.constexpr, PENDING: tl.constexpr,
 ):  # fmt: skip
     """Follow the chosen tokens of one sequence; a chain is a tree too."""
-    wait(EARLY)
     i_n = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_n)
     o_x = tl.arange(0, BX).to(tl.int64)
@@ -152,7 +149,7 @@ def _accept(
             tl.store(p_to, b_accepted.to(p_slot_rows.dtype.element_ty), mask=m_x)
 
 
-_launch_accept = Launcher(_accept, early=True)
+_launch_accept = Launcher(_accept)
 
 
 def accept_rows(
