@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import switchrail
+from rich.console import Console
+from switchrail.cli.captured import print_capture
 from switchrail.engine import Engine, EngineOptions, Output, SamplingParams, core
 from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.graphs import Graphs
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.pieces import Pieces
 from switchrail.engine.task import Task
@@ -460,6 +464,12 @@ def test_verifications_are_captured(
     assert len(oracle.steps) > 10
 
 
+def graphs_of(engine: Engine) -> Graphs:
+    graphs = engine._runner.graphs
+    assert graphs is not None
+    return graphs
+
+
 class Pauses(Drafts):
     """Proposes the expected tokens, some of them changed, and nothing in every third step."""
 
@@ -507,9 +517,10 @@ def test_commits_are_left_to_the_next_verification(
     assert said == "committed in the next verification"
     (said,) = {one.commits["short_conv.verify"] for one in engine.graphs if one.kind == "verify"}
     assert said == "committed after each verification: capturable-verify lacks deferred_commit"
-    graphs = engine._runner.graphs
-    assert graphs is not None
-    verifications = graphs._verifications
+    shown = Console(width=300, record=True, file=io.StringIO())
+    print_capture(shown, graphs_of(engine)._plan)
+    assert "; committed in the next verification" in shown.export_text()
+    verifications = graphs_of(engine)._verifications
     assert verifications is not None
     for tensor in engine.pools.state.tensors():
         tensor.fill_(float("nan"))
@@ -537,9 +548,9 @@ def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
     engine = make_engine(
         runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": drafts}
     )
-    graphs = engine._runner.graphs
-    assert graphs is not None
-    accepting = [captured.accept for captured in graphs.captured.values()]
+    captured = graphs_of(engine).captured.items()
+    verifications = [one for key, one in captured if key.kind == "verify"]
+    accepting = [pieces for one in verifications for pieces in (one.accept, one.choose)]
     replay = Pieces.replay
 
     def interrupted(pieces: Pieces, *given: Any) -> None:

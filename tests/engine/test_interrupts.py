@@ -361,7 +361,7 @@ def test_an_interrupt_leaves_captured_verifications_and_their_commits_whole(
     """Also in later verifications, which apply the commits of earlier ones; then slots get new owners."""
     monkeypatch.setattr(places, "OFTEN", 3)
     passed = interrupt_everywhere(capturing, [generating, stepping], 150, CAPTURED)
-    steps = {"run", "fill", "replay", "_accept_rows", "settle"}
+    steps = {"run", "fill", "replay", "_accept_rows", "_replay", "settle"}
     assert steps <= {place[0].co_name for place in passed}
     assert {place[2] for place in passed} == {0, 1, 2}
 
