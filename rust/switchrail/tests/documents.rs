@@ -263,24 +263,13 @@ fn native_entries_stay_in_their_process() {
     transaction.commit().unwrap();
     let text = serde_json::to_string(&*runtime.snapshot()).unwrap();
     let sent: Snapshot = serde_json::from_str(&text).unwrap();
-    assert!(
-        runtime
-            .snapshot()
-            .find(Op::Kda, "native")
-            .unwrap()
-            .entry
-            .native::<Native>()
-            .is_some()
-    );
+    let is_native = |name| {
+        let snapshot = runtime.snapshot();
+        let found = snapshot.find(Op::Kda, name).unwrap();
+        found.entry.native::<Native>().is_some()
+    };
+    assert!(is_native("native"));
     assert_eq!(sent.find(Op::Kda, "native").unwrap().entry, Entry::Foreign);
     register(&runtime, Origin::User, spec(Op::Kda, "foreign"), false);
-    assert!(
-        runtime
-            .snapshot()
-            .find(Op::Kda, "foreign")
-            .unwrap()
-            .entry
-            .native::<Native>()
-            .is_none()
-    );
+    assert!(!is_native("foreign"));
 }

@@ -179,6 +179,11 @@ fn ids_are_never_reused() {
     assert!(first < aborted && aborted < second);
 }
 
+/// The registrations of the op's `torch`, in order.
+fn stacked(snapshot: &Snapshot) -> Vec<BackendId> {
+    snapshot.stack(OP, "torch").iter().map(|b| b.id).collect()
+}
+
 #[test]
 fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
     let runtime = Runtime::new();
@@ -186,14 +191,7 @@ fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
     let first = register(&runtime, plugin("acme"), spec(OP, "torch"), true);
     let second = register(&runtime, plugin("zeta"), spec(OP, "torch"), true);
     let snapshot = runtime.snapshot();
-    assert_eq!(
-        snapshot
-            .stack(OP, "torch")
-            .iter()
-            .map(|b| b.id)
-            .collect::<Vec<_>>(),
-        [builtin, first, second]
-    );
+    assert_eq!(stacked(&snapshot), [builtin, first, second]);
     assert_eq!(snapshot.find(OP, "torch").unwrap().id, second);
 
     let transaction = runtime.begin(Origin::User);
@@ -207,14 +205,7 @@ fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
 
     clear(&runtime, OP, "torch");
     let snapshot = runtime.snapshot();
-    assert_eq!(
-        snapshot
-            .stack(OP, "torch")
-            .iter()
-            .map(|b| b.id)
-            .collect::<Vec<_>>(),
-        [builtin]
-    );
+    assert_eq!(stacked(&snapshot), [builtin]);
     clear(&runtime, OP, "torch");
     assert_eq!(
         *runtime.snapshot(),

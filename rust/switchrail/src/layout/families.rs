@@ -40,6 +40,13 @@ const PLAIN: Family = Family {
     drafts: Drafts::None,
 };
 
+/// Softmax attention, full or with a window, whose config has the head size.
+const WITH_HEAD_DIM: Family = Family {
+    words: ATTENTION_WORDS,
+    shapes: |config| shape::softmax(config, config.size("head_dim")?),
+    ..PLAIN
+};
+
 const LAYER_TYPES: Naming = Naming::List { key: "layer_types" };
 const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
@@ -287,9 +294,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         model_types: &["qwen3"],
         namings: &[LAYER_TYPES, Naming::All(FullAttention)],
-        words: ATTENTION_WORDS,
-        shapes: |config| shape::softmax(config, config.size("head_dim")?),
-        ..PLAIN
+        ..WITH_HEAD_DIM
     },
     Family {
         model_types: &["gemma2"],
@@ -313,9 +318,7 @@ pub(super) const FAMILIES: &[Family] = &[
                 others: SlidingAttention,
             },
         ],
-        words: ATTENTION_WORDS,
-        shapes: |config| shape::softmax(config, config.size("head_dim")?),
-        ..PLAIN
+        ..WITH_HEAD_DIM
     },
     Family {
         model_types: &["gpt_oss"],

@@ -523,26 +523,17 @@ fn misfits(backend: &Registration, query: &Query, packages: &Packages) -> Vec<Re
         });
     }
     reasons.extend(device_misfit(&capabilities.devices, &query.device));
-    reasons.extend(
-        outside(Some(&query.dtype), &capabilities.dtypes)
-            .map(|(asked, valid)| Reason::Dtype { asked, valid }),
-    );
-    reasons.extend(
-        outside(query.state_dtype.as_ref(), &capabilities.state_dtypes)
-            .map(|(asked, valid)| Reason::StateDtype { asked, valid }),
-    );
-    reasons.extend(
-        outside(query.head_size.as_ref(), &capabilities.head_sizes)
-            .map(|(asked, valid)| Reason::HeadSize { asked, valid }),
-    );
-    reasons.extend(
-        outside(query.page_size.as_ref(), &capabilities.page_sizes)
-            .map(|(asked, valid)| Reason::PageSize { asked, valid }),
-    );
-    reasons.extend(
-        outside(query.state_layout.as_ref(), &capabilities.state_layouts)
-            .map(|(asked, valid)| Reason::StateLayout { asked, valid }),
-    );
+    macro_rules! check {
+        ($asked:expr, $claimed:ident, $reason:ident) => {
+            let found = outside($asked, &capabilities.$claimed);
+            reasons.extend(found.map(|(asked, valid)| Reason::$reason { asked, valid }));
+        };
+    }
+    check!(Some(&query.dtype), dtypes, Dtype);
+    check!(query.state_dtype.as_ref(), state_dtypes, StateDtype);
+    check!(query.head_size.as_ref(), head_sizes, HeadSize);
+    check!(query.page_size.as_ref(), page_sizes, PageSize);
+    check!(query.state_layout.as_ref(), state_layouts, StateLayout);
     let missing: BTreeSet<String> = query
         .features
         .difference(&capabilities.features)
