@@ -29,7 +29,7 @@ from switchrail_kernels.alignment import is_transposed
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.states import within_slot
-from switchrail_kernels.tables import all_to_device, split_rows, to_device
+from switchrail_kernels.tables import all_to_device, load_slots, split_rows, to_device
 
 DRAFT_ROWS = tl.constexpr(16)
 """Rows per tile: the minimum for a product on tensor cores."""
@@ -230,9 +230,7 @@ def _replay(
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
+    read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
     row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
     length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
     last = tl.load(p_accepted + i_n)

@@ -61,3 +61,10 @@ def load_piece(p_pieces, i):
     p_pieces += 4 * i
     row = tl.load(p_pieces + 2).to(tl.int64)
     return tl.load(p_pieces), tl.load(p_pieces + 1), row, tl.load(p_pieces + 3)
+
+
+@triton.jit
+def load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n):
+    """Sequence `i_n`'s slots to read and to write, and whether it has a state to read."""
+    read, write = tl.load(p_read_slots + i_n), tl.load(p_write_slots + i_n)
+    return read, write, tl.load(p_has_initial_state + i_n)

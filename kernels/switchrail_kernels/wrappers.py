@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.contract import Contract
-from switchrail.ops.pages import check_lengths, check_pages
+from switchrail.ops.pages import PagedBatchPlan, check_pages
 
 from switchrail_kernels.tables import ranges, to_device
 
@@ -36,26 +36,15 @@ class Tables:
     last: torch.Tensor
 
 
-class WrapperPlan:
+class WrapperPlan(PagedBatchPlan):
     """The data that all layers of a step share, and the wrappers that were planned for it.
 
     Empty sequences are left out. The library does not support sequences without keys, so padding sequences
     are planned as if they had page 0, and their results are overwritten.
-
-    Args:
-        contract: The op's contract.
-        phase: The phase.
-        batch: The batch.
-
-    Raises:
-        ContractError: The batch breaks the contract.
     """
 
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
-        contract.check_batch(phase, batch)
-        check_lengths(contract, batch)
-        self._contract = contract
-        self._batch = batch
+        super().__init__(contract, phase, batch)
         self._tables: dict[int, Tables] = {}
         self._planned: dict[Hashable, Any] = {}
         rows = np.asarray(batch.seqlens, dtype=np.int64)
@@ -64,8 +53,6 @@ class WrapperPlan:
         self._is_padding = keys[self._present] == 0
         lengths = rows[self._present]
         keys = np.where(self._is_padding, lengths, keys[self._present])
-        self.phase = phase
-        self.seqlens = batch.seqlens
         self.rows = _starts(lengths)
         """[M + 1] int32 on the host, the first row of each nonempty sequence, and the number of all rows."""
         self.keys = torch.from_numpy(keys.astype(np.int32))

@@ -24,6 +24,7 @@ from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
 from switchrail_kernels.states import within_slot
+from switchrail_kernels.tables import load_slots
 
 
 @triton.jit
@@ -180,9 +181,7 @@ def _scan(
     i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
         p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK, PASS
     )
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
+    read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
 
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     o_k = tl.arange(0, BK)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.elementwise.rows import block, rows_of
+from switchrail_kernels.elementwise.rows import block, dense_like, row_offsets, rows_of
 from switchrail_kernels.launch import Launcher
 
 
@@ -23,8 +23,10 @@ def _normalize(
     o_r = tl.program_id(0) * BR + tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     mask = (o_r < rows)[:, None] & (o_d < D)[None, :]
-    o_x = (o_r // inner_x).to(tl.int64) * s_outer_x + (o_r % inner_x).to(tl.int64) * s_inner_x
-    o_g = (o_r // inner_g).to(tl.int64) * s_outer_g + (o_r % inner_g).to(tl.int64) * s_inner_g
+    o_x, o_g = (
+        row_offsets(o_r, inner_x, s_outer_x, s_inner_x),
+        row_offsets(o_r, inner_g, s_outer_g, s_inner_g),
+    )
     b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32)
     wait(EARLY)
     b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -53,9 +55,7 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *,
     Returns:
         [..., D], contiguous.
     """
-    size = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x.numel() // size
+    out, rows, size = dense_like(x)
     if rows:
         x, lie = rows_of(x)
         gate, gate_lies = rows_of(gate)

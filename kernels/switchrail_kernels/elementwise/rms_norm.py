@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.elementwise.rows import block, rows_of
+from switchrail_kernels.elementwise.rows import block, dense_like, row_offsets, rows_of
 from switchrail_kernels.launch import Launcher
 
 
@@ -23,7 +23,7 @@ def _normalize(
     o_r = tl.program_id(0) * BR + tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     mask = (o_r < rows)[:, None] & (o_d < D)[None, :]
-    o_x = (o_r // inner).to(tl.int64) * s_outer + (o_r % inner).to(tl.int64) * s_inner
+    o_x = row_offsets(o_r, inner, s_outer, s_inner)
     b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32) + offset
     wait(EARLY)
     b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -48,9 +48,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset
     Returns:
         [..., D], contiguous.
     """
-    size = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x.numel() // size
+    out, rows, size = dense_like(x)
     if rows:
         x, lie = rows_of(x)
         each, columns, warps = block(rows, size)

@@ -1,10 +1,16 @@
 """The memory layout of a tensor's rows, and the number of rows per program."""
 
+# Triton infers the types of kernel arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
 from switchrail_kernels.launch import padded
 
@@ -21,6 +27,12 @@ class Rows(NamedTuple):
     inner: int
     outer_stride: int
     inner_stride: int
+
+
+@triton.jit
+def row_offsets(o_r, inner, s_outer, s_inner):
+    """The places of rows in a tensor with these addresses; see `Rows`."""
+    return (o_r // inner).to(tl.int64) * s_outer + (o_r % inner).to(tl.int64) * s_inner
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
@@ -40,6 +52,12 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
     if len(groups) < 2:
         return x, Rows(1, groups[0][1] if groups else x.shape[-1], 0)
     return x, Rows(groups[0][0], groups[1][1], groups[0][1])
+
+
+def dense_like(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """Contiguous memory for a result of x's shape and dtype, the number of its rows, and their size."""
+    size = x.shape[-1]
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.numel() // size, size
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:

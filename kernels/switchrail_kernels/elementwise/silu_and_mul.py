@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.elementwise.rows import rows_of
+from switchrail_kernels.elementwise.rows import dense_like, rows_of
 from switchrail_kernels.launch import Launcher, padded
 
 
@@ -64,9 +64,7 @@ def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 def _activated(gate: torch.Tensor, up: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
-    size = gate.shape[-1]
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    rows = gate.numel() // size
+    out, rows, size = dense_like(gate)
     if rows:
         gate, gate_lies = rows_of(gate)
         up, up_lies = rows_of(up)

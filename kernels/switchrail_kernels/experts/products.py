@@ -18,36 +18,31 @@ def _silu_and_mul(b_gate, b_up):
 
 
 @triton.jit
+def _load_block(p_blocks, size: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The program's block of pairs, and `BN` of its `size` outputs.
+
+    Returns:
+        The expert; the block's first place; offsets and mask of the pairs; offsets and mask of the outputs.
+    """
+    p_blocks += 3 * (tl.program_id(0) // tl.cdiv(size, BN))
+    expert, first, rows = tl.load(p_blocks).to(tl.int64), tl.load(p_blocks + 1), tl.load(p_blocks + 2)
+    o_m = tl.arange(0, BM)
+    o_n = tl.program_id(0) % tl.cdiv(size, BN) * BN + tl.arange(0, BN)
+    return expert, first, o_m, o_m < rows, o_n, o_n < size
+
+
+@triton.jit
 def gate_up_tiles(
-    p_x,
-    p_weight,
-    p_pairs,
-    p_blocks,
-    p_used,
-    p_inner,
-    s_x,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741
-    KS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_x, p_weight, p_pairs, p_blocks, p_used, p_inner, s_x,
+    H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored by place."""
     wait(EARLY)
-    i_b = tl.program_id(0) // tl.cdiv(I, BN)
-    if i_b >= tl.load(p_used):
+    if tl.program_id(0) // tl.cdiv(I, BN) >= tl.load(p_used):
         return
-    i_n = tl.program_id(0) % tl.cdiv(I, BN)
-    expert = tl.load(p_blocks + 3 * i_b).to(tl.int64)
-    first = tl.load(p_blocks + 3 * i_b + 1)
-    rows = tl.load(p_blocks + 3 * i_b + 2)
-    o_m = tl.arange(0, BM)
-    o_n = i_n * BN + tl.arange(0, BN)
+    expert, first, o_m, m_m, o_n, m_n = _load_block(p_blocks, I, BM, BN)
     o_k = tl.arange(0, BK)
-    m_m = o_m < rows
-    m_n = o_n < I
     b_row = tl.load(p_pairs + first + o_m, mask=m_m, other=0) // KS
     p_a = p_x + b_row.to(tl.int64)[:, None] * s_x + o_k[None, :]
     p_gate = p_weight + expert * (2 * I * H) + tl.where(m_n, o_n, 0)[None, :] * H + o_k[:, None]
@@ -75,33 +70,16 @@ def gate_up_tiles(
 
 @triton.jit
 def down_tiles(
-    p_inner,
-    p_weight,
-    p_pairs,
-    p_blocks,
-    p_used,
-    p_each,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_inner, p_weight, p_pairs, p_blocks, p_used, p_each,
+    H: tl.constexpr, I: tl.constexpr,  # noqa: E741
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Compute the product with `down` for a block of pairs and `BN` outputs, and store it by pair."""
     wait(EARLY)
-    i_b = tl.program_id(0) // tl.cdiv(H, BN)
-    if i_b >= tl.load(p_used):
+    if tl.program_id(0) // tl.cdiv(H, BN) >= tl.load(p_used):
         return
-    i_n = tl.program_id(0) % tl.cdiv(H, BN)
-    expert = tl.load(p_blocks + 3 * i_b).to(tl.int64)
-    first = tl.load(p_blocks + 3 * i_b + 1)
-    rows = tl.load(p_blocks + 3 * i_b + 2)
-    o_m = tl.arange(0, BM)
-    o_n = i_n * BN + tl.arange(0, BN)
+    expert, first, o_m, m_m, o_n, m_n = _load_block(p_blocks, H, BM, BN)
     o_k = tl.arange(0, BK)
-    m_m = o_m < rows
-    m_n = o_n < H
     b_pair = tl.load(p_pairs + first + o_m, mask=m_m, other=0)
     p_a = p_inner + (first + o_m).to(tl.int64)[:, None] * I + o_k[None, :]
     p_b = p_weight + expert * (H * I) + tl.where(m_n, o_n, 0)[None, :] * I + o_k[:, None]

@@ -68,34 +68,12 @@ def _order_chunk(
 
 @triton.jit(do_not_specialize=["T"])
 def choose(
-    p_logits,
-    p_ids,
-    p_rows,
-    p_experts,
-    p_weights,
-    p_ranks,
-    p_counts,
-    p_places,
-    p_pairs,
-    p_blocks,
-    p_used,
-    s_logits,
-    s_ids,
-    T,
-    E: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
-    EP: tl.constexpr,
-    KP: tl.constexpr,
-    BT: tl.constexpr,
-    BM: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    COUNT: tl.constexpr,
-    ORDER: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_logits, p_ids, p_rows, p_experts, p_weights, p_ranks, p_counts, p_places, p_pairs, p_blocks, p_used,
+    s_logits, s_ids, T,
+    E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
+    BM: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, PADDED: tl.constexpr,
+    COUNT: tl.constexpr, ORDER: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Choose the experts of a chunk's rows, best first (in a tie, the lower number), then the shared ones.
 
     If CHOSEN, `p_ids` has the experts and `p_logits` their weights, [T, K] each.
@@ -178,27 +156,10 @@ def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr
 
 @triton.jit(do_not_specialize=["T", "chunks"])
 def order(
-    p_rows,
-    p_experts,
-    p_ranks,
-    p_counts,
-    p_places,
-    p_pairs,
-    p_blocks,
-    p_used,
-    T,
-    chunks,
-    E: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
-    EP: tl.constexpr,
-    KP: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_rows, p_experts, p_ranks, p_counts, p_places, p_pairs, p_blocks, p_used, T, chunks,
+    E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Sorts the pairs of all chunks, one program per chunk. If BC is 0, `add_up` ran before."""
     wait(EARLY)
     i_c = tl.program_id(0)

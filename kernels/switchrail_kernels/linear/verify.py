@@ -22,7 +22,7 @@ from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
 from switchrail_kernels.states import within_slot
-from switchrail_kernels.tables import load_piece
+from switchrail_kernels.tables import load_piece, load_slots
 
 
 @triton.jit
@@ -58,9 +58,7 @@ def _verify(
     i_h = tl.program_id(1)
     i_p = tl.program_id(2)
     i_n, within, row, rows = load_piece(p_tiles, i_p)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
+    read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
     o_i = tl.arange(0, DRAFT_ROWS)
     o_k = tl.arange(0, BK)
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)

@@ -26,6 +26,7 @@ from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
 from switchrail_kernels.states import within_slot
+from switchrail_kernels.tables import load_slots
 
 
 @triton.jit
@@ -139,9 +140,7 @@ def _walk(
     i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
         p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK, PASS
     )
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
+    read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
     o_k = tl.arange(0, BK)
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     if write < 0:  # padding

@@ -110,6 +110,25 @@ def _tile(
         tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y)
 
 
+@triton.jit
+def _piece(
+    p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, s_xc, C,
+    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Computes rows by the layout of the inputs; masked unless all are within the sequence and `C`."""
+    if s_xc == 1:
+        _rows(
+            p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
+            W, BT, SILU, S_W, S_C, MASKED,
+        )  # fmt: skip
+    else:
+        _tile(
+            p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
+            W, BT, SILU, S_W, S_C, MASKED,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def convolve(
     p_x, p_weight, p_bias, p_state, p_out, p_pieces, p_cu_seqlens, p_read_slots, p_write_slots,
@@ -145,24 +164,13 @@ def convolve(
         p_xt = p_x + t * s_xt
         p_yt = p_out + t * C
         if (within + t >= W - 1) & (t + BT <= rows) & (i_c * BC + BC <= C):
-            if s_xc == 1:
-                _rows(
-                    p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
-                    W, BT, SILU, S_W, S_C, False,
-                )  # fmt: skip
-            else:
-                _tile(
-                    p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
-                    W, BT, SILU, S_W, S_C, False,
-                )  # fmt: skip
-        elif s_xc == 1:
-            _rows(
-                p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
-                W, BT, SILU, S_W, S_C, True,
+            _piece(
+                p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, s_xc, C,
+                W, BT, SILU, S_W, S_C, False,
             )  # fmt: skip
         else:
-            _tile(
-                p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
+            _piece(
+                p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, s_xc, C,
                 W, BT, SILU, S_W, S_C, True,
             )  # fmt: skip
 

@@ -20,7 +20,7 @@ from switchrail.ops.batch import VerifyBatch
 
 from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.short_conv.convolve import activate, entry, load_bias
-from switchrail_kernels.tables import all_to_device, load_piece, split_rows, to_device
+from switchrail_kernels.tables import all_to_device, load_piece, load_slots, split_rows, to_device
 
 DRAFT_ROWS = 8
 """Rows per tile."""
@@ -105,9 +105,7 @@ def verify(
     i_p = tl.program_id(0)
     i_c = tl.program_id(1)
     i_n, within, row, rows = load_piece(p_tiles, i_p)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    has = tl.load(p_has_initial_state + i_n)
+    read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
     o_t = tl.arange(0, BT)
     o_c = i_c * BC + tl.arange(0, BC)
     m_t = o_t < rows
