@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from switchrail.engine.files import MTP_WEIGHTS
 from switchrail.engine.models.mtp import QwenHead, join_experts
 from torch import Tensor, nn
-from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents
+from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents, take_step
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, (8, 16, 32, 64)
@@ -128,11 +128,7 @@ def train(
             group["lr"] = rate * factor
         rows = next(order).to(device)
         value = loss(kept["ids"][rows].long(), kept["hidden"][rows].float())
-        value.backward()
-        nn.utils.clip_grad_norm_(parameters.parameters(), 1.0)
-        for one in chosen:
-            one.step()
-            one.zero_grad()
+        take_step(value, parameters, chosen)
         step += 1
         seconds = time.monotonic() - begin
         progress = max(step / steps, seconds / max_seconds)

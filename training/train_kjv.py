@@ -142,6 +142,15 @@ def add_dropout(model: nn.Module, probability: float) -> None:
             module.register_forward_hook(drop)
 
 
+def take_step(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Changes the parameters by the gradients of a loss, clipped to a norm of 1."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Returns Muon for the hidden matrices and AdamW for the rest; Muon's rates are scaled to AdamW's."""
     matrices: list[Tensor] = []
@@ -282,11 +291,7 @@ def fit(
         trained.train()
         window = windows.draw(recipe.batch_size, recipe.sequence_length + 1).to(model.device)
         loss = prediction_loss(trained, window)
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-        for optimizer in chosen:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(loss, trained, chosen)
         step += 1
         seconds = time.monotonic() - begin
         progress = max(step / total, seconds / max_seconds)

@@ -36,20 +36,12 @@ def check_backend(
     ],
     op: Annotated[
         str | None,
-        typer.Option(
-            metavar="OP",
-            help="The op to check; by default all ops with a backend of this name.",
-            autocompletion=complete.ops,
-        ),
+        flags.OpOption(help="The op to check; by default all ops with a backend of this name."),
     ] = None,
     phase: flags.Phase = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="The dtype to check, such as bfloat16; by default all.",
-            autocompletion=complete.dtypes,
-        ),
+        flags.DtypeOption(help="The dtype to check, such as bfloat16; by default all."),
     ] = None,
     device: flags.Device = None,
     quick: Annotated[

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 def explain(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[CHECKPOINT]",
-            help="A checkpoint folder with at least config.json, or a model's name on the Hugging Face hub.",
+        flags.CheckpointArgument(
+            help="A checkpoint folder with at least config.json, or a model's name on the Hugging Face hub."
         ),
     ] = None,
     hook: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,15 @@ Config = Annotated[
         "take precedence over the file.",
     ),
 ]
+OpOption = partial(typer.Option, metavar="OP", autocompletion=complete.ops)
+"""The name of an op."""
+
+CheckpointArgument = partial(typer.Argument, metavar="[CHECKPOINT]")
+"""A checkpoint that may be left out."""
+
+DtypeOption = partial(typer.Option, metavar="DTYPE", autocompletion=complete.dtypes)
+"""The name of a dtype."""
+
 Device = Annotated[
     str | None,
     typer.Option(
@@ -49,12 +59,7 @@ DescribedDevice = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="float32, float16 or bfloat16; by default chosen for the device.",
-        autocompletion=complete.dtypes,
-    ),
+    str | None, DtypeOption(help="float32, float16 or bfloat16; by default chosen for the device.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Phase = Annotated[

@@ -15,16 +15,14 @@ from typing import Annotated
 import typer
 
 from switchrail import _core
-from switchrail.cli import complete
+from switchrail.cli import flags
 from switchrail.cli.output import say
 from switchrail.errors import NewPluginError
 from switchrail.runtime import Runtime
 
 _TEMPLATES = files("switchrail.cli") / "templates"
 
-OpOption = Annotated[
-    str, typer.Option(metavar="OP", help="The op that its backend computes.", autocompletion=complete.ops)
-]
+OpOption = Annotated[str, flags.OpOption(help="The op that its backend computes.")]
 PlatformOption = Annotated[
     bool, typer.Option("--platform", help="Also add a device family, which runs on the host.")
 ]

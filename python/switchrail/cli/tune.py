@@ -10,7 +10,7 @@ from rich.text import Text
 
 import switchrail
 from switchrail import _core
-from switchrail.cli import complete, flags
+from switchrail.cli import flags
 from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
@@ -26,26 +26,19 @@ if TYPE_CHECKING:
 def tune(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[CHECKPOINT]",
-            help="Use this model's heads and head sizes; by default those of common models.",
+        flags.CheckpointArgument(
+            help="Use this model's heads and head sizes; by default those of common models."
         ),
     ] = None,
     op: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="OP",
-            help="An op to time; can be given several times; by default all.",
-            autocompletion=complete.ops,
-        ),
+        flags.OpOption(help="An op to time; can be given several times; by default all."),
     ] = None,
     phase: flags.Phase = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="A dtype of activations; can be given several times; by default those that suit the device.",
-            autocompletion=complete.dtypes,
+        flags.DtypeOption(
+            help="A dtype of activations; can be given several times; by default those that suit the device."
         ),
     ] = None,
     device: flags.Device = None,

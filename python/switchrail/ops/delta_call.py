@@ -9,9 +9,9 @@ import torch
 
 from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, GateKind, raw_tensors
-from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
+from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, qkv_rows, result, scale, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -61,9 +61,7 @@ def delta_contract(
         call=call,
         layer=layer,
         tensors={
-            "q": rows("T", "H", "K", about="queries", dtypes=FLOATS, time_innermost=True),
-            "k": rows("T", "H", "K", about="keys", time_innermost=True),
-            "v": rows("T", "HV", "V", about="values", time_innermost=True),
+            **qkv_rows("HV"),
             "g": TensorSpec(
                 axes=("T", *decays),
                 dtypes=(COMPUTE,),

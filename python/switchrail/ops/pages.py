@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -35,39 +36,44 @@ class SingleRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class _Rows:
     """Consecutive rows of one sequence.
 
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
+    """
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block(_Rows):
+    """Rows of one sequence that are computed by one call.
+
+    Attributes:
         first: The first position visible to the first row.
         seen: The last position visible to the last row, plus 1.
         mask: [rows, seen - first] bool, the positions visible to each row; None if the rows need only causal
             attention in which the last row attends to all positions.
     """
 
-    start: int
-    stop: int
     first: int
     seen: int
     mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class ManyRows:
+class ManyRows(_Rows):
     """One sequence with several rows.
 
     Attributes:
-        start: The first packed row.
-        stop: The last packed row + 1.
         past: The number of positions that every row sees, at least.
         tokens: [L] int64, the place in the cache of each position.
         blocks: The sequence's rows, in blocks.
     """
 
-    start: int
-    stop: int
     past: int
     tokens: torch.Tensor
     blocks: tuple[Block, ...]
@@ -81,34 +87,27 @@ class Parts:
     many: tuple[ManyRows, ...]
 
 
-class PagedPlan:
-    """The calls for each page size: the data that all layers of a step share.
+class PagedBatchPlan:
+    """A plan of a checked batch.
 
     Args:
         contract: The op's contract.
         phase: The phase.
         batch: The batch.
+        features: The features that the batch may have.
 
     Raises:
         ContractError: The batch breaks the contract.
     """
 
-    def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
-        contract.check_batch(phase, batch, contract.features)
+    def __init__(
+        self, contract: Contract, phase: Phase, batch: PagedBatch, features: Collection[str] = ()
+    ) -> None:
+        contract.check_batch(phase, batch, features)
+        check_lengths(contract, batch)
+        self.phase = phase
         self._contract = contract
         self._batch = batch
-        self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
-        self._starts = [0]
-        for length in batch.seqlens:
-            self._starts.append(self._starts[-1] + length)
-        check_lengths(contract, batch)
-        self._padding_rows: torch.Tensor | None = None
-        """[T] bool, which rows are padding; None if it is known that none are."""
-        if batch.kv_bounds or 0 in batch.kv_seqlens:
-            lengths = indices(batch.seqlens, batch.kv_lens.device)
-            self._padding_rows = torch.repeat_interleave(
-                batch.kv_lens == 0, lengths, output_size=self._starts[-1]
-            )
 
     @property
     def seqlens(self) -> tuple[int, ...]:
@@ -119,6 +118,24 @@ class PagedPlan:
     def kv_seqlens(self) -> tuple[int, ...]:
         """The cached tokens of the batch's sequences."""
         return self._batch.kv_seqlens
+
+
+class PagedPlan(PagedBatchPlan):
+    """The calls for each page size: the data that all layers of a step share."""
+
+    def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
+        super().__init__(contract, phase, batch, contract.features)
+        self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
+        self._starts = [0]
+        for length in batch.seqlens:
+            self._starts.append(self._starts[-1] + length)
+        self._padding_rows: torch.Tensor | None = None
+        """[T] bool, which rows are padding; None if it is known that none are."""
+        if batch.kv_bounds or 0 in batch.kv_seqlens:
+            lengths = indices(batch.seqlens, batch.kv_lens.device)
+            self._padding_rows = torch.repeat_interleave(
+                batch.kv_lens == 0, lengths, output_size=self._starts[-1]
+            )
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Write the results of padding rows: zeros, and log-sum-exps of -inf."""

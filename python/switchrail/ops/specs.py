@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from switchrail.ops.contract import COMPUTE, INPUT, Allowance, OptionSpec, TensorSpec
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Allowance, OptionSpec, TensorSpec
 
 
 def rows(
@@ -17,6 +17,15 @@ def rows(
     """
     also = (Allowance(feature="time_innermost", unit_stride=axes[:1]),) if time_innermost else ()
     return TensorSpec(axes=axes, dtypes=tuple(dtypes), unit_stride=axes[-1:], also=also, about=about)
+
+
+def qkv_rows(value_heads: str) -> Mapping[str, TensorSpec]:
+    """The specifications of `q`, `k` and `v` of an op with a [V, K] state per value head."""
+    return {
+        "q": rows("T", "H", "K", about="queries", dtypes=FLOATS, time_innermost=True),
+        "k": rows("T", "H", "K", about="keys", time_innermost=True),
+        "v": rows("T", value_heads, "V", about="values", time_innermost=True),
+    }
 
 
 def result(*axes: str) -> TensorSpec:

@@ -178,30 +178,33 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
         hooks.add(f"{owner}.{places.records_prompts}", records_prompts, "after", source=OURS)
 
 
+def _delta_arguments(module: Any, memory: Memory) -> dict[str, Any]:
+    """The arguments that the layers of both delta rules have in SGLang."""
+    return {
+        "state": memory.states,
+        "row_states": memory.row_states,
+        "scale": module.head_k_dim**-0.5,
+        "qk_l2norm": True,
+        "beta_scale": 1.0,
+    }
+
+
 def _kimi_layer(module: Any, memory: Memory) -> KdaLayer:
     return KdaLayer(
-        state=memory.states,
-        row_states=memory.row_states,
-        scale=module.head_k_dim**-0.5,
-        qk_l2norm=True,
+        **_delta_arguments(module, memory),
         gate="softplus" if module.lower_bound is None else "sigmoid",
         A_log=module.A_log.detach().reshape(-1),
         dt_bias=module.dt_bias.detach().reshape(module.num_v_heads, module.head_k_dim),
         lower_bound=None if module.lower_bound is None else float(module.lower_bound),
-        beta_scale=1.0,
     )
 
 
 def _gated_layer(module: Any, memory: Memory) -> GatedDeltaLayer:
     return GatedDeltaLayer(
-        state=memory.states,
-        row_states=memory.row_states,
-        scale=module.head_k_dim**-0.5,
-        qk_l2norm=True,
+        **_delta_arguments(module, memory),
         gate="softplus",
         A_log=module.A_log.detach(),
         dt_bias=module.dt_bias.detach(),
-        beta_scale=1.0,
     )
 
 

@@ -10,8 +10,8 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, Contract, TensorSpec
-from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result, rows, scale, states
+from switchrail.ops.contract import COMPUTE, Contract, TensorSpec
+from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, qkv_rows, result, scale, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -55,9 +55,7 @@ CONTRACT = Contract(
     call=LightningCall,
     layer=LightningLayer,
     tensors={
-        "q": rows("T", "H", "K", about="queries", dtypes=FLOATS, time_innermost=True),
-        "k": rows("T", "H", "K", about="keys", time_innermost=True),
-        "v": rows("T", "H", "V", about="values", time_innermost=True),
+        **qkv_rows("H"),
         "g": TensorSpec(
             axes=("H",), dtypes=(COMPUTE,), memory=("H",), about="log of the decay, the same for all tokens"
         ),

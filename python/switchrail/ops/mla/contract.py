@@ -55,6 +55,18 @@ class MlaBackend(Backend[MlaCall, PagedBatch]):
     op = "mla"
 
 
+def _weight(size: str, same_if_none: tuple[str, str], about: str) -> TensorSpec:
+    """The specification of an optional map from latents to vectors of some size, for each head."""
+    return TensorSpec(
+        axes=("H", size, "R"),
+        dtypes=(INPUT,),
+        unit_stride=("R",),
+        optional=True,
+        same_if_none=same_if_none,
+        about=about,
+    )
+
+
 _CACHE = ("pages", "page", "L")
 
 CONTRACT = Contract(
@@ -64,22 +76,8 @@ CONTRACT = Contract(
     tensors={
         "q_nope": rows("T", "H", "D", about="queries, the part without rotary position", dtypes=FLOATS),
         "q_rope": rows("T", "H", "E", about="queries, the rotated part"),
-        "w_k": TensorSpec(
-            axes=("H", "D", "R"),
-            dtypes=(INPUT,),
-            unit_stride=("R",),
-            optional=True,
-            same_if_none=("D", "R"),
-            about="maps a latent to a key; None: q_nope is already multiplied by it",
-        ),
-        "w_v": TensorSpec(
-            axes=("H", "V", "R"),
-            dtypes=(INPUT,),
-            unit_stride=("R",),
-            optional=True,
-            same_if_none=("R", "V"),
-            about="maps a latent to a value; None: out stays a latent",
-        ),
+        "w_k": _weight("D", ("D", "R"), "maps a latent to a key; None: q_nope is already multiplied by it"),
+        "w_v": _weight("V", ("R", "V"), "maps a latent to a value; None: out stays a latent"),
         "kv_cache": cache(*_CACHE, about="pool of latents, each followed by the rotated part of the key"),
         "out": result("T", "H", "V"),
         "lse": log_sum_exp("natural log of each row's sum of exponentials"),
