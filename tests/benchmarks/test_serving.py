@@ -1,7 +1,6 @@
 """Small CPU runs of the benchmark of the engine, with a stand-in for SGLang."""
 
 import json
-import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
@@ -56,13 +55,9 @@ def runtime():
 
 
 @pytest.fixture
-def python(tmp_path):
+def python(python_with_sglang):
     """An interpreter in which the stand-in for SGLang is installed."""
-    (tmp_path / "sglang.py").write_text(STAND_IN)
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
+    return python_with_sglang(STAND_IN)
 
 
 def start(python, log, **options):

@@ -1,7 +1,6 @@
 """Small CPU runs of the comparison of SGLang with transformers; transformers stands in for SGLang."""
 
 import json
-import sys
 
 import pytest
 from safetensors import safe_open
@@ -45,14 +44,11 @@ class Engine:
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(python_with_sglang):
     """Runs the comparison with a stand-in for SGLang, and returns its exit status."""
-    (tmp_path / "sglang.py").write_text(STAND_IN)
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    script.chmod(0o755)
+    python = python_with_sglang(STAND_IN)
     small = ["--prompts", "2", "--new-tokens", "3", "--way", "own"]
-    return lambda **options: sglang_tokens.main([str(script), *small, "--options", json.dumps(options)])
+    return lambda **options: sglang_tokens.main([python, *small, "--options", json.dumps(options)])
 
 
 def test_prompts_are_chosen_by_the_near_ties_of_transformers():

@@ -8,8 +8,10 @@ float64, so other dtypes only affect the rounding of its results.
 
 import pytest
 from switchrail.testing import backend_test, isolated
-from switchrail.testing.conformance import Unavailable, select_named
+from switchrail.testing.conformance import select_named
 from switchrail.testing.conformance.scenarios import SCENARIOS
+
+from tests.conformance.running import run_or_skip
 
 test_torch = backend_test("torch", device="cpu", quick=True)
 
@@ -32,7 +34,4 @@ def reference_cases():
 
 @pytest.mark.parametrize("case", reference_cases(), ids=lambda case: case.id)
 def test_reference(case):
-    try:
-        case()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    run_or_skip(case)

@@ -3,12 +3,17 @@ them."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import switchrail
 import torch
 from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
 from switchrail.ops.batch import Bounds, DeferredBatch, PagedTreeBatch
+from switchrail.platforms.graph import Graph
+from switchrail.testing.graph import RecordedGraph
 
 
 class Capturable:
@@ -188,3 +193,17 @@ def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
         runtime.register(
             "capturable-verify", backend, op=op, phases=("verify",), features=features, priority=-1
         )
+
+
+class PooledGraph(RecordedGraph):
+    """A graph whose memory is freed together with the last graph that was captured in it, as on a GPU."""
+
+    def __init__(self, shares: Graph | None = None) -> None:
+        super().__init__(shares)
+        self.owner = None if shares is None else weakref.ref(shares)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        assert self.owner is None or self.owner() is not None, "the memory to share is freed"
+        with super().capture():
+            yield

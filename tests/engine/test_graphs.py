@@ -18,7 +18,7 @@ from switchrail.engine.watch import HookWatch
 from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
 
-from tests.engine.capturable import CAPTURABLE
+from tests.engine.capturable import CAPTURABLE, PooledGraph
 from tests.engine.conftest import Plain
 
 
@@ -52,6 +52,14 @@ def captured_runtime() -> switchrail.Runtime:
 
 
 Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def capturing_engine(make_engine: Make, captured_runtime: switchrail.Runtime) -> Engine:
+    """An engine that captures its decodes."""
+    return make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+
+
 PROMPT_LENGTHS = (1, 3, 17, 40, 64, 65, 9)
 
 
@@ -271,11 +279,8 @@ def test_a_captured_decode_gets_the_same_tables_at_each_step(
         assert same == (field.name != "kv_seqlens")
 
 
-def test_a_row_that_becomes_nan_in_a_replay_ends_that_request_alone(
-    make_engine: Make, captured_runtime: switchrail.Runtime
-) -> None:
-    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
-    prompts = make_prompts(5)[:3]
+def test_a_row_that_becomes_nan_in_a_replay_ends_that_request_alone(capturing_engine: Engine) -> None:
+    engine, prompts = capturing_engine, make_prompts(5)[:3]
     expected = tokens(engine, prompts)
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     requests = [engine.submit(prompt, params) for prompt in prompts]
@@ -384,10 +389,9 @@ def test_an_interrupted_look_for_hooks_loses_none(
 
 
 def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
-    make_engine: Make, captured_runtime: switchrail.Runtime
+    make_engine: Make, capturing_engine: Engine
 ) -> None:
-    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
-    prompts = make_prompts(1)[:2]
+    engine, prompts = capturing_engine, make_prompts(1)[:2]
     expected = tokens(engine, prompts)
     seen = count_replays(engine)
     other = make_engine(options=OPTIONS)
@@ -410,15 +414,10 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     shared: list[bool] = []
     run = CAPTURABLE["gated_delta"].run
 
-    class Shared(RecordedGraph):
-        def __init__(self, shares: RecordedGraph | None = None) -> None:
-            super().__init__(shares)
-            self.shared = None if shares is None else weakref.ref(shares)
-
+    class Shared(PooledGraph):
         @contextmanager
         def capture(self) -> Iterator[None]:
-            shared.append(self.shared is not None)
-            assert self.shared is None or self.shared() is not None
+            shared.append(self.owner is not None)
             try:
                 with super().capture():
                     yield

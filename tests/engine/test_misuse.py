@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from switchrail.engine import Engine, SamplingParams
 from switchrail.errors import ArgumentError, EngineError, RequestError, SwitchrailError
+
+from tests.forking import forked
 
 from .test_failures import Broken, Saboteur
 from .test_requests import is_idle
@@ -140,43 +141,38 @@ def test_a_forked_engine_refuses(engine: Engine) -> None:
     stream = engine.stream(["x"], FREE)
     next(stream)
     request = engine.submit("the", FREE)
-    stepping, forked = threading.Event(), threading.Event()
+    stepping, has_forked = threading.Event(), threading.Event()
     forward = engine._runner.model.forward
 
     def slow(**keywords: Any) -> Any:
         engine._runner.model.forward = forward
         stepping.set()
-        assert forked.wait(60)
+        assert has_forked.wait(60)
         return forward(**keywords)
 
     engine._runner.model.forward = slow
     thread = threading.Thread(target=engine.step)
     thread.start()
     assert stepping.wait(60)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            calls: list[Callable[[], Any]] = [
-                engine.step,
-                lambda: engine.submit("x"),
-                lambda: engine.generate(["x"]),
-                lambda: list(engine.stream(["x"])),
-                lambda: engine.cancel(request),
-            ]
-            for call in calls:
-                with pytest.raises(EngineError, match="forked from it; make an engine in each process"):
-                    call()
-            stream.close()
-            engine.close()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    forked.set()
+
+    def work() -> None:
+        calls: list[Callable[[], Any]] = [
+            engine.step,
+            lambda: engine.submit("x"),
+            lambda: engine.generate(["x"]),
+            lambda: list(engine.stream(["x"])),
+            lambda: engine.cancel(request),
+        ]
+        for call in calls:
+            with pytest.raises(EngineError, match="forked from it; make an engine in each process"):
+                call()
+        stream.close()
+        engine.close()
+
+    wait = forked(work)
+    has_forked.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    wait()
     stream.close()
     while engine.busy:
         engine.step()

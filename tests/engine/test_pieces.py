@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,10 +12,8 @@ from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.pieces import Pieces
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
-from switchrail.platforms.graph import Graph
-from switchrail.testing.graph import RecordedGraph
 
-from tests.engine.capturable import CAPTURABLE
+from tests.engine.capturable import CAPTURABLE, PooledGraph
 from tests.engine.test_graphs import (
     OPTIONS,
     GraphPlatform,
@@ -223,20 +219,6 @@ def test_an_option_leaves_steps_with_prompts_eager(
 ) -> None:
     engine: Engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=DECODES)
     assert {state.kind for state in engine.graphs} == {"decode"}
-
-
-class PooledGraph(RecordedGraph):
-    """A graph whose memory is freed together with the last graph that was captured in it, as on a GPU."""
-
-    def __init__(self, shares: Graph | None = None) -> None:
-        super().__init__(shares)
-        self._owner = None if shares is None else weakref.ref(shares)
-
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        assert self._owner is None or self._owner() is not None, "the memory to share is freed"
-        with super().capture():
-            yield
 
 
 def test_shared_memory_lives_until_the_next_capture_has_begun() -> None:

@@ -3,18 +3,20 @@ from switchrail.hooks import Hooks, chain
 
 from tests.hooks.modules import imported
 
-SOURCE = '''
-def f(a, b=2):
-    """Adds."""
-    return a + b
-
+CLASS = """
 class C:
     def m(self, a, b=2):
         return a + b
 
     def n(self):
         return self.m(1)
+"""
 
+SOURCE = f'''
+def f(a, b=2):
+    """Adds."""
+    return a + b
+{CLASS}
 class D(C):
     pass
 

@@ -63,10 +63,18 @@ class Base(torch.nn.Module):
         return x * 5
 
 
-def one_call():
+def doubling():
+    """A new class, which a test may replace."""
+
     class Scale(torch.nn.Module):
         def forward(self, x):
             return x * 2
+
+    return Scale
+
+
+def one_call():
+    Scale = doubling()
 
     class Replacing(Scale):
         def forward(self, x):
@@ -88,9 +96,7 @@ def the_same_base():
 
 
 def called_by_its_class_and_instance():
-    class Scale(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+    Scale = doubling()
 
     class Replacing(Scale):
         def forward(self, x):
@@ -136,9 +142,7 @@ def a_class_method():
 
 
 def kept_in_a_variable():
-    class Scale(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+    Scale = doubling()
 
     class Replacing(Scale):
         def forward(self, x):
@@ -150,9 +154,7 @@ def kept_in_a_variable():
 
 
 def special_methods():
-    class Scale(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+    Scale = doubling()
 
     class Replacing(Scale):
         def __setattr__(self, name, value):
@@ -172,9 +174,7 @@ def special_methods():
 
 
 def a_name_that_is_not_there():
-    class Scale(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+    Scale = doubling()
 
     class Replacing(Scale):
         def forward(self, x):

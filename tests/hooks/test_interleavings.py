@@ -9,23 +9,17 @@ from functools import partial
 import pytest
 from switchrail.hooks import Hooks, chain, imports
 
-from tests.hooks.conftest import SOURCE
+from tests.hooks.conftest import CLASS, SOURCE
 from tests.interleaving import every_interleaving
 
-MORE = """
+MORE = f"""
 import functools
 
 class Adder:
     def __call__(self, a, b=2):
         return a + b
 
-class Other:
-    def m(self, a, b=2):
-        return a + b
-
-    def n(self):
-        return self.m(1)
-
+{CLASS.replace("class C", "class Other")}
 class E(C):
     @functools.cached_property
     def p(self):

@@ -57,6 +57,12 @@ OPS = [
 ]
 
 
+def every_call(test):
+    """Parametrizes a test by op and phase."""
+    by_phase = pytest.mark.parametrize("phase", ["prefill", "decode"])
+    return pytest.mark.parametrize(("make", "backend"), OPS)(by_phase(test))
+
+
 def _replace(target, source):
     """Copy the numbers of one call, including its batch, into the tensors of another call."""
     for name, tensor in source.tensors.items():
@@ -116,8 +122,7 @@ def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make
     verify(backend, second)
 
 
-@pytest.mark.parametrize(("make", "backend"), OPS)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@every_call
 def test_the_host_never_waits(make, backend, phase):
     backend = backend()
     call = make(phase, 0)
@@ -126,8 +131,7 @@ def test_the_host_never_waits(make, backend, phase):
         call.run(backend)
 
 
-@pytest.mark.parametrize(("make", "backend"), OPS)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@every_call
 def test_at_most_three_launches(make, backend, phase):
     backend = backend()
     call = make(phase, 0)
@@ -175,8 +179,7 @@ class OneLayer:
         return record
 
 
-@pytest.mark.parametrize(("make", "backend"), OPS)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@every_call
 def test_launches_after_the_first_and_tensors_of_other_alignment(make, backend, phase):
     backend = OneLayer(backend())
     fused = make(phase, 0)  # views of one buffer, aligned to 8 bytes

@@ -11,7 +11,9 @@ import fnmatch
 import pytest
 import torch
 from switchrail.testing import isolated
-from switchrail.testing.conformance import Case, Unavailable, select_named
+from switchrail.testing.conformance import Case, select_named
+
+from tests.conformance.running import run_or_skip
 
 pytest.importorskip("triton")
 
@@ -53,7 +55,4 @@ def is_interpreted(case: Case) -> bool:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 def test_a_case(case):
-    try:
-        case()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    run_or_skip(case)

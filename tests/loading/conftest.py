@@ -16,6 +16,7 @@ from switchrail.variables import VARIABLES
 from switchrail.waiting import THREADS
 
 Install = Callable[..., Path]
+Find = Callable[[str], Plugin]
 
 TARGET = """
 import threading

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from switchrail.plugins import Plugin
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
-Install = Callable[..., Path]
+from tests.loading.conftest import Install
 
 GOOD = """
 def after(result, name):

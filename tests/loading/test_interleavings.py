@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from switchrail.registration import Registry
 from switchrail.staging import Staging
 
 from tests.interleaving import every_interleaving
+from tests.loading.conftest import Install
 
-Install = Callable[..., Path]
 ORIGIN = {"kind": "plugin", "distribution": "acme", "version": "1.0", "plugin": "acme"}
 TARGET = "acme_target.greet"
 

@@ -6,18 +6,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
 from switchrail import Runtime, _core
 from switchrail.hooks import Hooks
-from switchrail.plugins import Plugin, loader
+from switchrail.plugins import loader
 from switchrail.staging import Staging
 
-Install = Callable[..., Path]
-Find = Callable[[str], Plugin]
+from tests.loading.conftest import Find, Install
 
 BOTH = """
 calls = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from switchrail.errors import (
     UnknownPluginError,
 )
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
-from switchrail.plugins import Plugin
 from switchrail.variables import LOCK, PLATFORM, TIMEOUT
 
-Install = Callable[..., Path]
-Find = Callable[[str], Plugin]
+from tests.forking import forked
+from tests.loading.conftest import Find, Install
 
 GOOD = """
 def register(registry):
@@ -289,14 +287,11 @@ def test_a_variable_that_is_no_timeout(runtime: Runtime, monkeypatch: pytest.Mon
 def test_a_fork_while_this_thread_loads_can_load(runtime: Runtime, install: Install, find: Find) -> None:
     install("acme-good", GOOD)
 
-    def fork() -> int:
-        child = os.fork()
-        if child == 0:
-            runtime.load()
-            os._exit(0 if find("acme-good").state == "loaded" else 1)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    def work() -> None:
+        runtime.load()
+        assert find("acme-good").state == "loaded"
 
-    assert runtime._loader._alone(fork) == 0
+    runtime._loader._alone(lambda: forked(work)())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -326,22 +321,19 @@ def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
     thread = threading.Thread(target=runtime.load)
     thread.start()
     assert reached.wait(60)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            assert acme_target.greet() == "hello world"
-            assert "both" not in {backend.name for backend in runtime.backends("kda")}
-            go.set()
-            runtime.load()
-            assert acme_target.greet() == "hello there"
-            assert find("acme-both").state == "loaded"
-            assert runtime.backend("kda", "both")
-            status = 0
-        finally:
-            os._exit(status)
+
+    def work() -> None:
+        assert acme_target.greet() == "hello world"
+        assert "both" not in {backend.name for backend in runtime.backends("kda")}
+        go.set()
+        runtime.load()
+        assert acme_target.greet() == "hello there"
+        assert find("acme-both").state == "loaded"
+        assert runtime.backend("kda", "both")
+
+    wait = forked(work)
     go.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    wait()
     assert find("acme-both").state == "loaded"
     assert acme_target.greet() == "hello there"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from switchrail.errors import ArgumentError
 from switchrail.plugins import Plugin
 from switchrail.plugins.declaration import Declaration, declaration_of, in_order
 
-Install = Callable[..., Path]
+from tests.loading.conftest import Install
 
 
 @pytest.fixture

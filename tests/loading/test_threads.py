@@ -8,18 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
 from switchrail import Runtime
-from switchrail.errors import StalePlanError
 from switchrail.ops import GatedDeltaBackend
-from switchrail.plugins import Plugin
 
-Install = Callable[..., Path]
-Find = Callable[[str], Plugin]
+from tests.crew import bind_beside_writers
+from tests.loading.conftest import Find, Install
 
 PLUGINS = [f"acme-p{number}" for number in range(6)]
 
@@ -179,13 +176,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
 
     def plan(rng: random.Random) -> None:
         while not crew.done.is_set():
-            plan = runtime.plan(LAYOUT, device="cpu", dtype="float32")
-            try:
-                bound = runtime.bind(plan)
-            except StalePlanError:  # a writer removed the backend in between
-                continue
-            assert bound.lookup("gated_delta", "decode", 0)
-            assert type(bound.backend("gated_delta", "decode", 0)).__name__ in ("Acme", "TorchGatedDelta")
+            bind_beside_writers(runtime, runtime.plan(LAYOUT, device="cpu", dtype="float32"), "decode")
 
     def look(rng: random.Random) -> None:
         while not crew.done.is_set():

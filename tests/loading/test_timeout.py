@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from switchrail import Runtime, waiting
@@ -19,14 +17,11 @@ from switchrail.errors import (
     PluginError,
     TransactionClosedError,
 )
-from switchrail.plugins import Plugin, attempt
+from switchrail.plugins import attempt
 from switchrail.variables import TIMEOUT
 from switchrail.waiting import THREADS
 
-from tests.loading.conftest import end_threads
-
-Install = Callable[..., Path]
-Find = Callable[[str], Plugin]
+from tests.loading.conftest import Find, Install, end_threads
 
 LATE = """
 import acme_target, switchrail

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
 from switchrail import Runtime
 from switchrail.errors import ConflictError, HookError, OrderError, RegistrationError, TransactionClosedError
-from switchrail.plugins import Plugin
 
-Install = Callable[..., Path]
-Find = Callable[[str], Plugin]
+from tests.loading.conftest import Find, Install
 
 
 @pytest.fixture

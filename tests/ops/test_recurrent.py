@@ -226,6 +226,15 @@ def test_raw_gates_need_their_parameters(op):
 
 
 STATEFUL = {**OPS, "short_conv": (TorchShortConv, short_conv_call)}
+FORMS = {
+    "dtype": st.sampled_from(DTYPES),
+    "initial": st.sampled_from(["all", "some", "none"]),
+    "in_place": st.booleans(),
+    "padded": st.booleans(),
+    "seed": st.integers(0, 2**16),
+}
+"""The forms of a sample of any op with a state."""
+
 every_stateful = pytest.mark.parametrize("op", STATEFUL)
 
 
@@ -233,13 +242,9 @@ every_stateful = pytest.mark.parametrize("op", STATEFUL)
 @settings(max_examples=60, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=0, max_size=5),
-    dtype=st.sampled_from(DTYPES),
-    initial=st.sampled_from(["all", "some", "none"]),
-    in_place=st.booleans(),
     tree=st.booleans(),
-    padded=st.booleans(),
-    seed=st.integers(0, 2**16),
     data=st.data(),
+    **FORMS,
 )
 def test_any_drafts(op, lengths, dtype, initial, in_place, tree, padded, seed, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
@@ -304,12 +309,8 @@ def test_drafts_that_break_the_contract(op):
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 135)), min_size=0, max_size=5),
     every=st.sampled_from([1, 2, 3, 7, 16, 24, 32, 64, 128]),
-    dtype=st.sampled_from(DTYPES),
-    initial=st.sampled_from(["all", "some", "none"]),
-    in_place=st.booleans(),
-    padded=st.booleans(),
-    seed=st.integers(0, 2**16),
     data=st.data(),
+    **FORMS,
 )
 def test_any_checkpoints(op, lengths, every, dtype, initial, in_place, padded, seed, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()

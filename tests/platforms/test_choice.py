@@ -23,6 +23,8 @@ from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentr
 from switchrail.platforms import CpuHardware, CpuPlatform, CpuServing, cuda
 from typer.testing import CliRunner
 
+from tests.forking import forked
+
 pytestmark = pytest.mark.usefixtures("no_cuda")
 
 ACTIVE = """
@@ -362,14 +364,16 @@ def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..
     thread = threading.Thread(target=lambda: runtime.platform)
     thread.start()
     assert began.wait(60)
-    child = os.fork()
-    if not child:
+
+    def work() -> None:
         signal.alarm(60)
-        os._exit(0 if runtime.platform.kind == "oot:acme" else 1)
-    _, status = os.waitpid(child, 0)
-    go_on.set()
-    thread.join()
-    assert status == 0
+        assert runtime.platform.kind == "oot:acme"
+
+    try:
+        forked(work)()
+    finally:
+        go_on.set()
+        thread.join()
     assert runtime.platform.kind == "oot:acme"
 
 
@@ -659,14 +663,16 @@ def test_a_forked_child_initialises_for_itself() -> None:
     thread = threading.Thread(target=platform.initialize)
     thread.start()
     assert began.wait(60)
-    child = os.fork()
-    if not child:
+
+    def work() -> None:
         signal.alarm(60)
         platform.initialize()
-        os._exit(0 if len(calls) == 2 else 1)
-    _, status = os.waitpid(child, 0)
-    go_on.set()
-    thread.join()
-    assert status == 0
+        assert len(calls) == 2
+
+    try:
+        forked(work)()
+    finally:
+        go_on.set()
+        thread.join()
     platform.initialize()
     assert len(calls) == 1

@@ -9,8 +9,10 @@ import time
 import pytest
 import switchrail
 from switchrail import Runtime, _core
-from switchrail.errors import ConflictError, NameTakenError, StalePlanError, SwitchrailError
+from switchrail.errors import ConflictError, NameTakenError, SwitchrailError
 from switchrail.ops import GatedDeltaBackend
+
+from tests.crew import bind_beside_writers, run_watched
 
 LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 SPEC = {
@@ -83,12 +85,8 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
         while not done.is_set():
             plan = runtime.plan(LAYOUT, device="cpu", dtype="float32")
             decisions.extend(plan.decisions)
-            try:
-                bound = runtime.bind(plan)
-            except StalePlanError:  # a writer removed the backend in between
+            if not bind_beside_writers(runtime, plan, "prefill"):
                 continue
-            assert bound.lookup("gated_delta", "decode", 0)
-            assert type(bound.backend("gated_delta", "prefill", 0)).__name__ in ("Acme", "TorchGatedDelta")
             decisions.append(runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32"))
             latest[0] = decisions[-1].version
 
@@ -101,13 +99,7 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
 
     reading = [threading.Thread(target=run, args=(read,)) for _ in range(readers)]
     writing = [threading.Thread(target=run, args=(write, writer)) for writer in range(writers)]
-    for thread in reading + writing:
-        thread.start()
-    for thread in writing:
-        thread.join()
-    done.set()
-    for thread in reading:
-        thread.join()
+    run_watched(writing, reading, done)
     assert errors == []
     assert refused
 

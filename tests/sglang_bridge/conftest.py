@@ -24,7 +24,7 @@ def sglang(monkeypatch):
     for name in [
         name
         for name in sys.modules
-        if name.split(".")[0] in ("sglang", "standin_delta")
+        if name.split(".")[0] in ("sglang", "standin_conv", "standin_delta")
         or name.endswith((".sglang.full", ".sglang.latent", ".sglang.srt_platform"))
     ]:
         del sys.modules[name]

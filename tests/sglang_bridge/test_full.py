@@ -10,6 +10,7 @@ import torch
 from switchrail.errors import BridgeError
 from torch import nn
 
+from tests.sglang_bridge.runner import make_backend
 from tests.sglang_bridge.test_linear import TREES, Mode, allocations, links
 
 H, HKV, D, LAYERS, REQUESTS, LONGEST = 4, 2, 8, 2, 4, 32
@@ -51,39 +52,28 @@ def made(runtime, version):
         mode="prefill",
         **more,
     ):
-        options = {"speculative_algorithm": None, "speculative_attention_mode": mode}
-        if drafts is not None:
-            names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
-            options.update(zip(names, ("EAGLE", *drafts), strict=True))
-        if version == "v23":
-            import_module("sglang.srt.runtime_context").OPTIONS.update(options)
         attention = import_module("sglang.srt.layers.radix_attention").RadixAttention
         layers = nn.ModuleList(
             attention(H, D, D**-0.5, HKV, i, **{"sliding_window_size": 4 if i else -1, **more})
             for i in range(LAYERS)
         )
         layers.append(attention(H, D, D**-0.5, HKV, LAYERS + 1))  # with states, without keys and values
-        table = torch.zeros(REQUESTS, LONGEST, dtype=torch.int32)
-        for request in range(1, REQUESTS):  # pages in a mixed order
-            pages = 1 + (torch.arange(LONGEST // page) * 3 + request) % (tokens // page)
-            table[request] = (pages[:, None] * page + torch.arange(page)).flatten()
-        runner = SimpleNamespace(
-            model=layers,
-            device="cpu",
-            dtype=torch.float32,
-            kv_cache_dtype=torch.float32,
-            page_size=page,
+        return make_backend(
+            version,
+            name,
+            layers,
+            Cache(tokens, page),
+            page=page,
+            pages=tokens // page,
+            requests=REQUESTS,
+            longest=LONGEST,
+            drafts=drafts,
+            options={"speculative_attention_mode": mode},
             use_mla_backend=False,
             prefill_attention_backend_str=(backends or (name, name))[0],
             decode_attention_backend_str=(backends or (name, name))[1],
-            is_draft_worker=False,
-            token_to_kv_pool=Cache(tokens, page),
-            req_to_token_pool=SimpleNamespace(req_to_token=table),
             model_config=SimpleNamespace(context_len=context),
-            server_args=SimpleNamespace(disable_cuda_graph=True, **options),
         )
-        registry = import_module("sglang.srt.layers.attention.attention_registry")
-        return registry.ATTENTION_BACKENDS[name](runner), runner
 
     return make
 

@@ -10,6 +10,7 @@ import torch
 from switchrail.ops.softmax import merge
 from torch import nn
 
+from tests.sglang_bridge.runner import make_backend
 from tests.sglang_bridge.test_linear import TREES, Mode, allocations, links
 
 H, R, E, NOPE, V, LAYERS, LONGEST, TOKENS = 2, 16, 8, 8, 12, 2, 48, 160
@@ -67,31 +68,18 @@ def made(runtime, version):
 
     def make(page=1, drafts=None, name="switchrail:torch", tokens=TOKENS):
         torch.manual_seed(7)
-        options = {"speculative_algorithm": None}
-        if drafts is not None:
-            names = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
-            options = dict(zip(names, ("EAGLE", *drafts), strict=True))
-        if version == "v23":
-            import_module("sglang.srt.runtime_context").OPTIONS.update(options)
-        table = torch.zeros(4, LONGEST, dtype=torch.int32)
-        for request in range(1, 4):
-            pages = 1 + (torch.arange(LONGEST // page) * 3 + request) % (TOKENS // page)
-            table[request] = (pages[:, None] * page + torch.arange(page)).flatten()
-        runner = SimpleNamespace(
-            model=nn.ModuleList(Layer(id) for id in range(LAYERS)),
-            device="cpu",
-            dtype=torch.float32,
-            kv_cache_dtype=torch.float32,
-            page_size=page,
+        return make_backend(
+            version,
+            name,
+            nn.ModuleList(Layer(id) for id in range(LAYERS)),
+            Cache(page, tokens),
+            page=page,
+            pages=TOKENS // page,
+            requests=4,
+            longest=LONGEST,
+            drafts=drafts,
             use_mla_backend=True,
-            is_draft_worker=False,
-            token_to_kv_pool=Cache(page, tokens),
-            req_to_token_pool=SimpleNamespace(req_to_token=table),
-            model_config=SimpleNamespace(context_len=LONGEST),
-            server_args=SimpleNamespace(disable_cuda_graph=True, **options),
         )
-        registry = import_module("sglang.srt.layers.attention.attention_registry")
-        return registry.ATTENTION_BACKENDS[name](runner), runner
 
     return make
 

@@ -14,6 +14,8 @@ import pytest
 from switchrail import Layout, Runtime, RuntimeState, register
 from switchrail.errors import BackendImportError, NameTakenError, UnknownOpError, UnknownPhaseError
 
+from tests.crew import run_watched
+
 CONFIG = {
     "model_type": "kimi_linear",
     "num_hidden_layers": 2,
@@ -197,13 +199,7 @@ def test_threads_see_one_or_the_other(runtime: Runtime, mla: Any) -> None:
 
     threads = [threading.Thread(target=change) for _ in range(2)]
     askers = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in (*threads, *askers):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    for thread in askers:
-        thread.join()
+    run_watched(threads, askers, done)
     assert not wrong
     assert not runtime.is_overridden(*MLA)
     assert len(runtime.stack(*MLA)) == 1

@@ -17,23 +17,12 @@ from switchrail.hooks import imports
 from switchrail.hooks.lock import change_lock
 from switchrail.testing import isolated
 
+from tests.forking import forked
+
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-
-
-def in_a_fork(work: Callable[[], object]) -> None:
-    """Run work in a forked child; failures there fail here."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException as error:
-            os.write(2, f"{error!r}\n".encode())
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_it_has_everything(runtime: Runtime, install: Callable[..., Path], userland: Any) -> None:
@@ -51,7 +40,7 @@ def test_it_has_everything(runtime: Runtime, install: Callable[..., Path], userl
         runtime.register("more", "a:More", op="kda")
         assert runtime.fingerprint() != fingerprint
 
-    in_a_fork(work)
+    forked(work)()
     assert runtime.fingerprint() == fingerprint
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         assert pool.submit(userland.report).result()["fingerprint"] == fingerprint
@@ -64,7 +53,7 @@ def test_it_can_load(runtime: Runtime, install: Callable[..., Path]) -> None:
         assert "loaded" in {plugin.state for plugin in runtime.load(["acme-one"])}
         assert runtime.backend("kda", "one").path == "a:One"
 
-    in_a_fork(work)
+    forked(work)()
     assert "one" not in {backend.name for backend in runtime.backends("kda")}
 
 
@@ -75,7 +64,7 @@ def test_restoring_there_changes_nothing(runtime: Runtime) -> None:
     def work() -> None:
         assert state.restore() is runtime
 
-    in_a_fork(work)
+    forked(work)()
 
 
 LOCKS = {
@@ -104,7 +93,7 @@ def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, lock: threa
     holder.start()
     assert entered.wait(60)
     threading.Timer(0.05, go.set).start()
-    in_a_fork(work)
+    forked(work)()
     assert go.is_set()
     holder.join()
 

@@ -14,8 +14,9 @@ MODULES = (".in_proj", ".out_proj", ".norm")
 FILES = sorted(file for part in ("common", "v23") for file in STANDINS.glob(f"{part}/sglang/**/*.py"))
 
 
-SHARED = STANDINS / "v23/standin_delta.py"
+SHARED = tuple(STANDINS / f"v23/standin_{name}.py" for name in ("conv", "delta"))
 """The classes from which stand-ins inherit."""
+OWN = ("standin", *(file.stem for file in SHARED))
 
 
 def load(name, file):
@@ -35,7 +36,10 @@ def functions(module):
             yield name, value
         for inner, method in inspect.getmembers(value) if inspect.isclass(value) else ():
             function = getattr(method, "__func__", method)
-            if inspect.isfunction(function) and function.__module__ in ("standin", SHARED.stem):
+            if inspect.isfunction(function) and function.__module__ in (
+                "standin",
+                *(file.stem for file in SHARED),
+            ):
                 yield f"{name}.{inner}", method
 
 
@@ -51,7 +55,8 @@ def text(parameters):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_signatures(file):
     name = ".".join(file.relative_to(STANDINS).with_suffix("").parts[1:])
-    load(SHARED.stem, SHARED)
+    for shared in SHARED:
+        load(shared.stem, shared)
     standin = load("standin", file)
     real = importlib.import_module(name)
     for path, function in functions(standin):

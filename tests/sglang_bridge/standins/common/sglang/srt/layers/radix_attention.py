@@ -35,10 +35,6 @@ class RadixAttention(nn.Module):
         self.tp_k_head_num = self.tp_v_head_num = num_kv_heads
         self.qk_head_dim = head_dim
         self.v_head_dim = v_head_dim if v_head_dim != -1 else head_dim
-        self.scaling = scaling
-        self.layer_id = layer_id
-        self.logit_cap = logit_cap
-        self.sliding_window_size = sliding_window_size
-        self.is_cross_attention = is_cross_attention
-        self.attn_type = attn_type
+        self.__dict__.update(scaling=scaling, layer_id=layer_id, logit_cap=logit_cap, attn_type=attn_type)
+        self.__dict__.update(sliding_window_size=sliding_window_size, is_cross_attention=is_cross_attention)
         self.xai_temperature_len = -1

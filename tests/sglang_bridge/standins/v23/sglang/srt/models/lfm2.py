@@ -1,21 +1,8 @@
 """Stand-in: a layer that is a convolution only."""
 
-import torch
-from torch import nn
+from standin_conv import ShortConv
 
 
-class Lfm2ShortConv(nn.Module):
-    def __init__(self, config, layer_idx):
-        super().__init__()
-        self.layer_idx = layer_idx
-        self.conv_weight = nn.Parameter(torch.empty(config.hidden_size, config.conv_L_cache))
-        self.conv_bias = nn.Parameter(torch.empty(config.hidden_size))
-
-    def in_proj(self, hidden_states):
-        return hidden_states, None
-
-    def out_proj(self, x):
-        return x, None
-
+class Lfm2ShortConv(ShortConv):
     def forward(self, hidden_states, forward_batch):
         return "SGLang's forward"
