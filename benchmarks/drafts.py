@@ -3,12 +3,18 @@
     python -m benchmarks.drafts                  # one GPU: 12 layers, B = 1, 32
     python -m benchmarks.drafts --tiny           # a trial without a GPU
     python -m benchmarks.drafts --accepted       # only how many drafts are accepted, on the CPU
+    python -m benchmarks.drafts --part texts     # only the trained checkpoint end to end; or steps, forced
 
 Steps of a Qwen3-Next slice with random weights are timed on the device (medians): a *decode*; a *verify* of 4
 rows per sequence up to the logits; and the *commit* after it, which determines the accepted rows and writes
 states. With deferred commits, a verify includes the commit of the previous verify. Both ways are timed. Then
 the trained checkpoint continues texts without drafts and with each kind of draft, greedily. First, the
 outputs are compared with those without drafts; in bfloat16 some differ by rounding.
+
+Accepted drafts of a slice with random weights would say nothing. So the part `forced` replaces the tokens
+that a draft proposes: the number of right ones has the distribution that the trained head has (`ACCEPTED`),
+or n-gram lookup. The head has random weights and the slice's widths, and runs all of its steps. The slice's
+embeddings are so large, and its output layer such, that each token determines the next one.
 
 `--accepted` continues 200 passages from chapters that were not in the training text, by 32 tokens each, in
 float32, with each kind of draft and different numbers of drafts.
@@ -17,6 +23,7 @@ float32, with each kind of draft and different numbers of drafts.
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -25,19 +32,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import switchrail
 import torch
+from safetensors.torch import save_file
 from switchrail import SamplingParams
 from switchrail.engine import Engine
 from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.files import MTP_WEIGHTS
+from switchrail.engine.models.mtp import QwenHead
 from switchrail.engine.runner import Runner
 from switchrail.engine.scheduler import Schedule
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.arguments import make_parser
-from benchmarks.serving.slices import TINY, TOKENIZER, WIDTHS, make_checkpoint
+from benchmarks.serving.slices import TINY, TOKENIZER, WIDTHS, make_checkpoint, random_weights
 
 HELD_OUT = TOKENIZER.parent / "held_out.txt"
 SMALL = TOKENIZER.parent / "kjv-draft"
@@ -52,6 +65,39 @@ KINDS: tuple[tuple[str, Any], ...] = (
     ("a small model", SMALL),
     ("the model itself", TOKENIZER),
 )
+
+
+NEXT, SHIFT = 5, 7
+"""In the part `forced`, token t is followed by NEXT t + SHIFT, modulo the size of the vocabulary."""
+
+ACCEPTED = {"ngram": (0.0,) * 5, "mtp": (0.0,) * 5}
+"""By kind of draft, the share of verifications that accept 0 to 4 of 4 drafts (`--accepted`)."""
+
+
+class Forced(Drafts):
+    """Proposes right tokens, as many as a distribution says, then wrong ones. Lets a head run its steps."""
+
+    def __init__(self, shares: Sequence[float], vocab_size: int, head: Drafts | None) -> None:
+        self._shares, self._size, self._head = shares, vocab_size, head
+        self._draw = random.Random(0)
+        self.ahead = 0 if head is None else head.ahead
+
+    def look_ahead(self, tasks: Any, verified: Any) -> None:
+        if self._head is not None:
+            self._head.look_ahead(tasks, verified)
+
+    def propose(self, tasks: Any, limits: Any) -> Drafted:
+        if self._head is not None:
+            self._head.propose(tasks, limits)
+        found = []
+        for task, limit in zip(tasks, limits, strict=True):
+            (right,) = self._draw.choices(range(len(self._shares)), self._shares)
+            token, tokens = task.tokens[-1], list[int]()
+            for place in range(limit):
+                token = (NEXT * token + SHIFT + (place == right)) % self._size
+                tokens.append(token)
+            found.append(tokens)
+        return Drafted(found)
 
 
 class Nothing(Drafts):
@@ -160,7 +206,7 @@ def time_step(
 def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, Any]]:
     """A row per number of texts and kind of draft."""
     text = HELD_OUT.read_text("utf-8")
-    found = []
+    found: list[dict[str, Any]] = []
     for size in sizes:
         step = (len(text) - 400) // size
         prompts = [text[i * step : i * step + 200] for i in range(size)]
@@ -195,10 +241,100 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
     return found
 
 
+def add_head(path: Path, device: str) -> None:
+    """Add a head with random weights to a checkpoint without one."""
+    config = json.loads((path / "config.json").read_text()) | {
+        "mtp_num_hidden_layers": 1,
+        "mtp_layer_types": ["full_attention"],
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
+    with torch.device(device):
+        head = QwenHead(model, switchrail.Layout.from_config(path).drafts).to(torch.bfloat16)
+    weights = {}
+    for name, weight in head.state_dict().items():
+        scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.0
+        weights[f"mtp.{name}"] = (torch.randn_like(weight) * scale).cpu()
+    save_file(weights, path / MTP_WEIGHTS)
+
+
+@torch.no_grad()
+def determine(engine: Engine) -> None:
+    """Let each token determine the next one, with a margin far above rounding."""
+    model: Any = engine._runner.model
+    embeddings, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    size = len(embeddings)
+    embeddings.copy_(torch.randn_like(embeddings) * 8)
+    following = (NEXT * torch.arange(size, device=embeddings.device) + SHIFT) % size
+    output[following] = embeddings / 64
+
+
+def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3) -> list[dict[str, Any]]:
+    """A row per number of sequences and kind of draft, with forced acceptance."""
+    found: list[dict[str, Any]] = []
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    for size in sizes:
+        plain = 0.0
+        for name, draft in (("none", None), ("ngram", "ngram"), ("mtp", "mtp")):
+            length = LONGEST + NEW_TOKENS
+            options = {"draft": draft, "max_sequences": max(size, 2), "max_length": length}
+            options |= {"page_size": 16, "num_pages": 2 + max(size, 2) * -(-length // 16)}
+            with Engine(path, device=device, options=options) as engine:
+                determine(engine)
+                if draft is not None:
+                    head = engine._core.drafts if draft == "mtp" else None
+                    engine._core.drafts = Forced(ACCEPTED[draft], engine._vocab_size, head)
+                draw = random.Random(1)
+                prompts = [[draw.randrange(engine._vocab_size) for _ in range(200)] for _ in range(size)]
+                outputs = engine.generate(prompts, params)
+                followed = sum(
+                    next == (NEXT * token + SHIFT) % engine._vocab_size
+                    for output in outputs
+                    for token, next in pairwise(output.tokens)
+                )
+                seconds = []
+                before = engine.stats
+                for _ in range(repeats):
+                    start = time.perf_counter()
+                    engine.generate(prompts, params)
+                    seconds.append(time.perf_counter() - start)
+                stats = engine.stats
+            verified = stats.verifications - before.verifications
+            row: dict[str, Any] = {
+                "sequences": size,
+                "draft": name,
+                "tokens_per_s": size * NEW_TOKENS / statistics.median(seconds),
+                "steps": (stats.steps - before.steps) / repeats,
+                "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
+                "right": followed / (size * (NEW_TOKENS - 1)),
+            }
+            plain = plain or row["tokens_per_s"]
+            row["against"] = row["tokens_per_s"] / plain
+            found.append(row)
+            print(
+                f"slice, {size} sequences, draft {name}, acceptance forced: {row['tokens_per_s']:,.0f} "
+                f"tokens/s ({row['against']:.2f} of plain), {row['steps']:.0f} steps, "
+                f"{row['accepted']:.2f} accepted per verification; {row['right']:.1%} as determined",
+                flush=True,
+            )
+    return found
+
+
 def passages(count: int) -> list[str]:
     """Passages that begin at regular distances. Many overlap."""
     text = HELD_OUT.read_text("utf-8")
     return [text[i * (len(text) - 400) // count :][:CHARACTERS] for i in range(count)]
+
+
+def counting(counts: Counter[int], keep: Callable[..., None]) -> Callable[..., None]:
+    """A function that counts how many drafts each verification accepts."""
+
+    def counted(one: Any, run: Sequence[int]) -> None:
+        counts[len(run) - 1] += bool(one.drafts)
+        keep(one, run)
+
+    return counted
 
 
 def count_accepted(count: int) -> list[dict[str, Any]]:
@@ -212,10 +348,13 @@ def count_accepted(count: int) -> list[dict[str, Any]]:
             options = {"draft": draft, "draft_tokens": drafts, "draft_branches": branches}
             options |= {"max_sequences": 40, "max_length": LONGEST}
             with Engine(TOKENIZER, device="cpu", dtype="float32", options=options) as engine:
+                counts = Counter[int]()
+                engine._core._keep = counting(counts, engine._core._keep)  # type: ignore[method-assign]
                 engine.generate(passages(count), params)
                 stats = engine.stats
             row = {"draft": name, "drafts": drafts, "branches": branches}
             row |= {"accepted": stats.accepted_per_verification, "verifications": stats.verifications}
+            row["shares"] = [round(counts[n] / max(1, sum(counts.values())), 4) for n in range(drafts + 1)]
             found.append(row)
             print(
                 f"draft {name}, {drafts} drafts{', 2 branches' * (branches == 2)}: "
@@ -231,6 +370,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
+    parser.add_argument("--part", choices=("steps", "texts", "forced"), help="only this part")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     parser.add_argument("--accepted", action="store_true", help="only count accepted drafts, on the CPU")
     parser.add_argument("--kernels", action="store_true", help="also count kernels; needs a GPU")
@@ -252,10 +392,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         layers, experts, vocabulary = (
             (4, 16, 3072) if options.tiny else (options.layers, options.experts, options.vocabulary)
         )
-        path = make_checkpoint(
-            Path(name) / "slice", layers, experts, vocabulary, widths=widths, device=device
-        )
         cached = 32 if options.tiny else CACHED
+
+        def make(part: str, *, stored: bool) -> Path:
+            own: dict[str, Any] = {"widths": widths, "device": device, "stored": stored}
+            return make_checkpoint(Path(name) / part, layers, experts, vocabulary, **own)
+
+        def steps() -> list[dict[str, Any]]:
+            path, kinds = make("steps", stored=True), (False, True)
+            return [row for one in kinds for row in time_steps(path, sizes, device, cached, deferred=one)]
+
+        def forced() -> list[dict[str, Any]]:
+            path = make("forced", stored=False)
+            add_head(path, device)
+            with random_weights(device):
+                return time_forced(path, sizes, device)
+
+        parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "steps": steps,
+            "forced": forced,
+            "texts": lambda: time_texts(sizes, device, "float32" if options.tiny else "bfloat16"),
+        }
+        chosen = [options.part] if options.part else [*parts]
+        rows = {part: parts[part]() for part in chosen}
         steps = [
             row
             for deferred in (False, True)
@@ -263,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
     texts = time_texts(sizes, device, "float32" if options.tiny else "bfloat16")
     if options.json:
-        options.json.write_text(json.dumps({"steps": steps, "texts": texts}, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
