@@ -400,7 +400,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         def steps() -> list[dict[str, Any]]:
             path, kinds = make("steps", stored=True), (False, True)
-            return [row for one in kinds for row in time_steps(path, sizes, device, cached, deferred=one)]
+            given: dict[str, Any] = {"kernels": options.kernels}
+            return [
+                row for one in kinds for row in time_steps(path, sizes, device, cached, deferred=one, **given)
+            ]
 
         def forced() -> list[dict[str, Any]]:
             path = make("forced", stored=False)
@@ -415,12 +418,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         chosen = [options.part] if options.part else [*parts]
         rows = {part: parts[part]() for part in chosen}
-        steps = [
-            row
-            for deferred in (False, True)
-            for row in time_steps(path, sizes, device, cached, deferred=deferred, kernels=options.kernels)
-        ]
-    texts = time_texts(sizes, device, "float32" if options.tiny else "bfloat16")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

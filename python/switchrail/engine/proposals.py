@@ -227,7 +227,7 @@ class Proposals:
         form, count = self.form, verified.rows.shape[1]
         rows, tokens = self._rows[:, :count], self._tokens[:count]
         rows[:3].copy_(verified.rows)
-        rows[_LENGTH] += form.first
+        rows[_LENGTH] += form.first * (verified.rows[_SLOT] >= 0)
         accepted = verified.news[:, 0]
         rows[_COUNT].copy_((accepted + 1 + form.held).masked_fill(verified.rows[_SLOT] < 0, 0))
         if form.held:
