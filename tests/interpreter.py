@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,8 @@ def avoid_repeated_work() -> None:
     launch has replaced them already. It computes each integer sum in int64 as well, for an overflow check
     that is omitted unless the interpreter's option `debug` is on. It creates a type, a shape and a size for
     each value, although a kernel has only a few dozen of each. It compares and converts the types of both
-    operands of each sum; see `tests.operators`.
+    operands of each sum; see `tests.operators`. It parses and compiles a function again when a module is
+    loaded again.
 
     With a GPU nothing is replaced, since the same classes compile kernels.
     """
@@ -69,6 +71,7 @@ def avoid_repeated_work() -> None:
     )
     semantic.to_tensor = _to_tensor(semantic.to_tensor, core.tensor)
     interpreter._get_np_dtype = types.numpy_dtype
+    _keep_code(interpreter)
     GridExecutor.__call__ = run_launch
     _share(core.pointer_type, types.pointer)
     _share(core.block_type, types.block)
@@ -164,6 +167,31 @@ def _replace_builtins(
                 scope.set_attr(place, name, call)
 
     return replace
+
+
+def _keep_code(interpreter: Any) -> None:
+    """Let equal functions, such as those of a module that is loaded again, be rewritten once."""
+    rewriter = interpreter.FunctionRewriter
+    rewrite: Callable[[Any], Any] = rewriter.rewrite_ast
+    rewritten: dict[tuple[CodeType, str], CodeType] = {}
+    last: list[CodeType] = []
+
+    def compile_tree(source: Any, **kwargs: Any) -> CodeType:
+        last[:] = [source if isinstance(source, CodeType) else compile(source, **kwargs)]
+        return last[0]
+
+    def rewrite_once(self: Any) -> Any:
+        key = self.fn.__code__, repr((self.fn.__annotations__, self.fn.__defaults__))
+        if key in rewritten:
+            return self._compile_and_exec(rewritten[key])
+        last.clear()
+        function = rewrite(self)
+        if last:
+            rewritten[key] = last[0]
+        return function
+
+    interpreter.compile = compile_tree
+    rewriter.rewrite_ast = rewrite_once
 
 
 def _to_tensor(convert: Callable[..., Any], tensor: Any) -> Callable[..., Any]:

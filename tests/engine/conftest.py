@@ -77,6 +77,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with one layer of each kind, for files in which layers of a kind are not told apart.
+
+    Such a file names a fixture of its own `checkpoint`, which returns this one.
+    """
+    changes = {"num_hidden_layers": 2, "layer_types": CONFIG["layer_types"][:2]}
+    return make_checkpoint(tmp_path_factory.mktemp("small"), **changes)
+
+
 @pytest.fixture
 def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
     """Make engines of the tiny checkpoint on a runtime of its own, and close them after the test."""
@@ -102,7 +112,7 @@ class Plain:
     def generate(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[Output]:
-        key = repr((self._options, prompts, params))
+        key = repr((self._checkpoint, self._options, prompts, params))
         if key not in self._known:
             runtime = switchrail.Runtime()
             with Engine(self._checkpoint, runtime=runtime, device="cpu", options=self._options) as engine:
@@ -111,7 +121,13 @@ class Plain:
 
 
 @pytest.fixture(scope="session")
-def plain_engine(checkpoint: Path) -> Callable[[Mapping[str, Any]], Plain]:
+def known_outputs() -> dict[str, list[Output]]:
+    return {}
+
+
+@pytest.fixture
+def plain_engine(
+    checkpoint: Path, known_outputs: dict[str, list[Output]]
+) -> Callable[[Mapping[str, Any]], Plain]:
     """Give the outputs that other engines' outputs are compared with."""
-    known: dict[str, list[Output]] = {}
-    return lambda options: Plain(checkpoint, options, known)
+    return lambda options: Plain(checkpoint, options, known_outputs)

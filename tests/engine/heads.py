@@ -69,6 +69,7 @@ class Scratch:
 
     def __init__(self, model: Any, steps: list[MtpStep]) -> None:
         self.model, self.steps = model, steps
+        self._hidden: dict[tuple[int, ...], torch.Tensor] = {}
 
     def propose(self, text: list[int], count: int) -> list[int]:
         """The greedy drafts after a text whose last token the model has not run."""
@@ -82,7 +83,9 @@ class Scratch:
         """The logits [vocabulary] of the draft that follows some drafts."""
         ids = torch.tensor([text])
         decoder = self.model.get_decoder()
-        hidden = decoder(ids[:, :-1], use_cache=False).last_hidden_state
+        if (key := tuple(text)) not in self._hidden:
+            self._hidden[key] = decoder(ids[:, :-1], use_cache=False).last_hidden_state
+        hidden = self._hidden[key]
         tokens = ids[:, 1:]
         for turn in range(len(drafts) + 1):
             step = self.steps[min(turn, len(self.steps) - 1)]

@@ -422,13 +422,12 @@ def test_off_is_the_default(make_engine: Make) -> None:
 
 
 def test_the_platforms_functions_give_way_to_torchs_own(
-    compiled: Make, make_engine: Make, tmp_path: Path
+    compiled: Make, make_engine: Make, two_layers: Path
 ) -> None:
     """Compiled layers call torch's own functions instead of the platform's; eager layers call the platform's.
 
     Some weights were prepared for the platform's functions.
     """
-    path = make_checkpoint(tmp_path, num_experts=0)
     calls: Counter[str] = Counter()
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -443,11 +442,11 @@ def test_the_platforms_functions_give_way_to_torchs_own(
     for operation, function in {**OPERATIONS, QKNormRope: write_and_rotate}.items():
         platform.serving.register_oot_forward(operation.name, counting(operation.name, function))
     prompts = make_prompts()[:4]
-    expected = tokens(make_engine(path, options=OPTIONS), prompts)
-    assert tokens(compiled(platform, path, compile="off"), prompts) == expected
+    expected = tokens(make_engine(two_layers, options=OPTIONS), prompts)
+    assert tokens(compiled(platform, two_layers, compile="off"), prompts) == expected
     assert set(calls) == {operation.name for operation in OPERATIONS}
     calls.clear()
-    engine = compiled(platform, path)
+    engine = compiled(platform, two_layers)
     assert tokens(engine, prompts) == expected
     assert set(reasons(engine).values()) == {None}
     assert platform.compiled == 4

@@ -43,6 +43,11 @@ class Transfers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
+
+
 @pytest.fixture
 def engine(make_engine: Make, captured_runtime: switchrail.Runtime) -> Engine:
     return make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)

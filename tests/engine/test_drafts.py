@@ -48,6 +48,11 @@ DRAFTED = {**OPTIONS, "draft": "ngram"}
 FREE = SamplingParams(max_new_tokens=20, ignore_eos=True)
 
 
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
+
+
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Engine, list[Output]]]:
     """The trained checkpoint's own continuations of 200 prompts, and an engine with drafts."""
@@ -494,6 +499,7 @@ class Pauses(Drafts):
 def test_commits_are_left_to_the_next_verification(
     case: str,
     make_engine: Make,
+    plain_engine: Any,
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -505,7 +511,7 @@ def test_commits_are_left_to_the_next_verification(
     commit = DeferringDelta.commit
     monkeypatch.setattr(DeferringDelta, "commit", lambda *given: (commits.append(given), commit(*given)))
     prompts = make_prompts(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     drafts = Pauses(expected)
     engine = make_engine(
         runtime=verified_runtime,
@@ -538,12 +544,15 @@ def test_commits_are_left_to_the_next_verification(
 
 @pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
 def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
-    make_engine: Make, verified_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+    make_engine: Make,
+    plain_engine: Any,
+    verified_runtime: switchrail.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a verification is accepted, an interrupt ends its requests, and other sequences get their
     slots."""
     prompts = make_prompts(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     drafts = Pauses(expected)
     engine = make_engine(
         runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": drafts}
@@ -571,6 +580,7 @@ def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
 def test_a_commit_is_not_left_to_another_backend(
     few: str,
     make_engine: Make,
+    plain_engine: Any,
     verified_runtime: switchrail.Runtime,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -578,7 +588,7 @@ def test_a_commit_is_not_left_to_another_backend(
     """If small and large verifications have different backends, commits are not deferred."""
     monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
     prompts = make_prompts(24)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     features = "cuda_graph", "device_parents"
     verified_runtime.register(
         "committing", CapturableDelta, op="gated_delta", phases=("verify",), features=features, priority=-2

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ MTP = {**DRAFTED, "draft": "mtp"}
 HEADS = {"full": [FULL], "linear": [LINEAR], "several": [LINEAR, FULL, LINEAR]}
 
 
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
+
+
 @pytest.fixture(scope="session", params=HEADS)
 def headed(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
@@ -47,6 +52,7 @@ def headed(
     return make_head(checkpoint, tmp_path_factory.mktemp("headed"), HEADS[request.param])
 
 
+@cache
 def scratch(path: Path) -> Scratch:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
     drafts = switchrail.Layout.from_config(path).drafts
@@ -108,16 +114,18 @@ def second_best(head: Scratch, text: list[int], drafts: list[int]) -> int:
     return int(logits.topk(2).indices[1])
 
 
-@pytest.mark.parametrize("tokens", [4, 5])
-def test_trees_of_a_head(tokens: int, make_engine: Make, headed: Path) -> None:
+@pytest.mark.parametrize(("tokens", "kinds"), [(4, ("own", "none")), (5, ("all", "random"))], ids=["4", "5"])
+def test_trees_of_a_head(
+    tokens: int, kinds: tuple[str, ...], make_engine: Make, plain_engine: Any, headed: Path
+) -> None:
     """A tree is a chain of the best tokens, with the second best token of each place as a leaf.
 
     Hidden states of accepted rows move to their positions: later proposals are those from scratch.
     """
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     options = {**MTP, "draft_branches": 2, "draft_tokens": tokens, "max_tokens_per_step": 48}
-    for kind in ("own", *FORCED):
+    for kind in kinds:
         engine = make_engine(headed, options=options)
         trees = Trees(expected, FORCED.get(kind, FORCED["all"]), ragged=kind == "random")
         steered = Steered(drafts_of(engine), trees, own=kind == "own")
@@ -136,10 +144,14 @@ def test_trees_of_a_head(tokens: int, make_engine: Make, headed: Path) -> None:
 
 
 def test_hidden_states_move_in_captured_verifications(
-    make_engine: Make, checkpoint: Path, tmp_path: Path, verified_runtime: switchrail.Runtime
+    make_engine: Make,
+    plain_engine: Any,
+    checkpoint: Path,
+    tmp_path: Path,
+    verified_runtime: switchrail.Runtime,
 ) -> None:
     prompts = make_prompts(12)
-    expected = make_engine(options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     folder = make_head(checkpoint, tmp_path)
     options = {**MTP, "draft_branches": 2}
     engine = make_engine(folder, runtime=verified_runtime, device=GraphPlatform(), options=options)
@@ -209,7 +221,19 @@ def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: P
         assert tokens == head.propose(text, len(tokens))
 
 
-@pytest.mark.parametrize("length", [7, 8, 9, 10])
+@pytest.mark.parametrize(
+    ("headed", "length"),
+    [
+        ("several", 7),
+        ("several", 8),
+        ("several", 9),
+        ("several", 10),
+        ("full", 8),
+        ("full", 9),
+        ("linear", 8),
+    ],
+    indirect=["headed"],
+)
 def test_samples_share_no_keys_that_depend_on_their_own_tokens(
     length: int, make_engine: Make, headed: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -92,3 +94,22 @@ def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
     assert any(result for known in operators.KNOWN.values() for result in known.values())
     assert len(expected.unique()) > 8
     assert all(torch.equal(result.view(torch.int32), expected.view(torch.int32)) for result in results)
+
+
+def test_a_function_is_rewritten_again_if_it_has_changed(tmp_path):
+    """Equal functions of several modules are rewritten once, and others again."""
+    source = (
+        "import triton, triton.language as tl\n@triton.jit\n"
+        "def write(p_out, N: tl.constexpr = 3):\n    tl.store(p_out, tl.program_id(0) + N * 1)\n"
+    )
+    found = []
+    for old, new in (("", ""), ("", ""), ("* 1", "* 2"), ("= 3", "= 4")):
+        path = tmp_path / f"rewritten_{len(found)}.py"
+        path.write_text(source.replace(old, new))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        out = torch.zeros(1, dtype=torch.int32)
+        module.write[(1,)](out)
+        found.append(int(out))
+    assert found == [3, 3, 6, 4]

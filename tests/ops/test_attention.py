@@ -100,8 +100,18 @@ def test_decode_gathers_about_one_length_at_once(backend):
     assert len(groups[0].tokens) == 40 * 20
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("features", FEATURES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "features"),
+    [
+        *((torch.float32, one) for one in FEATURES),
+        *zip(
+            (torch.bfloat16, torch.float64, torch.float16, torch.bfloat16, torch.float16),
+            FEATURES,
+            strict=True,
+        ),
+    ],
+    ids=str,
+)
 def test_long_sequences_and_long_pasts(backend, dtype, features):
     lengths = [700, BLOCK + 1, 2, 1]
     call = attention_call(

@@ -58,8 +58,17 @@ def test_decode_of_many_lengths(backend, dtype, absorbed, norm):
     verify(backend, call)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("absorbed", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "absorbed"),
+    [
+        (torch.float32, True),
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        (torch.float16, False),
+        (torch.float64, False),
+    ],
+    ids=str,
+)
 def test_a_long_prefix_is_merged_from_pieces(backend, dtype, absorbed):
     call = mla_call(
         [KEYS + 70, 300, 2, 1],
