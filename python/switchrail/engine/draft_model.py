@@ -122,7 +122,7 @@ class DraftModel(Drafts):
         own = {} if known is None else known.tokens(limit)
         tokens, odds = self._step_by_step([task for task in tasks if task not in own], limit)
         every = {task: own[task] if task in own else _stacked(tokens[task]) for task in tasks}
-        is_drawn = any(task.params.temperature > 0 and limit[task] for task in tasks)
+        is_drawn = any(task.params.temperature > 0 and len(every[task]) for task in tasks)
         if is_drawn:
             zeros = torch.zeros((), dtype=torch.float64, device=self._newest.device)
             zeros = zeros.expand(self.runner.vocab_size if own else 0)
