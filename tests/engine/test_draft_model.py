@@ -34,7 +34,7 @@ __all__ = ["captured_runtime"]
 Make = Callable[..., Engine]
 LINEAR, FULL = "linear_attention", "full_attention"
 LAYOUTS = {
-    "linear first": [LINEAR, FULL],
+    "linear first": [LINEAR, FULL, LINEAR],
     "full first": [FULL, LINEAR, LINEAR],
     "full only": [FULL],
     "linear only": [LINEAR, LINEAR],
