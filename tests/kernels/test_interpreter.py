@@ -17,6 +17,11 @@ from triton.runtime import interpreter
 
 from tests import operators
 
+where_replaced = pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9),
+    reason="before Triton 3.9 the interpreter has other functions, which `avoid_repeated_work` leaves alone",
+)
+
 
 @triton.jit
 def doubled(b_x):
@@ -29,10 +34,7 @@ def double(p_x, p_y, N: tl.constexpr):
         tl.store(p_y + i, doubled(doubled(tl.load(p_x + i))))
 
 
-@pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9),
-    reason="before Triton 3.9 the interpreter has other functions, which `avoid_repeated_work` leaves alone",
-)
+@where_replaced
 def test_calls_of_device_functions_replace_nothing_again(monkeypatch):
     replaced = []
     replace = interpreter._patch_builtin
@@ -69,6 +71,7 @@ def operate(p_a, p_b, p_out, N: tl.constexpr, B: tl.constexpr):
     )
 
 
+@where_replaced
 @pytest.mark.parametrize("other", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64])
 def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
