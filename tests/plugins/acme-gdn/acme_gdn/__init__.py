@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from switchrail import Registry
 
 
-PHASES = ("prefill", "decode", "verify")
+SERVED: Mapping[str, Any] = {"phases": ("prefill", "decode", "verify"), "devices": ("cpu", "cuda")}
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ def register(registry: Registry) -> None:
         "acme",
         "acme_gdn.kernel:AcmeGatedDelta",
         op="gated_delta",
-        phases=PHASES,
-        devices=("cpu", "cuda"),
+        **SERVED,
         state_layouts=("VK",),
         features=("row_states", "device_parents"),
         config=AcmeConfig,
@@ -42,8 +41,7 @@ def register(registry: Registry) -> None:
         "acme",
         "acme_gdn.kernel:AcmeAttention",
         op="attention",
-        phases=PHASES,
-        devices=("cpu", "cuda"),
+        **SERVED,
         features=("trees", "device_parents"),
         priority=-10,
     )
