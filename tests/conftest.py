@@ -67,6 +67,9 @@ gc.disable()  # until the tests are collected, since nearly all objects made unt
 WHOLE_FILES = (
     "tests/wheel/test_wheel.py",
     "tests/test_plugin_guide.py",
+    "tests/engine/test_drafts.py",
+    "tests/engine/test_mtp.py",
+    "tests/engine/test_draft_model.py",
     "tests/engine/test_interrupts.py",
     "tests/engine/test_parity.py",
     "tests/benchmarks/test_ops.py",

@@ -647,7 +647,11 @@ def test_padding_reads_nothing_of_others(
     assert "verify" in {key.kind for key in seen}
 
 
-@pytest.mark.parametrize("where", ["eager", "captured"])
+@pytest.mark.parametrize(
+    ("where", "verified_runtime"),
+    [("eager", "committed"), ("captured", "committed"), ("captured", "deferred")],
+    indirect=["verified_runtime"],
+)
 @pytest.mark.parametrize("kind", FORCED)
 def test_trees(
     kind: str, where: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ from switchrail.testing.graph import RecordedGraph
 
 from tests.engine.capturable import CAPTURABLE, PooledGraph
 from tests.engine.conftest import Plain
+
+
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
 
 
 class GraphServing(CpuServing):

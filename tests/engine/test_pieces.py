@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,11 @@ from tests.engine.test_graphs import (
 assert captured_runtime
 
 DECODES = {**OPTIONS, "capture": "decode"}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
 
 
 @pytest.fixture
