@@ -17,7 +17,7 @@ import torch
 from switchrail._core import PHASES
 from switchrail.checks import is_count
 from switchrail.engine.checkpoint import read_config
-from switchrail.engine.drafts import Drafted, Drafts
+from switchrail.engine.drafts import Drafted, Drafts, Verified
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.loading import LoadedModel, load_model
@@ -29,7 +29,7 @@ from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.sequences import Sequences
-from switchrail.engine.step import Step, Verified
+from switchrail.engine.step import Step
 from switchrail.engine.task import Task
 from switchrail.engine.transfer import sent
 from switchrail.errors import ConfigError

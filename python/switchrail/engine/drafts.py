@@ -13,8 +13,6 @@ from switchrail.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-    from switchrail.engine.step import Verified
-
 
 NONE: Final = -2
 """The entry of a row without a draft in a table of parents."""
@@ -55,6 +53,23 @@ class Drafted:
         for parent in self.parent_rows(number):
             found.append(found[parent] + 1)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a captured verification accepts, on the device.
+
+    Attributes:
+        rows: [3, sequences] int64: each sequence's length before the step, its slot, and its number of pages;
+            slot -1 for padding.
+        before: [sequences] int64, the newest token before the step.
+        news: [sequences, 1 + X] int64, for each sequence the number of accepted drafts, these drafts, and the
+            token after them.
+    """
+
+    rows: torch.Tensor
+    before: torch.Tensor
+    news: torch.Tensor
 
 
 class Drafts(ABC):

@@ -14,11 +14,12 @@ import torch
 from switchrail.engine.capture import CapturePlan, GraphState
 from switchrail.engine.capturer import Captured
 from switchrail.engine.decodes import Decodes
+from switchrail.engine.drafts import Verified
 from switchrail.engine.keys import Key
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.proposals import Lacking, Proposals
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Ran, Verified
+from switchrail.engine.step import Ran
 from switchrail.engine.verifications import Verifications
 from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain

@@ -12,10 +12,11 @@ import torch
 from switchrail._core import PAGED_OPS, BoundPlan
 from switchrail.dispatch import Dispatcher, Prepared
 from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.drafts import Verified
 from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.keys import Key
 from switchrail.engine.pieces import Pieces
-from switchrail.engine.step import Step, Verified
+from switchrail.engine.step import Step
 from switchrail.engine.transfer import transfer
 from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds

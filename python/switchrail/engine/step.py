@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from switchrail.dispatch import Part
-from switchrail.engine.drafts import NONE
+from switchrail.engine.drafts import NONE, Verified
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.transfer import transfer
@@ -64,23 +64,6 @@ class Step:
     parts: tuple[Part, ...]
     real_rows: torch.Tensor | None = None
     drafts: DraftRows | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What a captured verification accepts, on the device.
-
-    Attributes:
-        rows: [3, sequences] int64: each sequence's length before the step, its slot, and its number of pages;
-            slot -1 for padding.
-        before: [sequences] int64, the newest token before the step.
-        news: [sequences, 1 + X] int64, for each sequence the number of accepted drafts, these drafts, and the
-            token after them.
-    """
-
-    rows: torch.Tensor
-    before: torch.Tensor
-    news: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from switchrail.dispatch import Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
 from switchrail.engine.decodes import GREEDY, are_greedy, is_capturable
 from switchrail.engine.deferred import DeferredCommits
-from switchrail.engine.drafts import Drafted
+from switchrail.engine.drafts import Drafted, Verified
 from switchrail.engine.keys import Key
 from switchrail.engine.pieces import Pieces
 from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Ran, Step, Verified
+from switchrail.engine.step import Ran, Step
 from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
 
