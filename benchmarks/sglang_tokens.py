@@ -6,12 +6,13 @@
 
 PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the repository's trained
 checkpoint in bfloat16, with experts in every layer. 30 prompts of 4 to 90 tokens have 16 new tokens each,
-greedy. Each prompt is the one of 16 passages of equal length whose continuation by transformers in float32
-has its first near tie last; at a near tie the first two logits are within 0.1. So the prompts depend on no
-result of SGLang or Switchrail. *tokens*: they must be those of transformers in float32, up to the first near
-tie at which they differ. At most a tenth of them may come after these. *texts*: for each token of the prompts
-and their continuations, given the text before it, the most probable token and the mean distance of the
-log-probability from float32's. At most a tenth of these tokens may be at near ties.
+greedy. Each prompt is chosen from 16 passages of equal length: the one whose continuation by transformers in
+float32 has the latest first near tie. At a near tie, the first two logits are within 0.1. So the prompts
+depend on no result of SGLang or Switchrail. *tokens*: they must equal those of transformers in float32, up to
+the first near tie at which they differ. At most a tenth of the tokens may come after such a near tie.
+*texts*: for each token of the prompts and their continuations, given the text before it, the most probable
+token and the mean distance of the log-probability from float32's. At most a tenth of these tokens may be at
+near ties.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def passages(count: int) -> list[Tokens]:
 
 @torch.inference_mode()
 def expect(count: int, new_tokens: int, device: str) -> Expected:
-    """Run transformers on the checkpoint as it is, and choose the prompts by its near ties."""
+    """Run transformers on the unchanged checkpoint, and choose the prompts by its near ties."""
     found = Expected([], [], [], [], [], [])
     model = AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval().to(device)
     for several in passages(count):

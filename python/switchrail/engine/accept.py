@@ -89,7 +89,7 @@ def accept_rows(
     Args:
         chosen: [R] int64, the token chosen after each row of a step; -1 for none.
         ids: [R or more] int64, the token of each row.
-        rows: [N, X] int64, the rows of each sequence in the step; its first row for padding.
+        rows: [N, X] int64, the rows of each sequence in the step; padding repeats its first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, and -2 for
             padding.
         slots: [N] int64, the slots of the sequences; -1 for padding.

@@ -38,8 +38,8 @@ class GraphState:
         backends: The key's backends, by op and phase; several for one op are separated by commas.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
-        commits: For each call of a verification that writes states: when it does, and why not in the next
-            verification.
+        commits: For each call of a verification that writes states: when it commits them, and the reason if
+            not in the next verification.
         reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
             captured when needed.
     """

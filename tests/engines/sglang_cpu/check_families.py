@@ -7,7 +7,7 @@ import torch
 NEW_TOKENS = 5
 LENGTHS = (3, 9, 70)
 TRIES = 40
-"""The number of random prompts of a length, one of which has no near tie in its continuation."""
+"""How many random prompts of each length are tried until the continuation of one has no near tie."""
 OURS = {"linear_attn_backend": "switchrail", "attention_backend": "switchrail"}
 OPTIONS = {"max_running_requests": 4, "max_total_tokens": 512, "max_mamba_cache_size": 16}
 OPS = {

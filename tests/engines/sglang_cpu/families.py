@@ -40,7 +40,7 @@ def save(name: str, folder: Path) -> Any:
     if name == "bailing_moe_v2_5":
         for layer in model.model.layers:
             if isinstance(layer.self_attn, ring.RingLightningAttention):
-                # SGLang's decays of a layer are those that Switchrail's definition gives the next layer.
+                # SGLang gives a layer the decays that Switchrail's definition gives the next layer.
                 layer.self_attn.layer_idx += 1
     # The names of published checkpoints, which SGLang reads and transformers converts.
     for key in {"layer_types", "layers_block_type"} & config.keys():

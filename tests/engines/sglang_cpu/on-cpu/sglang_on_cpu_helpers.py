@@ -51,7 +51,7 @@ def adapt_drafts():
 
 
 def adapt_mamba2():
-    """Give Mamba2 layers the convolutions in Triton, which they import on GPUs only."""
+    """Give Mamba2 layers the Triton convolutions that they otherwise import on GPUs only."""
     from sglang.kernels.ops.mamba import causal_conv1d_triton as triton_kernels
     from sglang.srt.layers.attention.mamba import mamba
 
