@@ -94,17 +94,9 @@ def verify(
     widths = [1 + len(tokens) for tokens in drafted.tokens]
     states = [one.getstate() for one in draws]
     chosen = choose_rows(logits, widths, drafted, params, draws, choose)
-    most, shape = max(widths), (len(widths), max(widths))
-    is_row = torch.arange(most) < torch.tensor(widths).unsqueeze(1)
-    rows, tokens, parents = torch.zeros(3, *shape, dtype=torch.int64)
-    rows[is_row] = torch.arange(len(chosen))
-    parents.fill_(NONE)
-    is_row[:, 0] = False
-    tokens[is_row] = torch.tensor([token for own in drafted.tokens for token in own])
-    parents[is_row] = torch.tensor([one for n in range(len(widths)) for one in drafted.parent_rows(n)])
-    table = chosen[rows]
+    table, tokens, parents = table_of(chosen, widths, drafted)
     last, count, path, accepted = follow(table, tokens, parents)
-    assert all(row[one] for row, one in zip(accepted, last, strict=True))
+    assert accepted.gather(1, last.unsqueeze(1)).all()
     assert torch.equal(accepted.sum(1, keepdim=True), 1 + count)
     if drafted.parents is None:
         found = follow(table, tokens, parents, are_trees=False)
@@ -118,6 +110,26 @@ def verify(
             for _ in run:
                 one.random()
     return runs
+
+
+def table_of(
+    chosen: torch.Tensor, widths: list[int], drafted: Drafted
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The chosen tokens, the tokens and the parents of all rows, a row per sequence."""
+    count, most = len(widths), max(widths)
+    rows, tokens, parents = torch.zeros(3, count, most, dtype=torch.int64)
+    parents.fill_(NONE)
+    alike = drafted.parents is None or all(own == drafted.parents[0] for own in drafted.parents)
+    if min(widths) == most and alike:
+        tokens[:, 1:] = torch.tensor(drafted.tokens)
+        parents[:, 1:] = torch.tensor([*drafted.parent_rows(0)])
+        return chosen.view(count, most), tokens, parents
+    is_row = torch.arange(most) < torch.tensor(widths).unsqueeze(1)
+    rows[is_row] = torch.arange(len(chosen))
+    is_row[:, 0] = False
+    tokens[is_row] = torch.tensor([token for own in drafted.tokens for token in own])
+    parents[is_row] = torch.tensor([one for n in range(count) for one in drafted.parent_rows(n)])
+    return chosen[rows], tokens, parents
 
 
 def exact(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -236,7 +248,10 @@ def chance_of(
 
 @pytest.mark.parametrize(
     ("kind", "temperature"),
-    [("not drawn", 0.7), ("equal", 1.3), ("near", 0.7), ("bad", 1.3), ("elsewhere", 0.7)],
+    [
+        *(("not drawn", 0.7), ("not drawn", 1.3), ("equal", 1.3), ("near", 0.7)),
+        *(("bad", 0.7), ("bad", 1.3), ("elsewhere", 0.7)),
+    ],
 )
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
     """Pairs of tokens have the model's distribution, for each kind of proposal and each temperature."""
@@ -246,7 +261,7 @@ def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: fl
 
 @pytest.mark.parametrize(
     ("kind", "temperature"),
-    [("not drawn", 0.7), ("near", 0.7), ("bad", 1.3)],
+    [("not drawn", 0.7), ("not drawn", 1.3), ("near", 0.7), ("bad", 0.7), ("bad", 1.3)],
 )
 def test_pairs_of_tokens_after_trees(kind: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
@@ -278,39 +293,44 @@ def tabled(kind: type[DraftModel], tables: Tables, **attributes: Any) -> Any:
     class Tabled(kind):  # type: ignore[misc,valid-type]
         def __init__(self) -> None:
             self._newest, self._pin_memory, self._choose_tokens = torch.zeros(CHUNK).long(), False, choose
+            self._most = 4 if self.are_trees else 2
             vars(self).update(attributes)
 
         def _extend(self, tasks: Any) -> Any:
             return [*tasks], tables.first[[1 + task.newest for task in tasks]]
 
         def _decode(self, tasks: Any, turn: int, drafted: Any) -> torch.Tensor:
-            return tables.second[torch.stack([drafted[task][-1] for task in tasks])]
+            return tables.second[drafted[:, -1]]
 
         def _verify(self, tasks: Any, tokens: Any, limit: Any) -> Any:
-            if not tokens[tasks[0]]:
+            if not len(tokens[tasks[0]]):
                 return self._extend(tasks)
-            owners = [task for task in tasks for _ in tokens[task]]
-            return owners, tables.second[torch.stack([token for task in tasks for token in tokens[task]])]
+            owners = [task for task in tasks for _ in range(len(tokens[task]))]
+            return owners, tables.second[torch.cat([tokens[task] for task in tasks])]
 
     return Tabled()
 
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Any]:
-    """A target's logits [17, 16], and the tables of a smaller model and of an MTP head, all of 16 tokens."""
+    """A target's logits [17, 16], and the tables of drafts with 16 tokens.
+
+    They are a model of full attention, one whose layer 0 is linear, and an MTP head.
+    """
     small = {"vocab_size": VOCABULARY, "eos_token_id": 0, "pad_token_id": 0}
     config = Qwen3NextConfig(**CONFIG | small, mtp_num_hidden_layers=1, mtp_layer_types=[FULL])
+    full = Qwen3NextConfig(**CONFIG | small | {"num_hidden_layers": 1, "layer_types": [FULL]})
     text, every = [3, 1, 4, 1, 5], range(VOCABULARY)
     models = []
-    for seed in (1, 2):
-        models.append(Qwen3NextForCausalLM(config).eval())
+    for seed, own_config in ((1, config), (2, config), (4, full)):
+        models.append(Qwen3NextForCausalLM(own_config).eval())
         randomize(models[-1], seed)
     model = models[0]
     head = QwenHead(model, switchrail.Layout.from_config(config.to_dict()).drafts).eval()
     randomize(head, 3)
     scratch = Scratch(model, head.steps())
     with torch.no_grad():
-        own, of_small = (
+        own, of_linear, of_full = (
             torch.stack(
                 [one(torch.tensor([given])).logits[0, -1] for given in (text, *([*text, t] for t in every))]
             )
@@ -318,12 +338,19 @@ def tables() -> dict[str, Any]:
         )
     first = torch.stack([scratch.logits(text, []), *(scratch.logits([*text, t], []) for t in every)])
     second = torch.stack([scratch.logits(text, [t]) for t in every])
-    return {"target": own * 1.5, "model": Tables(of_small, of_small[1:]), "mtp": Tables(first, second)}
+    return {
+        "target": own * 1.5,
+        "model": Tables(of_full, of_full[1:]),
+        "linear": Tables(of_linear, of_linear[1:]),
+        "mtp": Tables(first, second),
+    }
 
 
 KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
     "model": ("model", DraftModel, {}),
     "trees of a model": ("model", DraftTrees, {"branches": 2}),
+    "linear": ("linear", DraftModel, {}),
+    "trees of a linear": ("linear", DraftTrees, {"branches": 2}),
     "mtp": ("mtp", MtpDrafts, {}),
     "trees of mtp": ("mtp", MtpTrees, {"siblings": 2}),
 }
@@ -332,7 +359,7 @@ KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
 def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: int) -> torch.Tensor:
     """[CHUNK, 2], the first two new tokens of sequences with the drafts of a kind."""
     torch.manual_seed(seed)
-    draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 24, dtype=torch.float64).tolist()]
+    draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 14, dtype=torch.float64).tolist()]
     tokens = torch.full((CHUNK, 2), -1)
     tasks = [Asked(slot, params, one) for slot, one in enumerate(draws)]
     for limit in (4 if drafts.are_trees else 2, 1):
@@ -353,10 +380,8 @@ def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: in
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("kind", "temperature"),
-    [("model", 0.7), ("trees of a model", 1.3), ("mtp", 1.3), ("trees of mtp", 0.7)],
-)
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("kind", KINDS)
 def test_pairs_of_tokens_of_each_kind_of_draft(
     kind: str, temperature: float, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,15 +394,21 @@ def test_pairs_of_tokens_of_each_kind_of_draft(
     drafts, logits = tabled(own, tables[name], **attributes), tables["target"]
     draw = partial(pairs_of, drafts, params, logits)
     assert chance_of(params, logits, DRAWS, draw) > 0.001
+    if temperature == 0.7:
+        return
     monkeypatch.setattr(draft_model, "draw", lambda odds, draws, choose: odds.argmax(-1))
     assert chance_of(params, logits, DRAWS // 10, draw) < 1e-6
 
 
-def test_the_test_notices_siblings_drawn_from_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant tests each sibling against p, instead of against the p that remains after earlier siblings."""
-    monkeypatch.setattr(
-        speculation, "_without", lambda rest, q: (rest, torch.zeros_like(rest[:, :1], dtype=torch.bool))
-    )
+@pytest.mark.parametrize("mutant", ["p for all", "not normalised"])
+def test_the_test_notices_wrong_residuals(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant tests each sibling against p, or against a rest of p that doesn't sum to 1."""
+
+    def without(rest: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        less = (rest - q).clamp(min=0) if mutant == "not normalised" else rest
+        return less, less.sum(-1, keepdim=True) <= 0
+
+    monkeypatch.setattr(speculation, "_without", without)
     assert improbability(SamplingParams(temperature=1.3), PROPOSALS["near"], DRAWS // 5, tree=True) < 1e-6
 
 

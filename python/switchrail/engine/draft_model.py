@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,22 +115,11 @@ class DraftModel(Drafts):
         Nothing waits for the device.
         """
         known = self._captured(tasks, limits)
-        if known is not None and all(map(known.rows.__contains__, _wanted(tasks, limits))):
-            return self._drafted_at_once(tasks, limits, known)
-        limit = dict(zip(tasks, limits, strict=True))
-        own = {} if known is None else known.tokens(limit)
-        tokens, odds = self._step_by_step([task for task in tasks if task not in own], limit)
-        every = {task: own[task] if task in own else _stacked(tokens[task]) for task in tasks}
-        is_drawn = any(task.params.temperature > 0 and len(every[task]) for task in tasks)
-        if is_drawn:
-            zeros = torch.zeros((), dtype=torch.float64, device=self._newest.device)
-            zeros = zeros.expand(self.runner.vocab_size if own else 0)
-            odds = {task: [zeros] * len(own[task]) if task in own else odds[task] for task in tasks}
-        return Drafted(
-            list(every.values()),
-            _drawn_from(odds.values()) if is_drawn else None,
-            [self._parents(len(each)) for each in every.values()] if self.are_trees else None,
-        )
+        left = [task for task in _wanted(tasks, limits) if known is None or task not in known.rows]
+        if known is None or left:
+            stepped = self._step_by_step(left, dict(zip(tasks, limits, strict=True)))
+            known = known.joined(stepped) if known is not None and known.rows else stepped
+        return self._drafted(tasks, limits, known)
 
     def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
         """The proposals already begun, and those that graphs make for greedy tasks lacking few tokens."""
@@ -164,10 +152,7 @@ class DraftModel(Drafts):
         rows = {task: row for row, task in enumerate(few)}
         if before is None or begun is None:
             return _Begun(table, rows)
-        return _Begun(
-            torch.cat([before, table]),
-            {**begun.rows, **{task: row + len(before) for task, row in rows.items()}},
-        )
+        return _Begun(before, begun.rows).joined(_Begun(table, rows))
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
         """Launch the graph that runs accepted tokens and proposes, unless the memory lacks other tokens."""
@@ -189,47 +174,52 @@ class DraftModel(Drafts):
         is_short = form.held < count <= min(form.width, len(task.tokens))
         return is_short and task.drafted > 0 and task.params.temperature == 0
 
-    def _drafted_at_once(self, tasks: Sequence[Task], limits: Sequence[int], known: _Begun) -> Drafted:
-        """Proposals whose tokens are all in one table."""
-        rows = [known.rows.get(task, 0) for task in tasks]
-        table = known.table
+    def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Begun) -> Drafted:
+        """The proposals of all tasks; none for tasks without a row."""
+        counts = [limit if task in known.rows else 0 for task, limit in zip(tasks, limits, strict=True)]
+        parents = [self._parents(count) for count in counts] if self.are_trees else None
+        if not any(counts):
+            return Drafted([()] * len(tasks), parents=parents)
+        rows, table, odds = [known.rows.get(task, 0) for task in tasks], known.table, known.odds
         if rows != [*range(len(table))]:
-            table = table.index_select(0, self._sent(rows))
-        each = zip(table.unbind(0), limits, strict=True)
-        tokens = [row if limit == table.shape[1] else row[:limit] for row, limit in each]
-        parents = [self._parents(limit) for limit in limits] if self.are_trees else None
-        return Drafted(tokens, parents=parents, table=table)
+            index = self._sent(rows)
+            table = table.index_select(0, index)
+            odds = None if odds is None else odds.index_select(0, index)
+        most = table.shape[1]
+        each = zip(table.unbind(0), counts, strict=True)
+        tokens = [row if count == most else row[:count] for row, count in each]
+        if odds is not None:
+            odds = odds.flatten(0, 1)
+            if min(counts) < most:
+                kept = [row * most + place for row, count in enumerate(counts) for place in range(count)]
+                odds = odds.index_select(0, self._sent(kept))
+        return Drafted(tokens, odds, parents, table)
 
-    def _step_by_step(
-        self, tasks: Sequence[Task], limit: Mapping[Task, int]
-    ) -> tuple[dict[Task, list[torch.Tensor]], dict[Task, list[torch.Tensor]]]:
-        """The tokens of each task, each with the distribution that it was drawn from."""
-        active, logits = self._extend([task for task in tasks if limit[task]])
+    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Begun:
+        """Propose with a launch for each step. Tasks that lack too many tokens get no row."""
+        active, logits = self._extend(tasks)
         # the tasks with the most drafts come first, since later turns run the first tasks
         order = sorted(range(len(active)), key=lambda i: -limit[active[i]])
         if order != [*range(len(active))]:
             logits = logits[self._sent(order)]
         active = [active[i] for i in order]
+        found = _Begun.empty(active, self._most, logits)
         slots = self._sent([task.slot for task in active])
-        is_drawn = any(task.params.temperature > 0 for task in active)
-        tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
-        odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
         for place in range(0, limit[active[0]] if active else 0, self.siblings):
             if place:
                 active = [task for task in active if limit[task] > place]
-                drafted = {task: tokens[task][:: self.siblings] for task in active}
+                drafted = found.table[: len(active), : place : self.siblings]
                 logits = self._decode(active, place // self.siblings, drafted)
-            for sibling in range(self.siblings):
+            for number in range(place, min(place + self.siblings, self._most)):
                 chosen, q = self._choose(active, logits)
-                if sibling == 0:
+                if number == place:
                     self._newest[slots[: len(active)]] = chosen
-                for task, token, row in zip(active, chosen, q if is_drawn else chosen, strict=True):
-                    if len(tokens[task]) < limit[task]:
-                        tokens[task].append(token)
-                        odds[task].append(row)
-                if sibling + 1 < self.siblings:
+                found.table[: len(active), number] = chosen
+                if found.odds is not None:
+                    found.odds[: len(active), number] = q
+                if number + 1 < place + self.siblings:
                     logits = _without(logits, chosen)
-        return tokens, odds
+        return found
 
     def _parents(self, count: int) -> list[int]:
         """The parents of the tokens: all tokens of a place follow the first token of the previous place."""
@@ -261,9 +251,7 @@ class DraftModel(Drafts):
         """The tokens that the memory will hold."""
         return np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)])
 
-    def _decode(
-        self, tasks: Sequence[Task], turn: int, drafted: Mapping[Task, list[torch.Tensor]]
-    ) -> torch.Tensor:
+    def _decode(self, tasks: Sequence[Task], turn: int, drafted: torch.Tensor) -> torch.Tensor:
         """Run draft number `turn` of each task, counted from 1; return the logits after it."""
         none = np.zeros(0, dtype=np.int64)
         decode: Any = [Text(task.slot, task.length + turn, none) for task in tasks]
@@ -337,46 +325,50 @@ class DraftTrees(DraftModel):
         super().__init__(runner, **given)
         self.branches = branches
 
-    def _step_by_step(
-        self, tasks: Sequence[Task], limit: Mapping[Task, int]
-    ) -> tuple[dict[Task, list[torch.Tensor]], dict[Task, list[torch.Tensor]]]:
-        active, _ = self._extend([task for task in tasks if limit[task]])
-        is_drawn = any(task.params.temperature > 0 for task in active)
-        tokens: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
-        odds: dict[Task, list[torch.Tensor]] = {task: [] for task in tasks}
+    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Begun:
+        active, logits = self._extend(tasks)
+        found = _Begun.empty(active, self._most, logits)
+        counts = dict.fromkeys(active, 0)
         while active:
-            is_first = not tokens[active[0]]
-            owners, logits = self._verify(active, tokens, limit)
+            drafted = {task: found.table[found.rows[task], : counts[task]] for task in active}
+            is_first = not counts[active[0]]
+            owners, logits = self._verify(active, drafted, limit)
             for _ in range(self.branches if is_first else 1):
                 chosen, q = self._choose(owners, logits)
-                for task, token, row in zip(owners, chosen, q if is_drawn else chosen, strict=True):
-                    if len(tokens[task]) < limit[task]:
-                        tokens[task].append(token)
-                        odds[task].append(row)
+                kept, places = list[int](), list[int]()
+                for number, task in enumerate(owners):
+                    if counts[task] < limit[task]:
+                        kept.append(number)
+                        places.append(found.rows[task] * self._most + counts[task])
+                        counts[task] += 1
+                own, place = self._sent(kept), self._sent(places)
+                found.table.view(-1)[place] = chosen[own]
+                if found.odds is not None:
+                    found.odds.flatten(0, 1)[place] = q[own]
                 if is_first:
                     logits = _without(logits, chosen)
-            active = [task for task in active if len(tokens[task]) < limit[task]]
-        return tokens, odds
+            active = [task for task in active if counts[task] < limit[task]]
+        return found
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
         return super()._text(task)[:-1]
 
     def _verify(
-        self, tasks: Sequence[Task], tokens: Mapping[Task, list[torch.Tensor]], limit: Mapping[Task, int]
+        self, tasks: Sequence[Task], drafted: Mapping[Task, torch.Tensor], limit: Mapping[Task, int]
     ) -> tuple[list[Task], torch.Tensor]:
         """Run all trees; return the tasks of the rows to continue, and the logits after these rows."""
         none = np.zeros(0, dtype=np.int64)
-        drafted = Drafted(
-            [_stacked(tokens[task]) for task in tasks],
-            parents=[self._parents(len(tokens[task])) for task in tasks],
+        trees = Drafted(
+            [drafted[task] for task in tasks],
+            parents=[self._parents(len(drafted[task])) for task in tasks],
         )
         decode: Any = [Text(task.slot, task.length, none) for task in tasks]
-        schedule = Schedule(decode=decode, prefill=[], forks=[], drafted=drafted)
+        schedule = Schedule(decode=decode, prefill=[], forks=[], drafted=trees)
         runner, sequences = self.runner, self.runner.sequences
         step = runner.builder.build(schedule, sequences.page_table, sequences.last_tokens)
         owners, rows, start = list[Task](), list[int](), 0
         for task in tasks:
-            count = len(tokens[task])
+            count = len(drafted[task])
             first = max(0, 1 + count - self.branches) if count else 0
             own = range(first, 1 + count)[: limit[task] - count]
             owners += [task] * len(own)
@@ -391,11 +383,6 @@ class DraftTrees(DraftModel):
 def _without(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The logits [N, vocabulary] of the tokens that were not chosen, [N] int64."""
     return logits.scatter(1, tokens.unsqueeze(1), -torch.inf)
-
-
-def _stacked(tokens: list[torch.Tensor]) -> torch.Tensor | tuple[()]:
-    """The tokens of a sequence as one tensor."""
-    return torch.stack(tokens) if tokens else ()
 
 
 def _wanted(tasks: Sequence[Task], limits: Sequence[int]) -> list[Task]:
@@ -415,19 +402,31 @@ class _Begun:
     Attributes:
         table: [N, tokens] int64, the proposals.
         rows: The row of each task.
+        odds: [N, tokens, vocabulary] float64, the distributions from which they were drawn; zeros for greedy
+            tasks. None if all tasks are greedy.
     """
 
     table: torch.Tensor
     rows: Mapping[Task, int]
+    odds: torch.Tensor | None = None
 
-    def tokens(self, limit: Mapping[Task, int]) -> dict[Task, torch.Tensor]:
-        """The tokens of each task."""
-        return {task: self.table[row, : limit[task]] for task, row in self.rows.items()}
+    @classmethod
+    def empty(cls, tasks: Sequence[Task], tokens: int, logits: torch.Tensor) -> _Begun:
+        """Proposals of zeros, for tasks whose model has logits like these."""
+        shape = len(tasks), tokens
+        odds = None
+        if any(task.params.temperature > 0 for task in tasks):
+            odds = logits.new_zeros((*shape, logits.shape[-1]), dtype=torch.float64)
+        rows = {task: row for row, task in enumerate(tasks)}
+        return cls(logits.new_zeros(shape, dtype=torch.int64), rows, odds)
 
-
-def _drawn_from(odds: Iterable[list[torch.Tensor]]) -> torch.Tensor:
-    """The distributions of all sequences' tokens as one tensor."""
-    return torch.stack([*chain.from_iterable(odds)])
+    def joined(self, other: _Begun) -> _Begun:
+        """These proposals, of greedy tasks, and others."""
+        count, odds = len(self.table), other.odds
+        rows = {**self.rows, **{task: count + row for task, row in other.rows.items()}}
+        if odds is not None:
+            odds = torch.cat([odds.new_zeros((count, *odds.shape[1:])), odds])
+        return _Begun(torch.cat([self.table, other.table]), rows, odds)
 
 
 @dataclass(frozen=True, slots=True)

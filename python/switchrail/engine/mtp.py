@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -212,9 +212,7 @@ class MtpDrafts(DraftModel):
     def _run(self, schedule: Schedule) -> torch.Tensor:
         return self._run_step(0, schedule)
 
-    def _decode(
-        self, tasks: Sequence[Task], turn: int, drafted: Mapping[Task, list[torch.Tensor]]
-    ) -> torch.Tensor:
+    def _decode(self, tasks: Sequence[Task], turn: int, drafted: torch.Tensor) -> torch.Tensor:
         steps = len(self.runners)
         if turn < steps:
             return self._run_later_step(tasks, turn, drafted)
@@ -223,16 +221,15 @@ class MtpDrafts(DraftModel):
         schedule = Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1)
         return self._run_step(steps - 1, schedule, second=True)
 
-    def _run_later_step(
-        self, tasks: Sequence[Task], number: int, drafted: Mapping[Task, list[torch.Tensor]]
-    ) -> torch.Tensor:
+    def _run_later_step(self, tasks: Sequence[Task], number: int, drafted: torch.Tensor) -> torch.Tensor:
         """Run the entries that a later step lacks; return the logits after the last entry of each task.
 
         The last `number` entries depend on drafted tokens, which the host reads.
         """
         done, found = self._done[number], dict[Task, torch.Tensor]()
         texts = [
-            np.concatenate([self._text(task), torch.stack(drafted[task]).tolist()])[number:] for task in tasks
+            np.concatenate([self._text(task), own])[number:]
+            for task, own in zip(tasks, drafted.tolist(), strict=True)
         ]
         known = [max(0, task.length - number) for task in tasks]
         for second in (False, True):

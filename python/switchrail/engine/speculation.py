@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, cast
 
+import numpy as np
 import torch
 
 from switchrail.engine.drafts import NONE, Drafted
@@ -110,16 +111,19 @@ def _reject(
     """
     assert drafted.probabilities is not None
     device, pinned = logits.device, logits.is_cuda
-    firsts = [0, *accumulate(map(len, drafted.tokens))]
-    most = 1 + max(len(drafted.tokens[n]) for n in drawn)
-    rows, places, parents, numbers = [], [], [], []
-    for start, n in zip(starts, drawn, strict=True):
-        count, unused = len(drafted.tokens[n]), most - 1 - len(drafted.tokens[n])
-        rows.append([*range(start, start + 1 + count), *[start] * unused])
-        places.append([0, *range(firsts[n], firsts[n] + count), *[0] * unused])
-        parents.append([NONE, *drafted.parent_rows(n), *[NONE] * unused])
-        numbers.append([0.0, *(draws[n].random() for _ in range(count)), *[0.0] * unused])
-    row, place, parent = sent([rows, places, parents], torch.int64, device, pin_memory=pinned)
+    lengths = np.fromiter(map(len, drafted.tokens), dtype=np.int64, count=len(drafted.tokens))
+    firsts, counts = (lengths.cumsum() - lengths)[list(drawn), None], lengths[list(drawn), None]
+    most = 1 + int(counts.max())
+    columns = np.arange(most)
+    is_draft = (columns > 0) & (columns <= counts)
+    rows = np.array(starts)[:, None] + np.where(is_draft, columns, 0)
+    places = np.where(is_draft, firsts + columns - 1, 0)
+    parents, numbers = np.where(is_draft, columns - 1, NONE), np.zeros(is_draft.shape)
+    if drafted.parents is not None:
+        parents[is_draft] = [*chain.from_iterable(map(drafted.parent_rows, drawn))]
+    numbers[is_draft] = [draws[n].random() for n in drawn for _ in range(lengths[n])]
+    table = np.stack([rows, places, parents])
+    row, place, parent = sent(table, torch.int64, device, pin_memory=pinned)
     number = sent(numbers, torch.float64, device, pin_memory=pinned)
     own = logits[row]
     finite = own.amax(-1).isfinite()
@@ -143,7 +147,7 @@ def _reject(
 
 def flat_tokens(drafted: Drafted, device: torch.device) -> torch.Tensor:
     """All drafted tokens, [D] int64 on the device."""
-    if not any(isinstance(tokens, torch.Tensor) for tokens in drafted.tokens):
+    if not any(isinstance(tokens, torch.Tensor) and len(tokens) for tokens in drafted.tokens):
         values = [token for tokens in drafted.tokens for token in tokens]
         return sent(values, torch.int64, device, pin_memory=device.type == "cuda")
     parts = [torch.as_tensor(tokens, device=device) for tokens in drafted.tokens if len(tokens)]

@@ -11,7 +11,7 @@ import torch
 
 
 def sent(
-    values: Sequence[Any], dtype: torch.dtype, device: torch.device, *, pin_memory: bool
+    values: Sequence[Any] | npt.NDArray[Any], dtype: torch.dtype, device: torch.device, *, pin_memory: bool
 ) -> torch.Tensor:
     """Copy values to a tensor on the device.
 
