@@ -63,15 +63,20 @@ class Launches(TorchDispatchMode):
         )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")
-def test_a_decode_launches_few_kernels(
-    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platform = CpuPlatform()
+def with_kernels(platform: CpuPlatform) -> CpuPlatform:
+    """Register the kernels' functions for all operations that have one."""
     for name, path in switchrail_kernels.OPERATIONS.items():
         module, _, function = path.partition(":")
         assert name in OPERATIONS
         platform.serving.register_oot_forward(name, getattr(import_module(module), function))
+    return platform
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")
+def test_a_decode_launches_few_kernels(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = with_kernels(CpuPlatform())
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])
     engine = make_engine(
@@ -105,10 +110,7 @@ def test_a_captured_verification_launches_few_kernels(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kernel for all inputs, and one that follows the chosen tokens, however many layers there are."""
-    platform = GraphPlatform()
-    for name, path in switchrail_kernels.OPERATIONS.items():
-        module, _, function = path.partition(":")
-        platform.serving.register_oot_forward(name, getattr(import_module(module), function))
+    platform = with_kernels(GraphPlatform())
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])
     launches = Launches(monkeypatch)

@@ -62,9 +62,7 @@ class Graphs:
         """
         self.keys = plan.keys
         self._plan = plan
-        self._decodes = decodes
-        self._mixed = mixed
-        self._verifications = verifications
+        self._decodes, self._mixed, self._verifications = decodes, mixed, verifications
         self._proposals = proposals
         self._watch = watch
         self.captured: dict[Key, Captured] = {}

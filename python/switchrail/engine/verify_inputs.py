@@ -74,9 +74,8 @@ class VerifyInputs:
             (2, sequences), -1, dtype=torch.int64, device=device
         ).unbind()
         self._pending_rows = torch.zeros(sequences, width, dtype=torch.bool, device=device)
-        self._page_table = page_table
+        self._page_table, self._page_size = page_table, page_size
         self._last_tokens = last_tokens
-        self._page_size = page_size
         self._pin_memory = pin_memory
         self._are_trees = are_trees
         self._width = width

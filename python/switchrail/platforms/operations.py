@@ -1,7 +1,7 @@
 """The operations: computations besides attention for which a platform can provide its own functions.
 
-Each class is an operation. Its `forward` documents the arguments and computes nothing. The engine uses the
-first of these that exists:
+Each class is an operation. It documents the arguments; its `forward` has their names, and computes nothing.
+The engine uses the first of these that exists:
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
@@ -10,16 +10,10 @@ first of these that exists:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
-    import random
-
     import torch
-
-    from switchrail.ops.ragged import RaggedBatch
-    from switchrail.params import SamplingParams
 
 
 class Operation:
@@ -46,11 +40,7 @@ class RMSNorm(Operation):
     """
 
     name = "rms_norm"
-
-    @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, weight, *, eps, weight_offset: NotImplemented)
 
 
 class AddRMSNorm(Operation):
@@ -61,13 +51,7 @@ class AddRMSNorm(Operation):
     """
 
     name = "add_rms_norm"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, residual, weight, *, eps, weight_offset: NotImplemented)
 
 
 class GatedRMSNorm(Operation):
@@ -79,11 +63,7 @@ class GatedRMSNorm(Operation):
     """
 
     name = "gated_rms_norm"
-
-    @staticmethod
-    def forward(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, gate, weight, *, eps: NotImplemented)
 
 
 class Rotary(Operation):
@@ -95,13 +75,7 @@ class Rotary(Operation):
     """
 
     name = "rotary"
-
-    @staticmethod
-    def forward(
-        position_ids: torch.Tensor, inv_freq: torch.Tensor, *, scaling: float, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda position_ids, inv_freq, *, scaling, dtype: NotImplemented)
 
 
 class QKNormRope(Operation):
@@ -120,23 +94,9 @@ class QKNormRope(Operation):
     """
 
     name = "qk_norm_rope"
-
-    @staticmethod
-    def forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        q_weight: torch.Tensor,
-        k_weight: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        *,
-        eps: float,
-        weight_offset: float,
-        v: torch.Tensor | None = None,
-        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(
+        lambda q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset, v=None, cache=None: NotImplemented
+    )
 
 
 class SiluAndMul(Operation):
@@ -147,11 +107,7 @@ class SiluAndMul(Operation):
     """
 
     name = "silu_and_mul"
-
-    @staticmethod
-    def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda gate, up: NotImplemented)
 
     @staticmethod
     def forward_cpu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -169,11 +125,7 @@ class SigmoidGate(Operation):
     """
 
     name = "sigmoid_gate"
-
-    @staticmethod
-    def forward(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, gate: NotImplemented)
 
 
 class Products(Operation):
@@ -185,11 +137,7 @@ class Products(Operation):
     """
 
     name = "products"
-
-    @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, weight: NotImplemented)
 
 
 class GatedDeltaInputs(Operation):
@@ -204,13 +152,7 @@ class GatedDeltaInputs(Operation):
     """
 
     name = "gated_delta_inputs"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, weight, A_log, dt_bias, *, channels: NotImplemented)
 
 
 class Experts(Operation):
@@ -231,21 +173,7 @@ class Experts(Operation):
     """
 
     name = "experts"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor,
-        logits: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        *,
-        top_k: int,
-        normalize: bool,
-        shared: int,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, logits, gate_up, down, *, top_k, normalize, shared, rows: NotImplemented)
 
 
 class RoutedExperts(Operation):
@@ -258,19 +186,7 @@ class RoutedExperts(Operation):
     """
 
     name = "routed_experts"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        *,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda x, ids, weights, gate_up, down, *, rows: NotImplemented)
 
 
 class RaggedAttention(Operation):
@@ -287,13 +203,7 @@ class RaggedAttention(Operation):
     """
 
     name = "ragged_attention"
-
-    @staticmethod
-    def forward(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, *, scale: float, causal: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda q, k, v, batch, *, scale, causal: NotImplemented)
 
     @staticmethod
     def forward_cpu(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -311,18 +221,7 @@ class DecodeRows(Operation):
     """
 
     name = "decode_rows"
-
-    @staticmethod
-    def forward(
-        rows: torch.Tensor,
-        last_tokens: torch.Tensor,
-        page_table: torch.Tensor,
-        *,
-        page_size: int,
-        out: Sequence[torch.Tensor],
-    ) -> None:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda rows, last_tokens, page_table, *, page_size, out: NotImplemented)
 
 
 class VerifyRows(Operation):
@@ -333,20 +232,9 @@ class VerifyRows(Operation):
     """
 
     name = "verify_rows"
-
-    @staticmethod
-    def forward(
-        tasks: torch.Tensor,
-        drafts: torch.Tensor,
-        last_tokens: torch.Tensor,
-        page_table: torch.Tensor,
-        *,
-        page_size: int,
-        pending: Sequence[torch.Tensor] | None,
-        out: Sequence[torch.Tensor],
-    ) -> None:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(
+        lambda tasks, drafts, last_tokens, page_table, *, page_size, pending, out: NotImplemented
+    )
 
 
 class AcceptRows(Operation):
@@ -357,22 +245,9 @@ class AcceptRows(Operation):
     """
 
     name = "accept_rows"
-
-    @staticmethod
-    def forward(
-        chosen: torch.Tensor,
-        ids: torch.Tensor,
-        rows: torch.Tensor,
-        parents: torch.Tensor,
-        slots: torch.Tensor,
-        last_tokens: torch.Tensor,
-        *,
-        are_trees: bool,
-        pending: Sequence[torch.Tensor] | None,
-        out: Sequence[torch.Tensor],
-    ) -> None:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(
+        lambda chosen, ids, rows, parents, slots, last_tokens, *, are_trees, pending, out: NotImplemented
+    )
 
 
 class ChooseTokens(Operation):
@@ -383,13 +258,7 @@ class ChooseTokens(Operation):
     """
 
     name = "choose_tokens"
-
-    @staticmethod
-    def forward(
-        logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
-    ) -> torch.Tensor:
-        """See the class."""
-        raise NotImplementedError
+    forward = staticmethod(lambda logits, params, draws: NotImplemented)
 
 
 OPERATIONS: Final[dict[str, type[Operation]]] = {
