@@ -18,18 +18,18 @@ fn plan(runtime: &Runtime, layout: &Arc<Layout>, request: PlanRequest) -> Result
     RoutePlan::new(&runtime.snapshot(), Arc::clone(layout), request)
 }
 
+/// A backend of the gated delta rule that comes before the built-in one.
+fn preferred(name: &str) -> BackendSpec {
+    BackendSpec {
+        priority: 1,
+        ..spec(Op::GatedDelta, name)
+    }
+}
+
 #[test]
 fn every_layer_op_and_phase_leads_to_the_backend_decided() {
     let runtime = runtime_with_torch();
-    let fast = register(
-        &runtime,
-        plugin("acme"),
-        BackendSpec {
-            priority: 1,
-            ..spec(Op::GatedDelta, "fast")
-        },
-        false,
-    );
+    let fast = register(&runtime, plugin("acme"), preferred("fast"), false);
     let layout = qwen3_next(48);
     let mut request = request();
     request.preferences = preferences([("gated_delta.prefill", "torch")]);
@@ -273,15 +273,7 @@ fn bad_requests_are_refused() {
 #[test]
 fn a_plan_pins_its_backends_and_knows_when_it_is_stale() {
     let runtime = runtime_with_torch();
-    let acme = register(
-        &runtime,
-        plugin("acme"),
-        BackendSpec {
-            priority: 1,
-            ..spec(Op::GatedDelta, "acme")
-        },
-        false,
-    );
+    let acme = register(&runtime, plugin("acme"), preferred("acme"), false);
     configure(&runtime, Op::GatedDelta, "acme", &json!({"scale": 2}));
     let layout = qwen3_next(4);
     let old = plan(&runtime, &layout, request()).unwrap();
@@ -346,10 +338,7 @@ fn devices_decide_for_the_whole_plan() {
 #[test]
 fn a_plan_from_a_document_is_bound_to_the_runtimes_backends() {
     let runtime = runtime_with_torch();
-    let acme = BackendSpec {
-        priority: 1,
-        ..spec(Op::GatedDelta, "acme")
-    };
+    let acme = preferred("acme");
     register(&runtime, plugin("acme"), acme.clone(), false);
     let made = plan(&runtime, &qwen3_next(4), request()).unwrap();
     let sent: RoutePlan = serde_json::from_str(&serde_json::to_string(&made).unwrap()).unwrap();
@@ -388,10 +377,7 @@ fn a_plan_from_a_document_is_bound_to_the_runtimes_backends() {
 #[test]
 fn a_plan_is_not_bound_to_another_backend_of_the_same_name() {
     let runtime = runtime_with_torch();
-    let acme = BackendSpec {
-        priority: 1,
-        ..spec(Op::GatedDelta, "acme")
-    };
+    let acme = preferred("acme");
     let id = register(&runtime, plugin("acme"), acme.clone(), false);
     configure(&runtime, Op::GatedDelta, "acme", &json!({"scale": 2}));
     let old = plan(&runtime, &qwen3_next(4), request()).unwrap();
