@@ -125,6 +125,28 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
     )
 
 
+def test_a_stale_cache_of_the_draft_changes_acceptance_only(
+    make_engine: Make, plain_engine: Any, checkpoint: Path
+) -> None:
+    """After half of the steps, the draft's keys are replaced by others."""
+    prompts = make_prompts(6)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    engine = make_engine(options={**DRAFTED, "draft": checkpoint})
+    requests = [engine.submit(prompt, FREE) for prompt in prompts]
+    while not all(len(request.tokens) > 6 for request in requests):
+        engine.step()
+    before = engine.stats
+    assert before.accepted_tokens == before.drafted_tokens > 0
+    for keys in drafts_of(engine).runner.pools.kv["mha"].tensors():
+        keys.normal_()
+    while engine.busy:
+        engine.step()
+    assert [tuple(request.tokens) for request in requests] == [output.tokens for output in expected]
+    stats = engine.stats
+    assert stats.accepted_tokens - before.accepted_tokens < stats.drafted_tokens - before.drafted_tokens
+    assert is_idle(engine)
+
+
 def test_steps_of_the_draft_are_captured(
     make_engine: Make, plain_engine: Any, checkpoint: Path, captured_runtime: switchrail.Runtime
 ) -> None:
