@@ -1,4 +1,4 @@
-"""The base class of adapters of libraries' delta-rule kernels: contract checks and launches."""
+"""The base class of backends that run a library's kernels of the delta rule."""
 
 from __future__ import annotations
 

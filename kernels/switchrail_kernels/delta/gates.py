@@ -48,7 +48,7 @@ def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: 
 
 @triton.jit
 def write_weight(b_beta, scale, RAW: tl.constexpr):
-    """The write weight: beta, or `scale` times its sigmoid if RAW."""
+    """The write weight: beta, or `scale` times the sigmoid of a raw beta if RAW."""
     b_beta = b_beta.to(tl.float32)
     if RAW:
         b_beta = scale / (1.0 + tl.exp(-b_beta))

@@ -1,11 +1,12 @@
-"""The scan over the chunks on Hopper: like `scan`, for heads of 65 to 128 channels in 16 bits.
+"""The scan over the chunks on Hopper: like `scan`, for 16-bit inputs and key sizes from 65 to 128.
 
 Each warpgroup of a program has 64 rows of the state. A program with 128 rows reads the shared inputs half as
-often. A chunk takes three products in sequence: S times k and q at once, u, and the new state. While the
-tensor cores run them, the program loads a later chunk and computes P u and the output of the previous chunk.
+often. A chunk takes three products in sequence: one product of S with both k and q, then u, then the new
+state. The product P u runs together with the third. Meanwhile, the program stores the previous chunk's output
+and loads a later chunk.
 
-When segments are composed, M and S are each stored as a sum of three bfloat16 matrices. Six
-products of these matrices have the precision of float32.
+When segments are composed, M and S are each split into a sum of three bfloat16 matrices. Six of the nine
+products of these matrices give the precision of float32.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -36,7 +37,7 @@ def ask(
     s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
     BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Start loading a chunk of `rows` tokens (none if 0 or less). Rows beyond these become zeros."""
+    """Start loading the first `rows` tokens of a chunk (none if 0 or less). Its other rows become zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
@@ -86,8 +87,8 @@ def start_chunk(
 ):  # fmt: skip
     """Start the products of a chunk whose inputs are loaded.
 
-    Returns the new state and P u, which must be waited for, and the output without P u. Also stores the rows
-    `m_done` of the previous chunk's output, [CHUNK, BV] at `s_done`, to `p_done`.
+    Returns the new state and P u, whose products are still running, and the output without P u. Also stores
+    the rows `m_done` of the previous chunk's output, [CHUNK, BV] at `s_done`, to `p_done`.
     """
     WARPS: gl.constexpr = gl.num_warps()
     dtype: gl.constexpr = s_b.dtype
@@ -252,7 +253,7 @@ def _part(b_s, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
-    """Start loading half of the columns of a part of M, for all rows; nothing if `rows` is 0."""
+    """Start loading half of the columns of a part of M: all BK rows, or none if `rows` is 0 or less."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
@@ -270,7 +271,7 @@ def _compose(
     s_segment, s_map,
     BK: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
-    """S M + B for one segment after another. Each half of the columns passes through memory."""
+    """Replace S by S M + B for one segment after another. Each half of S passes through memory."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
@@ -324,10 +325,11 @@ def _scan(
     BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr, PASS: gl.constexpr,
     KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Scan a segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
+    """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
-    For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
-    `p_maps` the three parts of M.
+    In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
+    segment and value head, `p_ends` holds B followed by room for a state, and `p_maps` holds the three parts
+    of M.
     """
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])

@@ -23,9 +23,9 @@ from switchrail_kernels.launch import TABLES, Launcher
 
 @gluon.jit
 def _find(p_sequences, item, items, ITEMS: gl.constexpr):
-    """The index of an item's sequence, and the index of this sequence's first chunk.
+    """The index of an item's sequence in the batch, and the index of that sequence's first chunk.
 
-    For an item past the last one, those of the first sequence in `p_sequences`.
+    An item past the last one gets the two indices of the first sequence in `p_sequences`.
     """
     i_z = gl.where(item < items, item // ITEMS, 0)
     return gl.load(p_sequences + 2 * i_z), gl.load(p_sequences + 2 * i_z + 1)
@@ -33,7 +33,7 @@ def _find(p_sequences, item, items, ITEMS: gl.constexpr):
 
 @gluon.jit
 def _tables(p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, i_n):
-    """A sequence's first row, end and slots, and whether it has a state."""
+    """A sequence's first row, end, slot to read and slot to write, and whether it has an initial state."""
     row = gl.load(p_cu_seqlens + i_n)
     end = gl.load(p_cu_seqlens + i_n + 1)
     read = gl.load(p_read_slots + i_n)
@@ -58,8 +58,8 @@ def _ask_chunk(
 ):  # fmt: skip
     """Start loading chunk `i_c` for an item, from `source` to index `at` of the buffers `into`.
 
-    The chunk begins at row `row`, `rows` rows before the end of its sequence; none are loaded if 0 or less.
-    Returns these three numbers for the next chunk.
+    The chunk begins at row `row`. From there to the end of the sequence there are `rows` rows. If `rows` is 0
+    or less, nothing is loaded. Returns `i_c`, `row` and `rows` for the next chunk.
     """
     s_b, s_v, s_t, s_p, s_f = into
     p_q, p_k, p_v, p_inverse, p_scores, p_factors = source
@@ -85,7 +85,7 @@ def _scan_short(
     s_vh: gl.constexpr, HV: gl.constexpr, GROUP: gl.constexpr, V: gl.constexpr, BK: gl.constexpr,
     BV: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Scan `items` triples of a sequence, a value head and `BV` rows of its float32 state.
+    """Scan `items` items. An item is a sequence, a value head, and `BV` rows of that head's float32 state.
 
     A program loads `STAGES - 1` chunks ahead of its scan, for the present item and the next one. So each
     sequence must have at least `STAGES - 1` chunks. With fewer chunks, the loads would run two items ahead.
@@ -112,9 +112,9 @@ def _scan_short(
     o_state += gl.arange(0, BK, layout=gl.SliceLayout(0, wide))[None, :]
 
     # Tables are loaded long before they are used. While an item is scanned, the variables n_ hold the tables
-    # of the next item, and m_ those of the second item ahead. i_n and i_c are the sequence and the first
-    # chunk of the third item ahead, whose tables are not loaded yet. The variables a_ describe the next chunk
-    # to load.
+    # of the next item, and the variables m_ hold the tables of the second item ahead. i_n and i_c are the
+    # sequence and the first chunk of the third item ahead, whose tables are not loaded yet. The variables a_
+    # describe the next chunk to load.
     every = gl.num_programs(0)
     a_item = gl.program_id(0)
     i_n, n_c = _find(p_sequences, a_item, items, ITEMS)
@@ -150,7 +150,7 @@ def _scan_short(
         i_n, i_c = _find(p_sequences, item + 3 * every, items, ITEMS)
         p_to = p_out + row * (HV * V) + item % ITEMS * BV + o_r * (HV * V) + o_v
         stored = gl.where(write >= 0, rows, 0)
-        if write < 0:  # padding, whose results are not stored
+        if write < 0:  # padding: write zeros here; the scan below stores nothing
             b_zero = gl.zeros([CHUNK, BV], dtype, lv)
             for i_t in range(0, rows, CHUNK):
                 gl.store(

@@ -36,10 +36,10 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk. With OUT, writes its output. With MASKED, the chunk has only `rows` tokens.
+    """The state after one chunk. With OUT, writes the output. With MASKED, the chunk has only `rows` tokens.
 
-    It computes the transposes of u and out, so that the state, or a value derived from it, is the left
-    operand of every product. Tensor cores read left operands from registers.
+    The function computes the transposes of u and out, so that the state, or a value derived from it, is the
+    left operand of every product. Tensor cores read left operands from registers.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -134,10 +134,10 @@ def _walk_pieces(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; the first of them is token `at` of its sequence.
+    """The state after `rows` tokens. The first of these tokens is token `at` of its sequence.
 
-    The state after every `every` tokens of the sequence is stored in the slots at `p_kept`. Between two of
-    these states there is room for `places` chunks.
+    After each `every` tokens of the sequence, the state is stored in the next slot at `p_kept`. The inputs
+    per chunk (`p_inverse`, `p_scores` and `p_factors`) have `places` entries for each `every` tokens.
     """
     at_chunk = at // every * places + at % every // CHUNK
     for i_p in tl.range(at // every, tl.cdiv(at + rows, every), num_stages=1):
@@ -171,10 +171,10 @@ def _scan(
     BK: tl.constexpr, BV: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, PASS: tl.constexpr,
     KEEP: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Scan a segment of a sequence, for one value head and `BV` rows of its state (or of the segment's M).
+    """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
-    For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
-    `p_maps` holds M.
+    In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
+    segment and value head, `p_ends` holds B followed by room for a state, and `p_maps` holds M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -241,8 +241,8 @@ def _scan(
                 tl.store(p_maps + i_seg * s_map + o_m * BK + o_k[None, :], b_s)
             return
     if PASS == 2:
-        # Computed in blocks of M's rows, and the state is read again for each block, since all of M would not
-        # fit in shared memory.
+        # All of M would not fit in shared memory. So M is loaded in blocks of rows, each with the matching
+        # columns of the state before it.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -285,9 +285,9 @@ class Prepared(NamedTuple):
     """The scan's inputs for all chunks. They don't depend on a state.
 
     Attributes:
-        read: q, [T, H or HV, K].
-        write: k, with the same heads and sizes.
-        origin: Equal to `write`; with decays per channel, k times the decay from the chunk's start.
+        read: [T, H or HV, K], q; with decays per channel, times the decay from the chunk's start.
+        write: Like `read`, k; with decays per channel, times the decay to the chunk's end.
+        origin: Like `read`, k; with decays per channel, times the decay from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
         scores: P, [chunks * HV, 32, 32].
         factors: [chunks * HV, factors] float32: the tokens' factors for from, read and write, then the
@@ -325,7 +325,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and v.dtype != torch.float32
         and block_k == 128
         and value_size >= 64
-        and key_size % 8 == value_size % 8 == 0  # copies move 16 bytes at once
+        and key_size % 8 == value_size % 8 == 0  # each copy moves 16 bytes
         and chunks.segments is not None  # None if checkpoints split chunks
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
         and not transposed
@@ -348,7 +348,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and key_size == block_k
         and state.dtype == torch.float32
         and is_aligned(state)
-        and state.stride(0) % 16 == 0  # known to the compiler
+        and state.stride(0) % 16 == 0  # so that the compiler knows the alignment of all states
     ):
         launch_scan_short(
             (_RESIDENT * multiprocessors(v.device), 1, 1),
@@ -361,8 +361,8 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # With many programs it is faster if more rows share their inputs; with few programs, if each program
-        # has less work.
+        # With many programs, it is faster if more rows share their inputs. With few programs, it is faster if
+        # each program has less work.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels

@@ -14,13 +14,13 @@ CHUNK = tl.constexpr(32)
 
 @triton.jit
 def halves(x):
-    """Splits one number per token into the first and second halves of chunks, [chunks, 16] each."""
+    """Splits x [tokens] into the first halves of the chunks and the second halves, [chunks, 16] each."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // CHUNK, 2, 16)), (0, 2, 1)))
 
 
 @triton.jit
 def solve_dot(a, b, FULL: tl.constexpr):
-    """A product for the solve: in float32 if FULL, else in float16, which keeps 11 bits."""
+    """A product for the solve: in float32 if FULL, else in float16, which has 11 significant bits."""
     if FULL:
         return tl.dot(a, b, input_precision="ieee")
     return tl.dot(a.to(tl.float16), b.to(tl.float16))
@@ -30,8 +30,8 @@ def solve_dot(a, b, FULL: tl.constexpr):
 def invert_16(b_d, FULL: tl.constexpr):
     """(I + D)^-1 for a batch of strictly lower triangular D [n, 16, 16].
 
-    Diagonal blocks are inverted, doubling their size in each step: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below
-    its diagonal.
+    Inverts the diagonal blocks of 2 rows, then those of 4, 8 and 16 rows. The inverse of a block
+    [[P, 0], [R, Q]] has -Q^-1 R P^-1 in the place of R.
     """
     o_i = tl.arange(0, 16)[:, None]
     o_j = tl.arange(0, 16)[None, :]
@@ -48,12 +48,14 @@ def invert_16(b_d, FULL: tl.constexpr):
 
 @triton.jit
 def store_chunks(p, b_16, b_32, HV: tl.constexpr):
-    """Store the lower triangular [32, 32] matrices of a block's chunks. There are HV matrices per chunk.
+    """Store one head's lower triangular [32, 32] matrices of some chunks, one per chunk.
+
+    In memory, each chunk has HV such matrices, one per value head.
 
     Args:
-        p: The address for the first chunk's matrix.
-        b_16: [2 chunks, 16, 16], the diagonal blocks of the matrices.
-        b_32: [chunks, 16, 16], the blocks below the diagonal ones.
+        p: The address of the first chunk's matrix.
+        b_16: [2 * chunks, 16, 16], the two diagonal blocks of each matrix.
+        b_32: [chunks, 16, 16], the block of each matrix below its diagonal blocks.
         HV: The number of value heads.
     """
     dtype = p.dtype.element_ty
@@ -69,10 +71,10 @@ def store_chunks(p, b_16, b_32, HV: tl.constexpr):
 
 @triton.jit
 def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
-    """Store T = (I + A)^-1 diag(beta) for a block's chunks.
+    """Store T = (I + A)^-1 diag(beta) for some chunks of one head.
 
-    A is given as blocks like the matrix of `store_chunks`: the diagonal ones in `b_d16`, those below them in
-    `b_r32`. `b_beta` is [tokens].
+    A is given in blocks, as the matrices of `store_chunks` are: the diagonal blocks in `b_d16`, the blocks
+    below the diagonal blocks in `b_r32`. `b_beta` is [tokens].
     """
     b_x = invert_16(b_d16, FULL)
     b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (b_r32.shape[0], 2, 16, 16)), (0, 2, 3, 1)))

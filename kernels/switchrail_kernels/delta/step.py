@@ -38,8 +38,8 @@ def _step(
     m_v = o_v < V
 
     wait(EARLY)
-    # Loads are issued in program order, and arithmetic before a load delays it. So all loads come first. The
-    # load of the state needs the slot, so it comes last.
+    # Loads are issued in program order, and arithmetic before a load delays that load. So all loads come
+    # first. The load of the state needs the slot, so it is the last of them.
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0)

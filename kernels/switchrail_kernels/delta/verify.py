@@ -9,8 +9,8 @@ to a row, including the row, and u as in the recurrence. For row i and its ances
 So the state is read once for any number of rows. With a deferred commit, the pending rows of an earlier
 verification are applied to each part of the state when the part is read. If there may be more than 16 pending
 rows, they are applied in a pass of their own, before the rows of this verification. Rows are processed in
-blocks of 16. Within a block, u is solved for as in a chunk of a prefill; the contributions of earlier blocks
-are subtracted block by block.
+blocks of 16. Within a block, a triangular solve yields u, as in a chunk of a prefill. The contributions of
+earlier blocks are subtracted block by block.
 
 G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
 """
@@ -37,15 +37,15 @@ from switchrail_kernels.drafts import Drafts, Record, apply_rows
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
-"""Unit of the integer part. More than 40,000 rows with the smallest decay can't overflow it."""
+"""Unit of the integer part of G, as a log2. The sum over 40,000 rows of the smallest decay fits 32 bits."""
 
 PROGRAMS = 256
-"""Programs that keep a GPU busy. If there are fewer, each gets fewer values, down to 16."""
+"""Number of programs that keeps a GPU busy. If there are fewer, each gets fewer values, at least 16."""
 
 
 @triton.jit
 def _difference(b_hi, b_lo, hi, lo):
-    """The decay between two rows, from the parts of their sums."""
+    """The decay between two rows, from the integer part and the remainder of each row's G."""
     return tl.exp2((b_hi - hi).to(tl.float32) * UNIT + (b_lo - lo))
 
 
@@ -64,7 +64,7 @@ def _add_pairs(
     s_kt, s_sums,
     K: tl.constexpr,
 ):  # fmt: skip
-    """For k_i, and for q_i, add the sum over some channels of k_i exp(G_i - G_j) k_j to a block [16, 16].
+    """Add sums over some channels to [16, 16] blocks: of k_i exp(G_i - G_j) k_j to `b_a`, with q_i to `b_p`.
 
     Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j are the `count` rows at
     `p_k` and `p_sums`, masked by `m_before`.
@@ -118,7 +118,7 @@ def _verify(
         p_state += read * s_slot + i_hv * (V * K) + o_v[:, None]
     else:
         p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
-    kept = row  # the first kept row
+    kept = row  # the sequence's first row in the record
     if DEFERRED:
         pending = tl.load(p_pending_records + i_n)
         old = tl.maximum(pending, 0).to(tl.int64) * most
@@ -162,13 +162,13 @@ def _verify(
             p_bias += i_hv * K
         else:
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
-    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # only one of these programs stores keys
+    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # one program per key head stores keys
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
     if DEFERRED == 2:
-        # The pending rows are applied to each part of the state when it is read. Which ones are accepted is
-        # loaded together with them, not before.
+        # The pending rows are applied to each part of the state when it is read. The flags of
+        # the accepted rows are loaded together with the rows, not before.
         olds = tl.where(pending >= 0, most, 0)
         m_old = tl.load(p_rows + o_t, mask=o_t < most, other=0) != 0
         m_later = tl.load(p_rows + o_t + 1, mask=o_t + 1 < most, other=0) != 0
@@ -192,8 +192,8 @@ def _verify(
         b_bits = tl.load(p_paths + o_r * words + i_t // 32, mask=m_r, other=0)
         m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0
 
-        # The sum of log decays from the state to each row: that of the nearest ancestor in an earlier block,
-        # plus the gates in this block on the path from there.
+        # The sum of log decays from the state to each row is the sum of the row's nearest ancestor in an
+        # earlier block, plus the log decays of the path's rows in this block.
         entry = tl.full((ROWS,), -1, tl.int32)
         for i_j in range(0, i_t, ROWS):
             m_before = _before(p_paths + o_r * words, i_j, m_r)
