@@ -23,7 +23,7 @@ from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 @triton.jit
 def _capped(b_z, cap):
-    """Computes cap tanh(z), as a series near 0, where the quotient would lose digits of a small z."""
+    """Compute cap tanh(z). For small z this is a series, since the quotient would lose digits."""
     b_square = b_z * b_z
     b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
     return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * (2 * LOG2E))))
@@ -121,7 +121,7 @@ def _attend(
         p_items, tl.program_id(0), p_cu_seqlens, p_kv_lens, DECODE
     )
 
-    # the tile's keys, the piece's keys, and the range of the piece's keys that every row attends to
+    # Find the tile's keys, the piece's keys, and the range of the piece's keys that every row attends to.
     first = 0
     if WINDOW:
         first = tl.maximum(past + within + 1 - window, 0)

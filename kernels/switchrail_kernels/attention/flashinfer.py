@@ -21,7 +21,7 @@ ROOM = 288 << 20
 
 
 def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
-    """Upper bound of the bytes that the library needs for partial results, if it splits caches over programs.
+    """Upper bound of the bytes that the library needs for partial results if it splits caches among programs.
 
     Args:
         rows: Maximum rows per sequence.

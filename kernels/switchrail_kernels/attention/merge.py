@@ -17,7 +17,7 @@ from switchrail_kernels.softmax import add_parts
 
 @triton.jit
 def _with_sink(b_total, b_sink):
-    """The log-sum-exp with a sink's logit, and the factor on the output; both in powers of 2."""
+    """The log-sum-exp including a sink's logit, to base 2, and the factor by which the output shrinks."""
     b_ref = tl.maximum(b_total, b_sink)
     b_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref)
     b_with = b_ref + tl.log2(tl.exp2(b_total - b_ref) + tl.exp2(b_sink - b_ref))
@@ -30,7 +30,7 @@ def finish(
     b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows of the output. `b_total` is the rows' log-sum-exp in powers of 2, without a sink."""
+    """Write rows of the output. `b_total` is the rows' log-sum-exp to base 2, without a sink."""
     if SINKS:
         b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)
@@ -59,7 +59,7 @@ def _merge(
 ):  # fmt: skip
     """Write the output of one head of one token from its parts.
 
-    The first part is in `slot`, the others `step` slots apart.
+    The first part is in `slot`; each further part is `step` slots after the previous one.
     """
     i_h = tl.program_id(1)
     heads = tl.num_programs(1)

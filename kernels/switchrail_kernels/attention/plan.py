@@ -21,7 +21,7 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""Within bounds, caches are cut for this many times the usual programs, since most may be short."""
+"""With bounds, caches are cut for this many times the usual number of programs: most caches may be short."""
 
 _BLOCK = 32
 """With several pieces, the number of keys per piece is a multiple of this."""

@@ -30,7 +30,7 @@ class _Shape:
 
     Attributes:
         group: Query heads per key-value head.
-        block_group: The same number, padded to a block.
+        block_group: `group`, padded to a block.
         block_d: The head size, padded to a block.
         window: The layer's window, limited to 32 bits.
         numbers: The kernel's arguments from `scale` to HKV.
@@ -117,7 +117,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
     def prepare(
         self, call: AttentionCall, batch: PagedBatch, plan: Pieces | Tiles
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """How a decode's caches are split, or the tiles of other rows."""
+        """Choose how a decode's caches are split, or the tiles of a prefill or verification."""
         layer, q, _, _ = call
         kv_heads = layer.k_cache.shape[2]
         if isinstance(plan, Pieces):

@@ -3,10 +3,11 @@
 This is the delta rule of arXiv 2510.26692, with a decay per channel. Let G be the running sum of g inside a
 chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a matrix
 product this is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
-exponent is large unless decays are near 0. If some exponents are, A is computed by levels: for each pair of
+exponent is large unless decays are near 0. If an exponent is large, A is computed by levels: for each pair of
 neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second block are multiplied by rows of the first,
-with R the sum up to the end of the first block. Then no exponent is positive. `_prepare` computes P in the
-same way, and writes q and k with the decays that the scan of `switchrail_kernels.delta` needs.
+with R the sum up to the end of the first block. Then no exponent is positive. `_prepare` computes the causal
+scores P in the same way, and writes q and k with the decays that the scan of `switchrail_kernels.delta`
+needs.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -107,8 +108,8 @@ def _by_levels(
         b_x = _decay(p_sums + (o_r // CHUNK * CHUNK + (CHUNK - 1)) * BK + o_k, p_at, FULL, PLANE)
         tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
 
-        # The diagonal is computed in float32: with decays near 0 nothing else remains, and TF32 would be off
-        # by 1e-2 of the smaller terms.
+        # The diagonal is computed in float32: with decays near 0 only the diagonal remains, so the error of
+        # TF32 would be too large.
         b_p += tl.where(o_r == o_t[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
         for i_level in tl.range(0, 5, num_stages=1):
             size = 1 << i_level
@@ -142,7 +143,7 @@ def _prepare(
     PLANE: tl.constexpr = BLOCK * BK
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
-    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16 and the same range
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # TF32: three bits more than bfloat16, the same range
     # Few programs with many blocks each keep temporary data in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE

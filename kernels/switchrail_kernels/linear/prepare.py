@@ -49,8 +49,8 @@ def _prepare(
     b_bias = tl.load(p_bias + o_h, mask=m_h, other=0.0).to(tl.float32) if BIAS else 0.0
     b_w = time_step(b_w, b_bias, dt_min, dt_max, SOFTPLUS)
     b_w = tl.where(m_w, b_w, 0.0)
-    # In powers of 2; 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so their differences
-    # keep small digits after a huge gate.
+    # Log decays have base 2; 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so their
+    # differences keep small digits after a huge gate.
     b_g = tl.maximum(b_w * (tl.load(p_rate + o_h, mask=m_h, other=0.0) * LOG2E), -192.0)
     b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
     b_rest = b_g - b_coarse
@@ -72,9 +72,10 @@ def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tenso
     """Launch the preparation, with `chunk` tokens per chunk.
 
     Returns:
-        The scores [chunks, G, chunk, chunk], with token j in row j and zeros for i < j. And [chunks, H, 5,
-        chunk] float32: w, the running sums of the gates' multiples of 2^-10, those of their remainders, w
-        times the decay to the chunk's end, and the decay from the chunk's start.
+        The transposed scores [chunks, G, chunk, chunk]: row j and column i have P[i, j], or 0 for i < j. And
+        [chunks, H, 5, chunk] float32, five numbers per token: w; the running sum of the gates' multiples of
+        2^-10; the running sum of the remainders; w times the decay to the chunk's end; the decay from the
+        chunk's start.
     """
     count = chunks.blocks.shape[0]
     heads, group, key_size, _ = operands.sizes

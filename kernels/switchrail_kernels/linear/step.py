@@ -49,7 +49,7 @@ def _step(
         b_dt = time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS)
         b_rate *= b_dt
         b_x = b_v * b_dt
-    # Uses the old state, so as not to wait for the new one.
+    # The output is computed from the old state, so that it need not wait for the new state.
     b_decay = tl.exp(b_rate)
     b_o = b_decay * tl.sum(b_s * b_q[None, :], 1) + b_x * tl.sum(b_k * b_q, 0)
     if SKIP:

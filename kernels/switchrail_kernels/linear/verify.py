@@ -2,7 +2,8 @@
 
 A row's result combines the state before the drafts, decayed along the row's path, with the rows on the path:
 P has the decay from one row to the other along the path, or zero if there is no path. Rows are visited from
-the tile's own back to the first, so that decays are sums of gates, never differences of sums.
+the tile's own rows back to the sequence's first row, so that decays are sums of gates, never differences of
+sums.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -77,7 +78,7 @@ def _verify(
     m_own_k = m_own[:, None] & m_k[None, :]
     p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
     b_q = tl.load(p_q, mask=m_own_k, other=0.0)
-    # Computed first, to free the state's registers.
+    # The state's part of the output is computed first, to free the state's registers.
     b_read = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee")
     end = within + rows
     row -= within

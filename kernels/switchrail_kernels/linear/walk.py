@@ -1,7 +1,7 @@
 """Prefill: the scan over the chunks, with the state in registers.
 
-The scan computes the transposes of out and P, as that of the delta rule does. The state is always the left
-operand, which Hopper's tensor cores read from registers.
+Like the scan of the delta rule, this scan computes transposes (of out and P), so that the state is always the
+left operand. Hopper's tensor cores read left operands from registers.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -38,7 +38,7 @@ def _walk_chunk(
 ):  # fmt: skip
     """The state after one chunk, and `b_all` times the chunk's decay.
 
-    With MASKED, only `rows` tokens of the chunk.
+    With MASKED, the chunk has only `rows` tokens.
 
     With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the sequence's end.
     """

@@ -109,10 +109,10 @@ def _attend(
 ):  # fmt: skip
     """Computes the attention of one tile of rows to one piece of its keys, for `BV` columns of the values.
 
-    If PARTS is 2, a query is the sum of two parts; the second is H heads after the first.
+    If PARTS is 2, a query is the sum of two parts; the second part is stored H heads after the first.
 
     If BK is less than BR, the logits are summed over blocks of BK columns, and the queries are read again for
-    each block of keys. This keeps float32, which has no tensor cores, within its registers.
+    each block of keys. So a float32 program, which has no tensor cores, has enough registers.
     """
     i_tile = tl.program_id(0) // tl.cdiv(H, BG)
     i_h = tl.program_id(0) % tl.cdiv(H, BG)

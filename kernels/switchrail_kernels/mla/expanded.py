@@ -1,10 +1,11 @@
 """Attention to keys and values that are first expanded from latents, for sequences with many rows.
 
 Let R be the size of a latent, E that of the rotary part, and D (without rotary part) and V the sizes of
-expanded keys and values. Attention to latents takes R + E and R multiplications per row, key and head.
-Attention to expanded keys and values takes D + E and V, a quarter as many. Expansion takes R (D + V)
-multiplications per key and head, once for all rows. As many keys are expanded at a time as fit in the buffer.
-The result over earlier keys is kept with its log-sum-exp, and updated.
+expanded keys and values. Per row, key and head, attention to latents takes R + E multiplications for the
+logit and R for the sum. Attention to expanded keys and values takes D + E and V, usually less than a third as
+many. Expansion takes R (D + V) multiplications per key and head, once for all rows. As many keys are expanded
+at a time as fit in the buffer. The result over the keys so far is kept with its log-sum-exp, and each round
+of keys updates this result.
 """
 
 # Triton infers the types of kernel arguments at the call.

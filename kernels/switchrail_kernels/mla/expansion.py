@@ -20,7 +20,7 @@ ROOM = 2**30
 """Maximum bytes of keys and values that are expanded at once, unless a single span is larger."""
 
 _SPANS = 2**15
-"""Maximum spans expanded at once. A grid's second axis allows 65,535, and sequences may end in a span."""
+"""Maximum full spans expanded at once. Spans can be partly full, and a grid allows 65,535 in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class MlaPlan(WrapperPlan):
 
 
 class FlashInferMla(MlaBackend):
-    """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64.
+    """Latent attention for compute capability 9.0, in bfloat16: latents of 512, rotary parts of 64.
 
     Attends to latents, except in a prefill for which `plan_chunked_prefix` was called.
     """

@@ -49,7 +49,7 @@ _USUAL = 8192
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How caches are split: all but short ones into a multiple of `base` pieces.
+    """How caches are split: each cache, unless it is short, into a multiple of `base` pieces.
 
     How a cache is split depends only on its own length and on the number of other programs. So a replayed
     graph splits caches like a separate call would.
@@ -174,8 +174,8 @@ class Round:
             among the expanded keys, number of keys.
         items: [tiles, 8] int32, most keys first: first packed row; number of rows; the place of the
             sequence's first key; the number of keys from there visible to the first row; the number visible
-            to the last row and expanded; whether it has no earlier keys; whether it has no later ones;
-            unused.
+            to the last row and expanded; whether no keys of the sequence come in earlier rounds; whether none
+            come in later rounds; unused.
     """
 
     spans: torch.Tensor

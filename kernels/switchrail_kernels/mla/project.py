@@ -72,7 +72,7 @@ def project(
         x: [rows, H, K], its last axis contiguous.
         w: [H, K, N]; for `values` [H, N, K].
         out: [rows, H, N], contiguous, the output. If it has 2 H heads, the second half receives the rounding
-            errors of the products, themselves rounded.
+            errors of the products, which are rounded too.
         places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the tile's first row among
             all rows, its first row among the selected ones, its number of rows, unused. The selected rows are
             packed in `out` (with `values` in x). None means that x and `out` have the same rows.

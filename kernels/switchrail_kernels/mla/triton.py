@@ -105,7 +105,7 @@ def _shape(
 
 
 def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
-    """The sizes for a call's tensors. The Hopper kernel needs aligned ones: it copies 16 bytes at once."""
+    """The sizes for a call's tensors. The Hopper kernel needs aligned tensors: each copy has 16 bytes."""
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
@@ -127,8 +127,8 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     ) -> None:
         """Set which sequences may be expanded. Must be called before the first `run` with the plan.
 
-        Allowed sequences are expanded if that is faster: new tokens and prefix in the same way, in rounds
-        that carry the softmax from one to the next.
+        An allowed sequence is expanded if that is faster. Its new tokens and its prefix are expanded alike,
+        in rounds; each round continues the softmax of the previous round.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         check_plan(own, batch, (Tiles,))
