@@ -1,6 +1,6 @@
 """Kernels of this project and adapters to kernel libraries, registered as a plugin.
 
-Importing this package and registering its backends imports neither torch nor triton nor a library.
+Importing this package and registering its backends imports neither torch, nor triton, nor a kernel library.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
 OPERATIONS: dict[str, str] = {
     name: path for folder in _FOLDERS.values() for name, path in getattr(folder, "OPERATIONS", {}).items()
 }
-"""By operation of `switchrail.platforms`, the path of the function that implements it on GPUs."""
+"""For each operation of `switchrail.platforms` with a kernel here: the path of the function that runs it."""
 
 
 def register(registry: Registry) -> None:
-    """Register all backends and operations. This distribution's entry point.
+    """Register all backends and operations. This function is the distribution's entry point.
 
     With Triton's interpreter (`TRITON_INTERPRET=1`), the Triton kernels also run on CPU tensors, but so
     slowly that they are never chosen by default.

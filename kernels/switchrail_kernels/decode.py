@@ -16,7 +16,7 @@ CutT = TypeVar("CutT")
 
 
 class DecodePlan(PagedPlan, Generic[CallT, CutT]):
-    """A plan that splits each cache by its length; with bounds, each as if it had the maximum length.
+    """A plan that splits each cache by its length. With bounds, it takes the maximum length for all caches.
 
     So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
     only from the batch's own tensors.
@@ -50,7 +50,7 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
     @staticmethod
     @abstractmethod
     def key(call: CallT) -> tuple[Any, ...]:
-        """The values that determine how a call's caches are split; the first is the shape of its cache."""
+        """The values that determine how a call's caches are split; the first is the cache's shape."""
 
     @abstractmethod
     def decide(self, call: CallT, programs: int) -> CutT:

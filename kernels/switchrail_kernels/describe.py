@@ -23,9 +23,8 @@ _HEAD = ("op", "backend", "phases", "dtypes", "states", "head sizes", "features"
 def support() -> str:
     """The table of backends by op: those of this distribution, and the built-in `torch` backends.
 
-    The `reference` backends are left out.
-
-    With Triton's interpreter on, the table lists the capabilities under the interpreter.
+    The `reference` backends are left out. With Triton's interpreter on, the table lists
+    the capabilities under the interpreter.
     """
     runtime = switchrail.Runtime()
     with runtime.transaction() as registry:
@@ -69,7 +68,8 @@ def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
     A size is one number if q, k and v share it. Otherwise it is `64 / 128`, for instance: first the size of q
     and k, then the size of v.
 
-    If all pairs of the listed sizes are supported, the result is `any two of ...`.
+    If any listed size of q and k can be combined with any listed size of v, the result is, for instance,
+    `any two of 64, 128`.
     """
     if not sizes:
         return "any"

@@ -19,9 +19,9 @@ class Pace:
     """Microseconds per chunk, by the average number of programs per multiprocessor.
 
     Attributes:
-        points: Pairs of programs and microseconds, ascending. The time is linear between points and constant
-            before the first. If two points have the same number of programs, the first applies at that
-            number.
+        points: Pairs (number of programs, microseconds), ascending. The time is linear between points and
+            constant before the first. If two points have the same number of programs, the first applies at
+            that number.
         each: Microseconds per further program, beyond the last point.
         rounds: Whether programs beyond the last point run in rounds that each take as long as a full one.
     """
@@ -50,10 +50,10 @@ class Costs:
 
     Attributes:
         pace: Time per chunk.
-        end: Cost per chunk of computing a segment's function, relative to scanning the chunk.
-        compose: Microseconds to compose one segment's function.
+        end: Cost per chunk of computing a segment's map, relative to scanning the chunk.
+        compose: Microseconds to compose one segment's map.
         parts: Programs that scan a segment of one head.
-        end_parts: Programs that compute the segment's function.
+        end_parts: Programs that compute that segment's map.
         first: Length of a first segment relative to the others.
         resident: Maximum number of programs of a first launch per multiprocessor; only split sequences count.
         least: Minimum number of chunks of a sequence that is split.
@@ -76,10 +76,10 @@ class Latents:
     Attributes:
         make: Cost of one K/V-expansion product relative to one latent-attention product.
         attend: Cost of one product of attention to expanded keys and values, relative to one latent-attention
-        product.
+            product.
         row: Fixed cost of an absorbed row (two products, the start of a program), as a number of keys.
         tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
-        call: Fixed cost of a call that attends to latents, in products: launches and their tails.
+        call: Fixed cost of a call that attends to latents (launches and tails), as a number of products.
         fewest: Minimum number of rows of a sequence for which expansion pays off.
         start: Fixed cost of a program that attends to a piece of a cache, in keys.
         merge: Cost of merging pieces, in keys.
@@ -186,6 +186,6 @@ DEVICES = (H200,)
 
 
 def nearest(capability: tuple[int, int], devices: tuple[Fitted, ...] = DEVICES) -> Fitted:
-    """The table for a compute capability: its own, else that of the nearest lower one, else the first."""
+    """The table of this compute capability, else of the nearest lower one, else the first table."""
     earlier = [fitted for fitted in devices if fitted.capability <= capability]
     return earlier[-1] if earlier else devices[0]

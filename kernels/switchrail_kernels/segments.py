@@ -116,7 +116,7 @@ class Chunks:
     Attributes:
         blocks: [blocks, 4] int32, the blocks of chunks, as in `split_rows`.
         sequences: [nonempty sequences, 2] int32, longest first: the index in the batch, and the first chunk.
-        counts: The number of chunks of each of these sequences.
+        counts: The number of chunks of each sequence in `sequences`.
         seqlens: The lengths of all sequences.
         abreast: The total number of chunks divided by the longest sequence's number of chunks.
         every: Rows between checkpoints; 0 for none.
@@ -141,9 +141,9 @@ class Chunks:
 
     @property
     def ahead(self) -> int:
-        """How many chunks ahead to load in programs that scan several sequences; 0 if each should scan one.
+        """How many chunks ahead to load in programs that scan several sequences; 0 for no such programs.
 
-        Such programs are faster if sequences are short. A program loads chunks of the present and of the next
+        Such programs are faster if sequences are short. Each loads chunks of its present and its next
         sequence only. So it can't load further ahead than the shortest sequence has chunks.
         """
         count = len(self.counts)

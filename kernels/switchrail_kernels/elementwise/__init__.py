@@ -14,6 +14,6 @@ OPERATIONS = {
     "sigmoid_gate": "switchrail_kernels.elementwise.silu_and_mul:sigmoid_gate",
     "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
 }
-"""By operation of `switchrail.platforms`, the function that implements it on GPUs."""
+"""For each operation of `switchrail.platforms` with a kernel here: the path of the function that runs it."""
 
 __all__ = ["OPERATIONS"]

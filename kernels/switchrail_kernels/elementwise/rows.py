@@ -36,7 +36,7 @@ def row_offsets(o_r, inner, s_outer, s_inner):
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """The tensor [..., D] and its rows' addresses. It is copied if two strides can't describe the rows."""
+    """The tensor [..., D] and its rows' addresses. Copied if two strides can't describe the rows."""
     if x.is_contiguous():
         return x, Rows(1, x.shape[-1], 0)
     groups: list[tuple[int, int]] = []  # sizes and strides, innermost first

@@ -6,6 +6,6 @@ OPERATIONS = {
     "experts": "switchrail_kernels.experts.forward:experts",
     "routed_experts": "switchrail_kernels.experts.forward:routed_experts",
 }
-"""By operation of `switchrail.platforms`: the function that implements it on GPUs."""
+"""For each operation of `switchrail.platforms` with a kernel here: the path of the function that runs it."""
 
 __all__ = ["OPERATIONS"]

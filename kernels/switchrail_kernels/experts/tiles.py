@@ -32,7 +32,7 @@ class Tiles:
 
     Attributes:
         rows: Pairs per block.
-        gate_up: The first product's tile; it has this many columns of `gate` and of `up` each.
+        gate_up: The first product's tile: `columns` columns of `gate`, and as many of `up`.
         down: The second product's tile.
     """
 
@@ -53,10 +53,10 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
 )
-"""The maximum average number of rows per expert for each tile.
+"""Tiles, each with the maximum average number of rows per expert for which they are used.
 
-On an H200 (2026-11-23), each tile is the fastest of those that `benchmarks/experts.py --tune` times, or
-within 2% of it.
+On an H200 (2026-11-23), each tile is the fastest of the tiles that `benchmarks/experts.py --tune` times, or
+within 2% of the fastest.
 """
 
 MOST_PAIRS = 22

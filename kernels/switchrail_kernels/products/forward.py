@@ -98,7 +98,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, gates: Gates | None = None) 
         gates: The gates to compute too, if any.
 
     Returns:
-        [..., N]; None if the kernel is not made for such tensors, and nothing was computed.
+        [..., N]; None, without computing anything, if the kernel does not support the tensors.
     """
     columns, size = weight.shape
     rows = x.numel() // size

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 OPERATIONS = {"choose_tokens": "switchrail_kernels.sampling.choose:choose_tokens"}
-"""By operation of `switchrail.platforms`, the function that implements it on GPUs."""
+"""For each operation of `switchrail.platforms` with a kernel here: the path of the function that runs it."""
 
 __all__ = ["OPERATIONS"]

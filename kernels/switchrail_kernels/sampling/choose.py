@@ -20,7 +20,7 @@ from switchrail_kernels.sampling.draw import draw
 _launch, _launch_best = Launcher(draw), Launcher(best)
 
 _UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""The low bits that are always 0 in a logit converted to float32."""
+"""By dtype of the logits: the number of low bits that are always 0 in a logit converted to float32."""
 
 BLOCK, WARPS = 8192, 16
 """Columns that a program sums at a time: equal for all batches, so that sums are rounded equally."""
@@ -34,7 +34,7 @@ class _Batch:
 
     Attributes:
         params: Each row's sampling parameters.
-        constants: [R, 5], the same as numbers, with zeros in place of the random numbers.
+        constants: [R, 5], `params` as numbers, with zeros in place of the random numbers.
         sampled: The rows with a temperature.
     """
 

@@ -21,7 +21,7 @@ from switchrail_kernels.tables import load_piece
 
 @triton.jit
 def entry(p, column, o_c, C, S_W: tl.constexpr, S_C: tl.constexpr):
-    """A column and channels of the state at `p`; S_W is 0 if it is dense with channels innermost."""
+    """A column and channels of the state at `p`; S_W is 0 if the state is dense with channels innermost."""
     if S_W == 0:
         p = p + column * C + o_c
     else:
@@ -116,7 +116,7 @@ def _piece(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Computes rows by the layout of the inputs; masked unless all are within the sequence and `C`."""
+    """Computes rows with the function for the inputs' layout; masked where rows or channels may be absent."""
     if s_xc == 1:
         _rows(
             p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
@@ -231,7 +231,7 @@ def step(
         taps = taps + (tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32),)
 
     wait(EARLY)
-    # All loads come first: a store waits for its numbers, and delays the loads after it.
+    # All loads come first: a store waits for the numbers that it stores, and delays the loads after it.
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0)

@@ -26,7 +26,7 @@ DRAFT_ROWS = 8
 """Rows per tile."""
 
 REACH = 16
-"""The largest distance that a row reaches back: the maximum number of taps minus one."""
+"""Maximum number of earlier rows that a row's result depends on: the maximum number of taps minus one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ def each(
 ):  # fmt: skip
     """Write `BC` channels of one sequence's states after each row.
 
-    The old state is read before the first new one is written, since its slot may be among the new ones'
-    slots.
+    The old state is read before the first new state is written, since a new state may go to the old state's
+    slot.
     """
     i_n = tl.program_id(0).to(tl.int64)
     read = tl.load(p_read_slots + i_n)

@@ -164,7 +164,11 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
 def _arguments(
     call: ShortConvCall, most: int | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool | int, ...]]:
-    """The kernels' common first tensors and numbers, the taps (`most` of them), and last constants."""
+    """The first tensors and numbers of all kernels here, the number of taps, and the last constants.
+
+    Raises:
+        ContractError: There are more than `most` taps.
+    """
     layer, x, out = call
     weight, bias, state = layer.weight, layer.bias, layer.state
     channels, width = weight.shape
