@@ -31,6 +31,8 @@ FUNCTIONS: dict[str, Operator] = {
 }
 NUMBERS = {"fp32": (int, float), "fp16": (int, float), "int32": (int,), "int64": (int,)}
 """The types of Python's numbers that an operator converts to a value's own type."""
+LOGIC = np.bitwise_and, np.bitwise_or
+"""The functions for values of type int1. Arithmetic on bools is different in numpy."""
 
 
 class _Result(NamedTuple):
@@ -88,6 +90,8 @@ class Operators:
             if kind is tensor:
                 key, operand = (id(self.type), id(other.type)), other.handle.data
             else:
+                if kind is int and not -(2**31) <= other < 2**31:
+                    return original(self, other)  # it may refuse the number
                 key, operand = (id(self.type), kind), other
             if key not in known:
                 expected = original(self, other)
@@ -137,7 +141,8 @@ def _choose(function: Operator, left: Any, right: Any) -> Operator | None:
     if left.is_ptr():
         is_offset = function is np.add and right.name in ("int32", "int64")
         return partial(_move, max(1, left.element_ty.primitive_bitwidth // 8)) if is_offset else None
-    return function if left.name == right.name and left.name in {*NUMBERS, "int1"} else None
+    is_served = left.name in NUMBERS or (left.name == "int1" and function in LOGIC)
+    return function if left.name == right.name and is_served else None
 
 
 def _move(size: int, pointers: Any, offsets: Any) -> Any:

@@ -99,6 +99,40 @@ def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
     assert all(torch.equal(result.view(torch.int32), expected.view(torch.int32)) for result in results)
 
 
+@triton.jit
+def compare(p_x, p_out, C: tl.constexpr):
+    tl.store(p_out, (tl.load(p_x) < C).to(tl.int32))
+
+
+@where_replaced
+def test_a_number_out_of_range_is_refused_after_others():
+    """A shortcut that serves the types of a comparison doesn't hide an error in a kernel."""
+    x, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for _ in range(2):
+        compare[(1,)](x, out, C=3)
+        with pytest.raises(Exception, match="out of range for type int32"):
+            compare[(1,)](x, out, C=2**31)
+
+
+@triton.jit
+def combine_bools(p_a, p_b, p_out, DIFFERENCE: tl.constexpr):
+    a, b = tl.load(p_a) != 0, tl.load(p_b) != 0
+    tl.store(p_out, (a - b if DIFFERENCE else a + b).to(tl.int32))
+
+
+@where_replaced
+@pytest.mark.parametrize("difference", [False, True])
+def test_sums_of_bools_are_those_of_the_interpreter(difference):
+    """Numpy's sum of two bools is true if both are, Triton's is not; for other bools they agree."""
+    zero, one = torch.tensor([0]), torch.tensor([1])
+    found = []
+    for a, b in ((zero, one), (one, one)):
+        out = torch.zeros(1, dtype=torch.int32)
+        combine_bools[(1,)](a, b, out, DIFFERENCE=difference)
+        found.append(int(out))
+    assert found == [1, 0]
+
+
 def test_a_function_is_rewritten_again_if_it_has_changed(tmp_path):
     """Equal functions of several modules are rewritten once, and others again."""
     source = (
