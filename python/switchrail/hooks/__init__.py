@@ -20,9 +20,10 @@ with the target's arguments, including its defaults:
 | replace | `fn(*args, **kwargs)` | the result |
 | after | `fn(result, *args, **kwargs)` | None for unchanged, a new result, or `RETURN_NONE` |
 
-Known limits. The trampoline adds a frame above the original's, so `stacklevel` and `sys._getframe` count one
-more, and the arguments live until the call returns. A copy of a hooked function's code keeps the chain that
-it was copied with. `original` has the defaults that the target had when its chain last changed.
+Known limits. The trampoline adds a frame between the caller and the original. So `stacklevel` and
+`sys._getframe` in the original count one frame more, and the arguments live until the trampoline returns. A
+copy of a hooked function's code keeps the chain that the function had when the code was copied. The
+`original` that an `around` hook gets has the defaults that the target had when its chain last changed.
 `Hooks.explain` shows which hooks run on a target, which don't, and which calls bypass them.
 """
 

@@ -25,7 +25,7 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """The unbound attribute of the first class after `owner`, in the resolution order of `cls`, that has it.
+    """The unbound attribute `name` from the classes after `owner` in the resolution order of `cls`.
 
     Raises:
         AttributeError: No class after `owner` has the attribute.
@@ -69,17 +69,17 @@ def attributes_of(owner: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attribute:
-    """A placement: sets an attribute of a class while the attribute's function has hooks."""
+    """A `Placement` that sets an attribute of a class while the attribute's function has hooks."""
 
     owner: type
     name: str
     value: Any
 
     def put(self) -> None:
-        """Sets the attribute, unless the class now has another attribute of that name.
+        """Sets the attribute, unless the class now has an attribute of that name.
 
         Raises:
-            HookError: The class refuses to set it.
+            HookError: The class refuses the attribute.
         """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):

@@ -15,12 +15,13 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# The package of a compiler that reads source, and the attribute of its objects that refers to the function.
+# Packages of compilers that read a function's source. Each has the attribute by which the compiled object
+# refers to the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
 def nearby(site: Site) -> tuple[str, ...]:
-    """Describes calls that bypass a site's hooks, as far as the site's module and class reveal them."""
+    """Describes calls that bypass a site's hooks; examines only the site's module and class."""
     if not isinstance(site, Function):
         return ()
     function = site.function

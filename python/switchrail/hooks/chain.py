@@ -62,7 +62,7 @@ def version() -> Table:
 
 
 def is_enabled(hook: Hook) -> bool:
-    """Whether a hook would run."""
+    """Whether a hook is not disabled."""
     return hook not in _table.disabled
 
 
@@ -83,7 +83,7 @@ def change(
         add: New hooks, with their sites.
         remove: Hooks to remove; unknown ones are ignored.
         attach: Hooks, each with a further site; hooks that were removed meanwhile are ignored.
-        disable: Hooks to disable; they keep their places.
+        disable: Hooks to disable; they keep their places in the order.
         enable: Hooks to enable again.
         strict: Whether a second `replace` on one site is an error; otherwise it is logged.
 
@@ -128,7 +128,7 @@ def _requested(
     remove: Sequence[Hook],
     attach: Mapping[Hook, Site],
 ) -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks as they are after the change, with their sites."""
+    """All hooks after the change, with their sites."""
     sites = dict(before)
     for hook, places in add.items():
         if hook in sites:
@@ -196,7 +196,11 @@ class Swap:
 
     @property
     def turn(self) -> int:
-        """The order: first sites that gain hooks, then classes, which move hooks there, then others."""
+        """The place of the swap in the order of swaps.
+
+        Sites that get hooks come first. Replaced classes follow, because their replacement moves hooks to
+        these sites. Sites that lose their last hook come last.
+        """
         return 1 if self.site.leads else 0 if self.new.running else 2
 
     def do(self) -> None:
@@ -212,7 +216,7 @@ class Swap:
 def _difference(
     before: Table, wanted: Wanted, *, strict: bool
 ) -> tuple[Mapping[Site, Chain], Sequence[Swap]]:
-    """Step 2: all chains after the change, and the swaps that install them. Refuses unfit hooks."""
+    """Step 2: all chains after the change, and the swaps that install them. Refuses hooks that don't fit."""
     _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
@@ -279,7 +283,7 @@ def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
 
 
 def _apply(table: Table, swaps: Sequence[Swap]) -> None:
-    """Step 3: publishes the table, then swaps. If one swap fails, all are undone."""
+    """Step 3: publishes the table, then swaps. If one swap fails, undoes the whole change."""
     global _table
     before, done = _table, []
     _table = table

@@ -28,7 +28,7 @@ class Step:
         hook: The hook.
         state: `runs`, `disabled`, `ignored` (such as a second `replace` hook), or `waiting` for its
             target.
-        reason: Why it is ignored or waits; None in other states.
+        reason: Why the hook is ignored or waits; None in other states.
     """
 
     hook: Hook
@@ -57,7 +57,7 @@ class Explanation:
     """The hooks of one target.
 
     Attributes:
-        target: Its module and qualified name, or the dotted path that was given.
+        target: The target's module and qualified name, or the dotted path that was given.
         steps: The hooks that run, in the order of a call; then those that don't.
         site: The target's site; None if the hooks wait for the target.
     """
@@ -80,7 +80,7 @@ class Explanation:
 
 
 def of(target: object) -> Explanation:
-    """Explains a target's hooks, and those that wait for it.
+    """Explains a target's hooks, and the hooks that wait for the target.
 
     Raises:
         HookError: The target doesn't exist and no hook waits for it, or the target can't be hooked.

@@ -11,7 +11,7 @@ from switchrail import garbage
 
 
 class Hidden:
-    """Base of objects of the hook machinery that refer to targets and must keep doing so."""
+    """Base class of the hooks' own objects that refer to targets and must keep doing so."""
 
     __slots__ = ()
 
@@ -21,10 +21,11 @@ class Namespace(dict[str, Any]):
 
 
 def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
-    """Replaces `old` by `new` in each object that refers to it, if the garbage collector knows that holder.
+    """Replaces `old` by `new` in each holder: an object that refers to `old`.
 
-    Holders can be modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions
-    and `functools.partial` objects, but not local variables of running functions.
+    Only holders that the garbage collector knows are found. Holders can be modules, classes, instances,
+    dicts, lists, deques, sets, closures, defaults of functions and `functools.partial` objects, but not local
+    variables of running functions.
 
     Returns:
         The number of changed holders, and a description of each one that can't be changed.
@@ -109,7 +110,7 @@ def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
 
 def _set_partial(holder: partial[Any], **parts: Any) -> None:
     state = {"func": holder.func, "args": holder.args, "keywords": holder.keywords, **parts}
-    # The only way to change a partial; it exists for unpickling.
+    # `__setstate__` exists for unpickling. There is no other way to change a partial.
     holder.__setstate__((state["func"], state["args"], state["keywords"], vars(holder)))  # type: ignore[attr-defined]
 
 

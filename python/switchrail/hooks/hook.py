@@ -88,21 +88,21 @@ SUSPENDING: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """A callable put on a target; compared by identity.
+    """A callable put on a target. Hooks are compared by identity.
 
     Attributes:
         target_name: The dotted path that was given, or the target's module and qualified name.
         fn: The callable.
         kind: `before`, `after`, `around` or `replace`.
-        source: The distribution that provides it, or another name for its author.
+        source: The distribution that provides the hook, or another name for the hook's author.
         priority: Hooks of higher priority are nearer to the caller.
         before: Sources, or names of hooks, that run after this one.
         after: Sources, or names of hooks, that run before this one.
-        owner: The `Hooks` that it belongs to.
-        site: Its site; None if the target did not exist when the hook was created.
-        path: The dotted path to its target, for modules that are imported later or again; None if there is no
-            path.
-        plugin: The distribution's plugin that added it, or None.
+        owner: The `Hooks` object that the hook belongs to.
+        site: The target's site; None if the target did not exist when the hook was created.
+        path: The dotted path of the target, by which the target is found when a module is imported later or
+            again; None if no path leads to the target.
+        plugin: The distribution's plugin that added the hook, or None.
         version: The distribution's version, or None.
         strict: Whether a missing or unfit target is an error.
         name: The callable's module and qualified name.
@@ -133,8 +133,8 @@ class Hook:
         """Refuses hooks that can't work.
 
         Raises:
-            HookError: The kind is unknown, the priority out of range, a name not a string, the hook not
-                callable, or a class is used with a kind other than `replace`.
+            HookError: The kind is unknown, the priority is out of range, a name is not a string, the hook is
+                not callable, or a class is used with a kind other than `replace`.
         """
         object.__setattr__(self, "name", name_of(self.fn))
         if self.kind not in KINDS:
@@ -196,7 +196,7 @@ def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
     """Sorts the hooks of one target into their running order.
 
     Raises:
-        OrderError: Their constraints form a cycle.
+        OrderError: The hooks' constraints form a cycle.
     """
     items = [
         {

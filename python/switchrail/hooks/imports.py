@@ -1,8 +1,8 @@
 """Attaches hooks to modules when these are imported, or imported again.
 
 A finder is put first in `sys.meta_path`. For a watched module it asks the other finders for the spec, and
-wraps the spec's loader. So a module gets its hooks right after its execution, before any import of it
-returns.
+wraps the spec's loader. So the hooks are attached right after the module's code has run, before any import of
+the module returns.
 """
 
 from __future__ import annotations

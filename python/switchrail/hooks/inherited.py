@@ -62,7 +62,10 @@ def site_of(owner: type, name: str, target: str) -> Site | None:
 
 
 def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
-    """A function that calls the inherited one, looked up at each call as by `super()`; and its descriptor."""
+    """A function that calls the inherited attribute, and the descriptor that contains this function.
+
+    Each call looks the inherited attribute up anew, as `super()` does.
+    """
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType

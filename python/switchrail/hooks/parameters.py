@@ -35,7 +35,7 @@ class Parameters:
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
-        """Reads the parameters from the code, since `__signature__` and `__wrapped__` may differ from it.
+        """Reads the parameters from the code, since `__signature__` and `__wrapped__` may disagree.
 
         Raises:
             ValueError: A parameter's name can't be written in source text.
@@ -78,7 +78,7 @@ class Parameters:
         )
 
     def without_first(self) -> Parameters:
-        """The parameters without the first positional one. There must be one."""
+        """The parameters without the first positional one, which must exist."""
         if self.positional_only:
             return replace(self, positional_only=self.positional_only[1:])
         return replace(self, positional=self.positional[1:])

@@ -124,13 +124,13 @@ class Hooks:
         kind: Kind = "before",
         **options: Unpack[HookOptions],
     ) -> Hook | Callable[[F], F]:
-        """Adds a hook. Every call of the target that starts after this returns runs it.
+        """Adds a hook. It runs in every call of the target that starts after `add` has returned.
 
         Without `fn` this is a decorator, which leaves the function unchanged.
 
         Args:
-            target: A function, method, class, property or other callable, or the dotted path of one. If its
-                module is not imported yet, the hook waits for the import.
+            target: A function, method, class, property or other callable, or its dotted path. If the
+                target's module is not imported yet, the hook waits for the import.
             fn: The callable to run. The docstring of `switchrail.hooks` describes its arguments for each
                 kind.
             kind: `before`, `after`, `around` or `replace`.

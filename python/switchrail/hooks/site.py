@@ -22,7 +22,7 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {"after": ("result",), "around": ("o
 
 
 class Placement(Protocol):
-    """Makes calls of another object or attribute lead to a hooked function, as long as it has hooks."""
+    """Makes calls of another object or attribute lead to a function as long as the function has hooks."""
 
     def put(self) -> None:
         """Makes calls lead to the function. May be called again."""
@@ -108,7 +108,7 @@ class Function(Site):
         return build(self.function, own, hooks)
 
     def install(self, state: CodeType, *, hooked: bool) -> None:
-        """Swaps the code in one assignment, then puts or takes the function's placements."""
+        """Swaps the code in one assignment, then puts or takes the function's placement, if any."""
         self.function.__code__ = state
         if self.placement is not None:
             (self.placement.put if hooked else self.placement.take)()
@@ -147,8 +147,9 @@ def known(key: tuple[int, str]) -> Function | None:
 def shared(key: tuple[int, str], made: Function) -> Function:
     """The only site for a key: `made`, unless another thread was first.
 
-    The caller creates the site before taking the lock, because this reads an object's signature. A closure
-    could not create it, because the search for holders would find the closure's cells.
+    The caller creates the site before this function takes the lock, because creating a site reads an object's
+    signature. A closure could not create the site here, because the search for holders would find the
+    closure's cells.
     """
     with change_lock:
         return _shared.setdefault(key, made)

@@ -1,7 +1,7 @@
 """Hooks on callables without Python code, such as C functions: a stand-in takes the object's place.
 
-Such an object has no code to swap. A stand-in has the object's attributes, and calls it through a function
-that can be hooked. It replaces the object in all objects that refer to it.
+Such an object has no code to swap. A stand-in has the object's attributes, and calls the object through a
+function that can be hooked. All objects that refer to the object are made to refer to the stand-in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchrail.hooks.trampoline import forwarder
 
 
 class StandIn(Hidden):
-    """Has the attributes of an object, and calls it through hooks.
+    """Has the attributes of an object, and calls the object through hooks.
 
     Hooks also run for calls of a subscript's result, as in `kernel[grid](...)`.
     """
@@ -76,8 +76,8 @@ class StandIn(Hidden):
         return hash(self._switchrail_original)
 
 
-# Special methods are looked up on classes, so a stand-in's class has those of the object's class, except
-# for these.
+# Python looks special methods up on the class. So a stand-in's class has the special methods of the object's
+# class, except for these.
 _KEPT: Final = frozenset(vars(StandIn)) | {
     "__class_getitem__",
     "__del__",
@@ -107,7 +107,7 @@ def _bound(self: StandIn, instance: Any, owner: Any = None) -> Any:
 
 
 def _class_for(cls: type) -> type[StandIn]:
-    # These two attributes, if passed, would be set by a class statement or by `type`.
+    # Without these two entries, `type` would set both attributes and so hide the properties of `StandIn`.
     namespace: dict[str, Any] = {name: vars(StandIn)[name] for name in ("__module__", "__doc__")}
     namespace["__slots__"] = ()
     for name in dir(cls):
@@ -121,7 +121,7 @@ def _class_for(cls: type) -> type[StandIn]:
 
 
 class Replaced(Hidden):
-    """A placement that puts a stand-in wherever an object is referred to, and later puts it back.
+    """A `Placement` that replaces an object by a stand-in in all holders, and later puts the object back.
 
     Attributes:
         original: The object.
@@ -142,10 +142,10 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates each holder that can be found; lists those that refuse in `unreached`.
+        """Updates each holder that can be found; lists the holders that refuse in `unreached`.
 
         Raises:
-            HookError: No holder was updated, or not the holder that the dotted path names.
+            HookError: No holder was updated, or the holder that the dotted path names refuses.
         """
         if self._placed:
             return
@@ -169,7 +169,7 @@ class Replaced(Hidden):
         self.unreached = tuple(unreached)
 
     def take(self) -> None:
-        """Puts the object back, also into holders that have copied the reference to the stand-in since."""
+        """Puts the object back, also into objects that got a reference to the stand-in meanwhile."""
         if not self._placed:
             return
         self._placed = False
@@ -194,7 +194,7 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
         target: The target's name for messages.
 
     Raises:
-        HookError: It can't be hooked, or is not callable.
+        HookError: The object can't be hooked, or is not callable.
     """
     if not callable(found):
         raise not_callable(found, target)

@@ -101,8 +101,8 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     found: Any = sys.modules[name]
     for i in range(name.count(".") + 1, len(parts) - 1):
         part, path = parts[i], ".".join(parts[: i + 1])
-        # A package may have a function and a module of the same name. Then the last part of a path means the
-        # function.
+        # A package may have a function and a module of the same name. Then a middle part of a path means the
+        # module, and the last part means the function.
         if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
             return Awaited(path)
         if (awaited := _awaited(found, part, done)) is not None:

@@ -22,9 +22,9 @@ _versions: Final = itertools.count()
 def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> CodeType:
     """Compiles a trampoline for a function, and puts the hooks' callables into the function's globals.
 
-    The callables are not constants of the code, since torch.compile would refuse these. Each trampoline has
-    names of its own in the globals, which are deleted with its code. So a call that still runs an older chain
-    finds its callables, and so does a copy of the code.
+    The callables are not constants of the code, since torch.compile would refuse such constants. Each
+    trampoline has names of its own in the globals, which are deleted together with the trampoline. So a call
+    that still runs an older chain finds that chain's callables.
 
     Args:
         function: The hooked function; its code is not changed here.
@@ -55,7 +55,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
-    # Calls the outermost `around` hook. Its `original` is the next one, and so on down to the original.
+    # Calls the first `around` hook. The `original` of each is the next one. The last one's `original` is the
+    # target's own function or the `replace` hook.
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
     if parameters.callee:  # each call has another original, so the nested functions are created in each call
@@ -101,13 +102,13 @@ def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
 
 _RESULT: Final = "__switchrail_result"
 
-# Before 3.11, calling code with such a flag always creates a coroutine or generator. From 3.11 on, code
-# can have the flag and return the original's coroutine or generator.
+# Before 3.11, calling code with a flag in `SUSPENDING` always creates a coroutine or generator. From 3.11 on,
+# code can have the flag and return the original's coroutine or generator.
 _DELEGATES: Final = sys.version_info < (3, 11)
 
 
 def _returning(flags: int, call: str, ending: Sequence[str]) -> list[str]:
-    """Statements that make a call, run `ending` on its result and return that."""
+    """Statements that make a call, run `ending` on its result and return the result."""
     if not (flags and _DELEGATES):
         return [f"{_RESULT} = {call}", *ending, f"return {_RESULT}"] if ending else [f"return {call}"]
     if flags & inspect.CO_COROUTINE:
@@ -164,8 +165,8 @@ def _compiled(
 ) -> CodeType:
     """Compiles a body into a function with the parameter `first` before the given ones.
 
-    It has the free variables of `code`, unless `free` names others. All instructions get the line number of
-    the original's `def`, since coverage would report other lines as never run.
+    The function has the free variables of `code`, unless `free` names others. All instructions get the line
+    number of the original's `def`, since coverage would report other lines as never run.
     """
     free = code.co_freevars if free is None else free
     lines = ["def enclosing():"]
@@ -194,7 +195,8 @@ def _one_line(size: int) -> bytes:
     """A line-number table that assigns `size` bytes of code to the first line."""
     if sys.version_info < (3, 11):  # pairs of (bytes of code, even and at most 254; difference of lines)
         return bytes(byte for start in range(0, size, 254) for byte in (min(254, size - start), 0))
-    # Entries for one to eight code units of two bytes each: form 13 (no columns), the difference of lines.
+    # Each entry has two bytes and covers up to eight code units of two bytes. Its first byte is form 13 (no
+    # columns) with the number of units, the second byte is the difference of lines.
     units = size // 2
     return bytes(byte for at in range(0, units, 8) for byte in (0x80 | 13 << 3 | min(8, units - at) - 1, 0))
 

@@ -115,7 +115,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """The last reason why a hook waits, if no module of its path was imported since; a cheap check."""
+    """A cheap check: the last reason to wait; None if a module of the path was imported since then."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

@@ -89,6 +89,6 @@ def _available() -> tuple[str, ...]:
     for kind in reversed(KINDS):
         try:
             found += platform_class(kind).hardware_class.devices()
-        except PlatformError:  # the family's package can't be imported, which another error reports
+        except PlatformError:  # the family's package can't be imported, so its devices are unknown
             continue
     return tuple(found)

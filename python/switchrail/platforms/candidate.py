@@ -28,11 +28,11 @@ class Limited(Protocol):
     """Runs work with a time limit."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Runs `work`. Messages name the owner of its code (`name`) and the kind of work (`what`)."""
+        """Runs `work`. Errors name the owner of the code (`name`) and the kind of work (`what`)."""
 
 
 class Candidate:
-    """A platform plugin that may be chosen.
+    """A platform plugin that a runtime may choose.
 
     Attributes:
         plugin: The plugin's record as discovered.
@@ -52,7 +52,7 @@ class Candidate:
         self._handlers = handlers()
 
     def ask(self) -> str | None:
-        """Calls the plugin's function. Returns its class path, or None if it declines.
+        """Calls the plugin's function. Returns the platform's class path, or None if the plugin declines.
 
         Raises:
             PlatformPluginError: The plugin fails, or an earlier call of the plugin hung.
@@ -197,7 +197,7 @@ def instance_of(cls: type[Platform], device: str | None) -> Platform:
 
 
 def check_platform(platform: Platform) -> None:
-    """Checks a platform's classes, and that its kind is one that backends can be registered for.
+    """Checks a platform's classes, and that its kind is in `KINDS` or starts with `oot:`.
 
     Raises:
         PlatformError: The kind is invalid; also the errors of `check_classes`.

@@ -31,10 +31,10 @@ class PlatformChoice:
     """The platform of one runtime, chosen once, by the first thread that needs it.
 
     The platform set with `use` comes first, then the one that `SWITCHRAIL_PLATFORM` names. Otherwise all
-    installed platform plugins are called, and the platform of the one that accepts is chosen; several that
-    accept are an error. If all decline, the first built-in kind with a device serves. After a failed choice
-    the next call tries again. There is one platform object per class and device, whatever name it was
-    requested by.
+    installed platform plugins are called. If exactly one accepts, its platform is chosen. If several accept,
+    an error is raised. If all decline, the first built-in kind with a device is chosen. After a failed choice
+    the next call tries again. There is one platform object per class and device, even if it is requested by
+    different names.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PlatformChoice:
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
-        """A platform plugin's record after the last choice; other plugins' records unchanged."""
+        """A platform plugin's record after the last choice. Other plugins' records are returned unchanged."""
         is_open = plugin.group == PLATFORMS and plugin.state == "discovered"
         return self._records.get(plugin.qualified_name, plugin) if is_open else plugin
 
@@ -71,7 +71,7 @@ class PlatformChoice:
         """The chosen platform; chooses it if necessary.
 
         Raises:
-            PlatformError: The requested platform does not exist or declines, or several plugins are active.
+            PlatformError: The requested platform does not exist or declines, or several plugins accept.
             PlatformPluginError: A plugin failed.
             PlatformReentryError: A plugin asked for the platform while the platform was being chosen.
         """
@@ -89,10 +89,11 @@ class PlatformChoice:
         self._choose(lambda name: None)
 
     def _choose(self, look: Callable[[str], Platform | None]) -> Platform | None:
-        """Chooses the platform, once. None if no plugin is active and `look` finds none.
+        """Chooses the platform, once. None if no plugin accepts and `look` returns None.
 
         Args:
-            look: Finds a built-in platform by the name in the environment, or any if the name is empty.
+            look: Returns the built-in platform of a name, or for an empty name the first one with a device.
+                May return None to leave the platform unchosen.
         """
         name = os.environ.get(PLATFORM, "").strip()
         candidates = () if name in KINDS else self._candidates()
@@ -175,7 +176,10 @@ class PlatformChoice:
 
 
 def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
-    """The platform of the named plugin, or of the only one that accepts; None if a built-in kind serves."""
+    """The platform of the plugin `name`; if `name` is empty, of the only plugin that accepts.
+
+    None if `name` is a built-in kind, or if it is empty and no plugin accepts.
+    """
     if name in KINDS:
         return None
     if name:

@@ -40,9 +40,10 @@ class CpuHardware(Hardware):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def current_memory_usage(self) -> int:
-        """Memory in bytes that new programs can't get. Cached files are not included.
+        """The host's memory minus the memory available to new programs, in bytes.
 
-        If the operating system does not report it, this is the peak memory of this process.
+        On Linux, memory that caches files counts as available. If the operating system does not report the
+        available memory, the result is the peak memory of this process.
         """
         available = _available()
         return self.total_memory() - available if available is not None else _largest_so_far()
@@ -81,7 +82,7 @@ class CpuHardware(Hardware):
 
 
 class CpuServing(Serving):
-    """Default parts of engines on a CPU."""
+    """The serving part of a CPU: the defaults of engines on it."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
         """A quarter of the memory for the pools, because the host also runs other programs."""

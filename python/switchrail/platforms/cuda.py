@@ -86,7 +86,7 @@ class RocmHardware(_Gpu):
 
 
 class _GpuServing(Serving):
-    """Parts of engines on GPUs that torch drives through `torch.cuda`; the engines capture steps."""
+    """The serving part of GPUs that torch drives through `torch.cuda`. Engines on them capture steps."""
 
     def graph_class(self) -> type[Graph]:
         """The CUDA graphs of torch."""
@@ -96,11 +96,11 @@ class _GpuServing(Serving):
 
 
 _LARGE: Final = 70 * 2**30
-"""The memory in bytes from which a GPU is large: a GPU of 80 GB has a little less than 80 GiB."""
+"""GPUs with at least this many bytes are large. GPUs sold as 80 GB have a little less than 80 GiB."""
 
 
 class CudaServing(_GpuServing):
-    """The parts of engines on NVIDIA GPUs."""
+    """The serving part of NVIDIA GPUs."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
         """Pages of 64 tokens, steps of 8,192 rows, pauses between prompt steps; 256 sequences on large GPUs.
@@ -108,15 +108,15 @@ class CudaServing(_GpuServing):
         Kernels read a page of 64 tokens at once; with pages of 16, prefill takes a quarter longer. Steps of
         8,192 rows keep the device busy while the host launches the next step. A step with one prompt takes
         three times as long as a decode of 100 sequences, so prompts that arrive one by one wait to run
-        together. 256 sequences were measured on GPUs of 80 GB and more; their states may not fit on smaller
-        ones.
+        together. 256 sequences were measured on GPUs of 80 GB and more. The states of so many sequences may
+        not fit on smaller GPUs.
         """
         sizes = {"page_size": 64, "max_tokens_per_step": 8192, "prompt_pause": 1.0}
         memory = self.hardware.total_memory()
         return sizes if memory is None or memory < _LARGE else {**sizes, "max_sequences": 256}
 
     def compiles(self, kind: str, *, fused: bool) -> bool:
-        """Only layers without functions of the platform; the others are faster without compilation."""
+        """True unless a function of the platform computes the layer: then compilation makes it slower."""
         return not fused
 
 

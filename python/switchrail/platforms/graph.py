@@ -41,7 +41,7 @@ class Graph:
         raise NotImplementedError
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor for use between replays of this graph and of graphs that share its memory.
+        """A tensor at the address of `tensor`, for use between replays of graphs that share memory.
 
         If the memory lives as long as the graph, an implementation may return a tensor that does not own the
         memory, so that later captures can use this memory too.

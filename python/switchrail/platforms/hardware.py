@@ -40,7 +40,8 @@ class Hardware:
     def devices(cls) -> tuple[str, ...]:
         """The torch names of this family's devices on this machine, in order.
 
-        For a plugin's family, it is called only if a user selects a device by number, as in `acme:1`.
+        For a plugin's family, this method is called only if a user selects a device by number, as in
+        `acme:1`.
         """
         return ()
 
@@ -102,13 +103,13 @@ class Hardware:
     def keeps_freed_memory(self) -> bool:
         """Whether freed memory still counts as in use until `empty_cache`.
 
-        If so, the largest memory of steps can be measured after they ran, and a trial run determines the
-        engine's pool sizes.
+        If True, the peak memory of a trial step can be measured after the step, and the engine sizes its
+        pools by this measurement.
         """
         return False
 
     def distributed_backend(self) -> str:
-        """The backend of `torch.distributed` for tensors on such devices, such as `nccl`."""
+        """The backend of `torch.distributed` for this family's devices, such as `nccl`."""
         raise self._not_provided("distributed_backend")
 
     def seed(self, seed: int) -> None:
@@ -120,7 +121,7 @@ class Hardware:
         return False
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """The names of the dtypes of activations that the device supports."""
+        """The names of the activation dtypes that the device supports."""
         raise self._not_provided("supported_dtypes")
 
     def support_cuda_graph(self) -> bool:

@@ -63,7 +63,7 @@ class CpuArchitecture(str, Enum):
 
     @classmethod
     def of(cls, machine: str) -> CpuArchitecture:
-        """The architecture with this name in the operating system, such as `x86_64` or `aarch64`."""
+        """The architecture that the operating system calls `machine`, such as `x86_64` or `aarch64`."""
         name = machine.lower()
         for start, found in _MACHINES:
             if name.startswith(start):

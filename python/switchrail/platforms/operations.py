@@ -1,7 +1,7 @@
 """The operations: computations besides attention for which a platform can provide its own functions.
 
-Each class is an operation. It documents the arguments; its `forward` has their names, and computes nothing.
-The engine uses the first of these that exists:
+Each class is an operation. The class documents the arguments of the operation's functions; its `forward` only
+declares their names. The engine uses the first of these functions that exists:
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
@@ -27,7 +27,7 @@ class Operation:
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """Computes the operation. A platform's function takes the same arguments."""
+        """Declares the arguments of the operation's functions; computes nothing."""
         raise NotImplementedError
 
 
@@ -57,9 +57,9 @@ class AddRMSNorm(Operation):
 class GatedRMSNorm(Operation):
     """Normalisation of a linear-attention layer's output, multiplied by its gate.
 
-    `forward(x, gate, weight, *, eps)` returns weight x rsqrt(mean(x^2) + eps), where the product x rsqrt(...)
-    is rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype. x, gate and the result are
-    [..., D], weight is [D].
+    `forward(x, gate, weight, *, eps)` returns weight y silu(gate), where y = x rsqrt(mean(x^2) + eps) is
+    rounded to x's dtype. silu(gate) and the product with it are computed in float32, and the result is
+    rounded to x's dtype. x, gate and the result are [..., D], weight is [D].
     """
 
     name = "gated_rms_norm"
@@ -146,8 +146,8 @@ class GatedDeltaInputs(Operation):
     `forward(x, weight, A_log, dt_bias, *, channels)` multiplies x [T, D] by weight [C + Z + 2 HV, D]
     transposed and returns four tensors: the convolution's input (queries, keys and values) [T, C] with C =
     `channels`; the output gate [T, Z]; the log of the decay [T, HV] float32, which is -exp(A_log) softplus(a
-    + dt_bias); and the write strength [T, HV] in x's dtype, which is sigmoid(b). The weight's last rows are
-    those of b, then those of a. A_log and dt_bias [HV] are float32 or of x's dtype; the gates are computed in
+    + dt_bias); and the write strength [T, HV] in x's dtype, which is sigmoid(b). The weight's last
+    2 HV rows give b and then a. A_log and dt_bias [HV] are float32 or of x's dtype; the gates are computed in
     float32. The first two results may be views of the product.
     """
 
@@ -177,7 +177,7 @@ class Experts(Operation):
 
 
 class RoutedExperts(Operation):
-    """`Experts` with the experts of each row chosen by the model, as routers with groups or biases do.
+    """`Experts` for models whose own code chooses each row's experts, as routers with groups or biases do.
 
     `forward(x, ids, weights, gate_up, down, *, rows)` returns the sum of weights[:, k] down_e (silu(gate_e x)
     (up_e x)) over the experts e = ids[:, k] of each row. ids [T, K] are integers without repetitions in a
@@ -217,7 +217,7 @@ class DecodeRows(Operation):
     """The inputs of a captured decode, from each row's position and slot.
 
     `forward(rows, last_tokens, page_table, *, page_size, out)` has the arguments of
-    `switchrail.engine.inputs.decode_rows`, which documents it.
+    `switchrail.engine.inputs.decode_rows`, which documents them.
     """
 
     name = "decode_rows"
@@ -225,10 +225,10 @@ class DecodeRows(Operation):
 
 
 class VerifyRows(Operation):
-    """The inputs of a captured verification of drafts, from a few numbers of each sequence.
+    """The inputs of a captured verification of drafts, from each sequence's numbers in `tasks`.
 
     `forward(tasks, drafts, last_tokens, page_table, *, page_size, pending, out)` has the arguments of
-    `switchrail.engine.verify_inputs.verify_rows`, which documents it.
+    `switchrail.engine.verify_inputs.verify_rows`, which documents them.
     """
 
     name = "verify_rows"
@@ -241,7 +241,7 @@ class AcceptRows(Operation):
     """The drafts that a verification accepts, from the tokens chosen after its rows.
 
     `forward(chosen, ids, rows, parents, slots, last_tokens, *, are_trees, pending, out)` has the arguments of
-    `switchrail.engine.accept.accept_rows`, which documents it.
+    `switchrail.engine.accept.accept_rows`, which documents them.
     """
 
     name = "accept_rows"

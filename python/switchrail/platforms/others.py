@@ -46,7 +46,7 @@ class MusaHardware(Accelerator):
 
 
 class NpuHardware(Accelerator):
-    """A Huawei Ascend, through torch_npu."""
+    """A Huawei Ascend NPU, through torch_npu."""
 
     kind = "npu"
     torch_type = "npu"
@@ -74,7 +74,7 @@ class MpsHardware(Accelerator):
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """The maximum that the operating system recommends, in bytes, or else the host's memory."""
+        """The memory that the operating system recommends to use at most, or else the host's, in bytes."""
         return int(self._module().recommended_max_memory()) or CpuHardware().total_memory()
 
     def current_memory_usage(self) -> int:
@@ -186,7 +186,7 @@ class MusaPlatform(Platform):
 
 
 class NpuPlatform(Platform):
-    """Huawei Ascend."""
+    """Huawei Ascend NPUs."""
 
     hardware_class = NpuHardware
 

@@ -19,11 +19,11 @@ _initializing = SingleFlight()
 
 
 class Platform:
-    """A device, and the parts of engines on it.
+    """One device, with the classes and defaults of engines on it.
 
     The two parts are attributes, not base classes. So a vendor can combine the device part of one family with
     the serving part of another by naming both classes, without conflicts in the method resolution order. The
-    serving part has a reference to the device part, but not the other way round.
+    serving part refers to the device part; the device part does not refer to the serving part.
 
     ```
     class AcmePlatform(Platform):
@@ -31,7 +31,7 @@ class Platform:
         serving_class = AcmeServing
     ```
 
-    `Platform` itself, without such classes, is the platform of kind `unspecified`, which supports nothing.
+    `Platform` itself sets neither class. It is the platform of kind `unspecified`, which supports nothing.
 
     Attributes:
         hardware: The device part.
@@ -99,47 +99,47 @@ class Platform:
             self._initialized = True
 
     def is_cuda(self) -> bool:
-        """Whether it is an NVIDIA GPU."""
+        """Whether the device is an NVIDIA GPU."""
         return self.kind == "cuda"
 
     def is_rocm(self) -> bool:
-        """Whether it is an AMD GPU."""
+        """Whether the device is an AMD GPU."""
         return self.kind == "rocm"
 
     def is_cpu(self) -> bool:
-        """Whether it is the host's processor."""
+        """Whether the device is the host's processor."""
         return self.kind == "cpu"
 
     def is_xpu(self) -> bool:
-        """Whether it is an Intel GPU."""
+        """Whether the device is an Intel GPU."""
         return self.kind == "xpu"
 
     def is_musa(self) -> bool:
-        """Whether it is a Moore Threads GPU."""
+        """Whether the device is a Moore Threads GPU."""
         return self.kind == "musa"
 
     def is_npu(self) -> bool:
-        """Whether it is a Huawei Ascend."""
+        """Whether the device is a Huawei Ascend NPU."""
         return self.kind == "npu"
 
     def is_tpu(self) -> bool:
-        """Whether it is a Google TPU."""
+        """Whether the device is a Google TPU."""
         return self.kind == "tpu"
 
     def is_mps(self) -> bool:
-        """Whether it is an Apple GPU."""
+        """Whether the device is an Apple GPU."""
         return self.kind == "mps"
 
     def is_out_of_tree(self) -> bool:
-        """Whether its family comes from a plugin."""
+        """Whether the device family comes from a plugin."""
         return self.kind.startswith(OUT_OF_TREE)
 
     def is_unspecified(self) -> bool:
-        """Whether the class of its device part sets no kind."""
+        """Whether the class of the device part sets no kind."""
         return self.kind == UNSPECIFIED
 
     def is_cuda_alike(self) -> bool:
-        """Whether its programming interface is CUDA or modelled on it: CUDA, ROCm and MUSA."""
+        """Whether the device is programmed through CUDA or an interface modelled on it (ROCm, MUSA)."""
         return self.kind in ("cuda", "rocm", "musa")
 
     def __eq__(self, other: object) -> bool:

@@ -25,9 +25,9 @@ Forward = Callable[..., Any]
 class Serving:
     """The classes, defaults and functions that a platform provides for engines.
 
-    A platform's serving class derives from this class and overrides methods as needed. The defaults suit any
-    device on which torch can allocate. The engine calls `initialize` once per platform, and the other methods
-    whenever an engine is created.
+    A platform's serving class derives from this class and overrides methods as needed. The methods of this
+    class suit any device on which torch can allocate. The engine calls `initialize` once per platform, and
+    the other methods whenever an engine is created.
 
     Attributes:
         hardware: The device that the engine runs on.
@@ -48,7 +48,7 @@ class Serving:
         """The backend for an op in a phase, if the user has not chosen one.
 
         The backend counts as the user's choice: if it can't serve the op, an error that names the platform is
-        raised. None leaves the choice to capabilities and priorities.
+        raised. If None is returned, capabilities and priorities decide.
         """
         return None
 
@@ -103,7 +103,7 @@ class Serving:
             op: A name in `switchrail.platforms.OPERATIONS`. The operation's class there documents the
                 function's arguments.
             forward: The function.
-            override: Whether it may replace another function.
+            override: Whether `forward` may replace another registered function.
 
         Raises:
             RegistrationError: There is no such operation, it already has another function, or the function's

@@ -23,7 +23,7 @@ class Replaced:
     """The data of a replaced class."""
 
     by: type
-    """The class that replaces the other."""
+    """The replacing class."""
     own: Namespace
     """The replaced class's original namespace."""
     put: Namespace
@@ -59,8 +59,8 @@ def own_namespace(cls: type) -> dict[str, Any]:
     path means the same function with or without hooks.
     """
     with change_lock:
-        # All three are read before anything else: a finalizer that runs in this thread can change hooks
-        # although the thread holds the lock.
+        # These three values are read before other code runs: a finalizer that runs in this thread can change
+        # hooks although the thread holds the lock.
         put, namespace, now = attributes_of(cls), vars(cls).copy(), replaced.get(cls)
     present = {name: value for name, value in namespace.items() if value is not put.get(name, ABSENT)}
     if now is None:
@@ -75,11 +75,11 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether a replacing class derives from the replaced one; then it inherits the methods that it lacks."""
+    """Whether `by`, which replaces `cls`, derives from `cls`: if so, methods that it lacks are kept."""
     return cls in by.__bases__
 
 
 def function_of(found: Any) -> FunctionType | None:
-    """The function inside a method, property or similar object; None if there is none."""
+    """The function inside a method, property or similar object; None if the object contains no function."""
     inner = inside(found)
     return inner if type(inner) is FunctionType else None

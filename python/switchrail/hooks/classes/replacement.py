@@ -71,7 +71,7 @@ class Class(Site):
                 inherited = before.own if extends(state, self.cls) else {}
                 wanted = Namespace({**inherited, **namespace_of(state)})
                 remember(state, self.cls)
-                # before any call of its methods, which may use `super`
+                # Before any method of `state` runs, since methods may use `super`.
                 replaced[self.cls] = Replaced(state, before.own, wanted)
                 self._set(wanted, before.put)
         except BaseException as error:
@@ -105,9 +105,8 @@ class Class(Site):
             yield Function(old), None if new is None else Function(new)
         for site in sites:
             at = site.placement if isinstance(site, Function) else None
-            if (
-                isinstance(at, Attribute) and at.owner is self.cls
-            ):  # the replacing class may have hooks of its own
+            # Hooks on an inherited attribute move to the replacing class's function of that name, if any.
+            if isinstance(at, Attribute) and at.owner is self.cls:
                 replacing: Any = hook.fn
                 function = function_of(namespace_of(replacing).get(at.name))
                 if function is not None:
@@ -143,9 +142,9 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """The reason why a class can't replace a second target: the hooks of both would be mixed."""
+        """Why another replacement excludes this one: a class in two of them would mix the hooks of both."""
         for place, others in wanted.items():
-            if not isinstance(place, Class) or hook in others:  # or the hook comes from a second import
+            if not isinstance(place, Class) or hook in others:  # the same hook: its module was imported again
                 continue
             for other in others:
                 if other.fn is hook.fn:

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# For the code after a graph break, torch.compile creates a function of this name. That function has other
-# parameters and is called by the original function.
+# torch.compile creates a function of such a name for the code after a graph break. The original function
+# calls the created function, which has other parameters.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
-# Maps each class to all classes that it has ever replaced, since a call of its method may outlast the
-# replacement itself.
+# Maps each class to all classes that it has ever replaced, since a call of the class's method may outlast
+# the replacement.
 _targets: Final[weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]]] = weakref.WeakKeyDictionary()
 
 
@@ -27,7 +27,7 @@ def remember(by: type, cls: type) -> None:
 
 
 def replacing_super(*args: Any) -> Any:
-    """The `super` of the replaced class if the method was called on an instance of it; otherwise Python's."""
+    """`super()` of the replaced class in calls on that class's instances; otherwise Python's `super()`."""
     if not args:
         frame = sys._getframe(1)
         while frame.f_code.co_name.startswith(_RESUMED) and frame.f_back is not None:
@@ -59,7 +59,7 @@ class _Super(tuple[type, Any, "dict[str, Any]"]):
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        # Special methods are those of the replaced class, not of this class.
+        # Special methods, too, are looked up on the replaced class, not on this class.
         try:
             cls, bound, own = tuple.__iter__(self)
         except ValueError:  # an empty instance, which torch.compile creates for inspection
