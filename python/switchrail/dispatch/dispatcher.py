@@ -54,7 +54,7 @@ class _User:
         return parts[self.part].batch(self.op, defers=self.defers)
 
     def failure(self, parts: Sequence[Part], doing: str = "") -> str:
-        """The start of the note that is added to the backend's exceptions, such as `backend x failed in `."""
+        """The start of the note on a backend's exceptions: `backend NAME failed in OP PHASE`."""
         return f"backend {self.name} failed in {doing}{self.op} {parts[self.part].phase}"
 
 
@@ -63,8 +63,8 @@ class _Table:
     """The backends that serve each layer's calls, in all steps with the same routes.
 
     Attributes:
-        users: The backends that must plan such a step.
-        targets: For each layer a tuple with the target of each part; the target itself if there is one part.
+        users: The backends that plan each of these steps.
+        targets: By layer, a tuple of each part's target; if there is one part, the target itself.
     """
 
     users: tuple[_User, ...]
@@ -76,8 +76,8 @@ class Prepared:
     """A step that all backends in use have planned.
 
     Attributes:
-        parts: Its parts.
-        users: The backends that planned it.
+        parts: The step's parts.
+        users: The backends that planned the step.
         targets: As in `_Table`.
         planned: For each user, the batch and its plan.
     """
@@ -97,13 +97,13 @@ class _Step:
     """A step that is running, or was verified and can be committed.
 
     Attributes:
-        prepared: Its parts and plans.
-        planned: The list of `prepared`.
+        prepared: The step's parts and plans.
+        planned: The same list as `prepared.planned`.
         is_single: Whether the step has one part; see `_Table.targets`.
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
-        verified: The calls to commit, each with its user's index and its record.
-        deferred: The calls that a later call commits, each with its user's index.
+        verified: The calls to commit, each with the index of its user and its record.
+        deferred: The calls whose commits are left to a later verification, each with the index of its user.
     """
 
     prepared: Prepared
@@ -149,7 +149,7 @@ class Dispatcher:
 
     Attributes:
         bound: The route plan with its backends.
-        ops: The ops whose calls it dispatches.
+        ops: The ops whose calls are dispatched.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class Dispatcher:
         announced: set[tuple[str, str, str]] | None = None,
         flags: Mapping[str, bool] | None = None,
     ) -> None:
-        """Creates a dispatcher for the layers of a plan, which must then be added.
+        """Creates a dispatcher without layers. `add` adds the layers of the plan.
 
         Args:
             bound: The route plan with its backends.
-            ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
-            needed: By op, the features that its calls need. Backends that lack features are adapted if an
-                `Adapter` can add them.
+            ops: The ops to dispatch; None means all ops of the plan. No other layers can be added.
+            needed: By op, the features that the op's calls need. Backends that lack features are adapted if
+                an `Adapter` can add them.
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the
                 dispatchers of a plan.
             flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
@@ -233,8 +233,8 @@ class Dispatcher:
 
         Args:
             parts: The parts of the step; their rows must follow one another.
-            bounds: Bounds of the steps that the result will be refreshed for; None if it will serve this step
-            only.
+            bounds: Bounds of the steps for which the result will be refreshed; None if the result serves this
+                step only.
             bound: The routes; None means the dispatcher's own.
             ops: The ops to plan; None means all.
 
@@ -282,10 +282,10 @@ class Dispatcher:
     def once(
         self, name: str, routes: Iterable[BatchRoutes], ops: Collection[str], **arguments: object
     ) -> Any:
-        """Runs an optional step that belongs to no plan, on each backend that has it.
+        """Runs an optional step that belongs to no plan, once on each backend that has this step.
 
         Args:
-            name: The step.
+            name: The optional step.
             routes: The tables with the backends.
             ops: The ops whose backends run it.
             **arguments: The step's arguments.
@@ -318,13 +318,13 @@ class Dispatcher:
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Makes a step the running one for the duration of the block, in which the model makes its calls.
+        """Makes a step the running one within the block. The model makes the step's calls there.
 
         If an earlier step was left before its end, for example by an interrupt, that step is discarded.
 
         Args:
             parts: The parts of the step, or the result of `prepare`.
-            elsewhere: Runs the calls of ops that were not planned; None if there are none.
+            elsewhere: Runs the calls of ops that were not planned; None if there are no such calls.
 
         Raises:
             DispatchError: As for `prepare`; or a layer was not called in the block.
@@ -402,8 +402,8 @@ class Dispatcher:
     def commit(self, accepted: torch.Tensor, *, again: bool = False) -> None:
         """Writes the states after the accepted tokens of the last step's verification, in all layers.
 
-        Each layer's state is written once, even if a backend fails and this is called again. The next step
-        discards verifications that were not committed.
+        Each layer's state is written once, even if a backend fails and `commit` is called again. The next
+        step discards verifications that were not committed.
 
         Args:
             accepted: See `Backend.commit`.
@@ -422,7 +422,7 @@ class Dispatcher:
             self._verified = None
 
     def settling(self, batch: DeferredBatch) -> list[Callable[[], None]]:
-        """Plans the commits that the last verification deferred. Returns a function per layer that runs them.
+        """Plans the commits that the last verification deferred. Returns one function per layer to run them.
 
         Args:
             batch: A batch without rows that has all records.
@@ -505,8 +505,8 @@ class Dispatcher:
         layer_id, op = self._layers[layer]
         if self._step is _NO_STEP:
             return DispatchError(
-                f"layer {layer_id} ran its {op} outside of a step; such a model can only be called "
-                "within a step",
+                f"layer {layer_id} ran its {op} outside of a step; a model with dispatched layers "
+                "can only be called within a step",
                 layer=layer_id,
                 op=op,
                 found=1,

@@ -20,8 +20,8 @@ class Part:
         rows: The range of rows in the step.
         pages: The sequences for ops with a paged cache; None if the model has no such op.
         states: The sequences for ops with a state; None if the model has no such op.
-        deferred: The same sequences for backends with the feature `deferred_commit`; None if all verified
-            rows are committed.
+        deferred: The same sequences for backends with the feature `deferred_commit`; None if no commits are
+            deferred.
 
     Raises:
         UnknownPhaseError: The phase is unknown.
