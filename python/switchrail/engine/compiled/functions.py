@@ -99,4 +99,4 @@ FUNCTIONS: Final[Mapping[type[Operation], Callable[..., Any]]] = {
     Products: linear,
     GatedDeltaInputs: _gated_delta_inputs,
 }
-"""The functions by operation. Modules that run another operation are in the family's `opaque`."""
+"""The functions by operation. A family lists modules that run other operations in `Family.opaque`."""

@@ -13,7 +13,7 @@ from switchrail.engine.compiled import operators
 _ATTRIBUTE: Final = "_switchrail_index"
 
 OUTERMOST: Final = 2**31 - 1
-"""The priority of the hook `forward`: the operator calls all other hooks, so they aren't traced."""
+"""The priority of the hook `forward`. It is outermost, so torch.compile doesn't trace the other hooks."""
 
 
 def make_opaque(part: nn.Module) -> None:

@@ -54,7 +54,7 @@ def call(index: torch.Tensor, op: str, tensors: tuple[Any, ...], written: tuple[
 
 
 def module(index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Run the forward of a module registered with `number`. Its result has x's shape and dtype."""
+    """Run the forward of a module registered with `number`. The result has x's shape and dtype."""
     result: torch.Tensor = torch.ops.switchrail.module.default(index, x)
     return result
 

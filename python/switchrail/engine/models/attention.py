@@ -43,8 +43,8 @@ def _call(
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The caches, and the rows to write; None if the operation can't write the caches.
 
-    It can't if the pool's class overrides `write`, if a cache is not contiguous, or while torch.compile
-    traces, because compiled code accesses pools only through operators.
+    The operation can't write them if the pool's class overrides `write` or a cache is not contiguous. It
+    can't while torch.compile traces either, because compiled code accesses pools only through operators.
     """
     if torch.compiler.is_compiling():
         return None

@@ -34,7 +34,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
         layers: The layout's layers, each with `id`, `kind` and `ops`.
 
     Raises:
-        CheckpointError: The model has no layers where the family has them.
+        CheckpointError: The model has no layers where the family expects them.
         LayoutError: The model and the layout differ in the number of layers, or a layer has a kind that the
             family doesn't have.
     """
@@ -121,7 +121,7 @@ def connect(
         mixers: The model's mixers.
         family: The model's family.
         connection: The connection for the mixers.
-        forward_of: Finds the functions of operations besides attention.
+        forward_of: Finds the platform's functions for operations.
         is_compiled: Whether the model's layers may have compiled code in `blocks.Blocks`.
 
     Returns:

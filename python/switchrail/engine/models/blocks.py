@@ -35,7 +35,8 @@ class BlockState:
     Attributes:
         kind: The layers' kind, as in the layout.
         layers: The layers' ids.
-        reason: Why the layers run eagerly; None if they are compiled, or will be at their first run.
+        reason: Why the layers run eagerly; None if they are compiled, or will be compiled at
+            their first run.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class BlockState:
 
 
 class _Block:
-    """Identical layers with one compiled function. If compiling fails, they run eagerly.
+    """Identical layers with one compiled function. If compiling fails, the layers run eagerly.
 
     Integers in a layer's arguments (such as the layer's number in Zamba2) can become constants of compiled
     code. Torch recompiles a function for a few values only. After that, layers with other values get a new
@@ -155,8 +156,8 @@ class Blocks:
 
         Args:
             model: The model with its head.
-            layers: Its decoder layers.
-            kinds: Their kinds.
+            layers: The model's decoder layers.
+            kinds: The layers' kinds, as in the layout.
             serving: The platform's settings: the compiler, and the kinds of layers to compile.
         """
         self._model = model
@@ -173,7 +174,7 @@ class Blocks:
         self._make()
 
     def look(self) -> None:
-        """Drop the compiled layers if hooks have changed, including the engine's own on these layers.
+        """Drop the compiled layers if hooks on them have changed, including the engine's own hooks.
 
         Torch itself would notice changes of the engine's hooks, but recompiles only a few times.
         """

@@ -108,7 +108,7 @@ class Keyword:
 
 
 def in_engines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an `around` hook that calls `function` for an engine's layers, and the original for others."""
+    """Returns an `around` hook that calls `function` for an engine's layers; for others, the original."""
 
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return (original if kwargs.get(KEYWORD) is None else function)(*args, **kwargs)
@@ -135,9 +135,8 @@ class MixerContract:
         hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
             **kwargs)`, which calls the original if `KEYWORD` is missing.
         methods: Name of a method -> the function that replaces it on the mixers of this model only.
-        packed: Whether the mixer's own functions must refuse packed sequences (given by `seq_idx`) if the
-            hooks
-        are missing.
+        packed: Whether calls of the mixer get `seq_idx`, the sequence of each row. Then the mixer's own
+            functions must refuse packed sequences, in case the hooks are missing.
     """
 
     shapes: Callable[[Any], dict[str, Shape]]

@@ -1,4 +1,4 @@
-"""Decoder layers that fuse each residual sum with the norm after it, within a layer and at its end."""
+"""Decoder layers that fuse each residual sum with the next norm, within a layer and between layers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def _link(function: Forward, model: Any) -> None:
 _FOLLOWING: Final = "_switchrail_following"
 
 DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layernorm",))
-"""A norm after the mixer whose weights are centred at zero."""
+"""The norm after the mixer, with weights centred at zero."""
 
 DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
-"""Consecutive layers of this kind, with an equal norm after the last one.
+"""Consecutive layers of this kind, with a norm of the same form after the last layer.
 
-A layer's last sum is normalised together with the next layer's norm, unless a module in between is hooked: a
-hook could change the sum.
+A layer's last sum is fused with the next layer's norm, unless a module between them is hooked: a hook could
+change the sum.
 """

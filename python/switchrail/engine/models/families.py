@@ -40,7 +40,8 @@ class Family:
 
     Attributes:
         module: The module's dotted path; the functions of contracts are hooked in it.
-        mixers: Kind of layer in the layout -> the mixers of such a layer, by dotted attribute of the layer.
+        mixers: By kind of layer (as in the layout), the mixers of such a layer. The inner key is the dotted
+            attribute of the layer that holds the mixer.
         layers: The dotted attribute that leads from the model with its head to the decoder layers.
         operations: Class of the modelling module, or the dotted path of another class -> its operations and
             how to run them. At most one operation of a class has `prepare`, and at most one `call`.
@@ -207,7 +208,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
-    """The family of a model with this configuration; None if there is none."""
+    """The family of a model with this configuration; None if the engine has no such family."""
     listed = config.get("architectures")
     for architecture in listed if isinstance(listed, list) else ():
         if isinstance(architecture, str) and architecture in ARCHITECTURES:

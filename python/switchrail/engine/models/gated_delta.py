@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape
 
 @in_engines
 def torch_chunk_gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
-    """The gated delta rule, with its state in the pool."""
+    """The gated delta rule, with the state in the pool."""
     return dispatch_delta("gated_delta", *args, **kwargs)
 
 

@@ -1,8 +1,8 @@
 """Gated delta layers that compute their inputs in one product, in the order in which the layer reads them.
 
-In the model definition, the rows for each head's queries, keys, values and output gate are adjacent, so each
-step copies all of them twice before the convolution. Here the weights' rows are reordered once, after
-loading.
+In the model definition, the weights' rows for one head's queries, keys, values and output gate are adjacent.
+So each step copies all queries, keys, values and gates twice before the convolution. Here the weights' rows
+are reordered once, after loading.
 """
 
 from __future__ import annotations
@@ -99,4 +99,4 @@ GATED_DELTA_NET: Final = Binding(
     passes=("in_proj_qkvz", "in_proj_ba", "out_proj"),
     also={"multiply": Products},
 )
-"""Gated delta layers in which the rows for each head's queries, keys, values and output gate are adjacent."""
+"""Gated delta layers in which one head's weight rows for queries, keys, values and gate are adjacent."""

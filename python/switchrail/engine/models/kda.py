@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape
 
 @in_engines
 def chunk_kimi_delta_attention(*args: Any, **kwargs: Any) -> Any:
-    """The delta rule, with its state in the pool."""
+    """The delta rule, with the state in the pool."""
     return dispatch_delta("kda", *args, **kwargs)
 
 

@@ -13,7 +13,7 @@ from switchrail.pools import DeltaShape, Shape
 
 @in_engines
 def forward(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """MiniMax's forward, with its state in the pool."""
+    """MiniMax's forward, with the state in the pool."""
     connected: Connected = kwargs[KEYWORD]
     qkv = module.act_fn(module.qkv_proj(hidden_states)).squeeze(0)
     q, k, v = qkv.unflatten(-1, (-1, 3 * module.head_dim)).split(module.head_dim, dim=-1)
@@ -27,7 +27,7 @@ def forward(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any)
 def lightning_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, **kwargs: Any
 ) -> torch.Tensor:
-    """Lightning attention with its state in the pool. Same arguments as `ring.lightning_attention`."""
+    """Lightning attention with the state in the pool. Same arguments as `ring.lightning_attention`."""
     connected: Connected = kwargs[KEYWORD]
     q, k, v = (x.squeeze(0) for x in (query, key, value))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -24,7 +24,7 @@ def mamba2_chunk_scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Any,
 ) -> torch.Tensor:
-    """The scan of tensors [1, T, heads or groups, size] and dt [1, T, heads], with its state in the pool."""
+    """The scan of tensors [1, T, heads or groups, size] and dt [1, T, heads], with the state in the pool."""
     connected: Connected = kwargs[KEYWORD]
     layer: Mamba2Layer = connected.layers["mamba2"]
     found, bound = (dt_softplus, *map(float, dt_limit)), (layer.dt_softplus, layer.dt_min, layer.dt_max)

@@ -1,9 +1,9 @@
-"""Heads that predict the token after the next one (multi-token prediction, MTP), as drafts of their model.
+"""Draft heads of models, which predict the token after the next one (multi-token prediction, MTP).
 
 A head has one or more steps. Step k drafts the k-th token after the newest one; the last step drafts all
 further tokens. Entry i of step 0 is computed from the model's last hidden state at token i and from token i +
-1; entry i of step k from step k - 1's result at entry i and from token i + 1 + k (DeepSeek-V3, arXiv
-2412.19437, section 2.2).
+1. Entry i of a later step k is computed from step k - 1's result at entry i and from token i + 1 + k
+(DeepSeek-V3, arXiv 2412.19437, section 2.2).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MtpStep(nn.Module):
 class QwenHead(nn.Module):
     """The head of Qwen3-Next and Qwen3.5, with the names of published weights (`mtp.`).
 
-    Its steps have a layer each and share everything else.
+    Each step has a layer of its own. The steps share everything else.
     """
 
     def __init__(self, model: Any, drafts: Sequence[Layout]) -> None:
@@ -119,7 +119,7 @@ def _qwen(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
 
 
 def join_experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stack the published weights of experts, as transformers' modules have them."""
+    """Stack the published weights of single experts into the tensors of transformers' modules."""
     found, experts = dict[str, torch.Tensor](), dict[str, dict[int, dict[str, torch.Tensor]]]()
     for name, value in tensors.items():
         match = _EXPERT.fullmatch(name)
@@ -143,7 +143,7 @@ _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight"
 
 
 def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Tensor]) -> None:
-    """Refuse the weights of a head that are not those of its definition.
+    """Refuse weights that don't match the head's definition.
 
     Raises:
         CheckpointError: Some weights are missing, unexpected or of a wrong shape.
@@ -163,10 +163,10 @@ def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, tor
 
 
 def _mtp_model(path: Path) -> Any:
-    """The class of transformers for heads.
+    """The class of transformers for MTP heads.
 
     Raises:
-        CheckpointError: This version has none.
+        CheckpointError: This version of transformers has no such class.
     """
     try:
         from transformers.modeling_layers import MtpModel
@@ -178,7 +178,7 @@ def _mtp_model(path: Path) -> Any:
 
 
 def _steps_of(head: Any) -> list[MtpStep]:
-    """The steps of transformers' class."""
+    """The steps of a head of transformers' class."""
     return [
         MtpStep(layer.enorm, layer.hnorm, layer.eh_proj, [layer.mtp_block], layer.post_norm)
         for layer in head.layers
@@ -199,7 +199,7 @@ def _deepseek(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]
 
 
 def _ling(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
-    """Transformers' class, with the values that its conversion of published weights leaves out."""
+    """Like `_deepseek`, with the layer names and a renaming of weights that transformers lacks for Ling."""
     from transformers.core_model_loading import WeightRenaming
 
     _name_ling_layers(model, drafts)
@@ -250,7 +250,7 @@ class Head:
     """A model's own draft head.
 
     Attributes:
-        family: The family of its steps.
+        family: The family of the head's steps.
         steps: The steps, with their weights.
     """
 
@@ -264,7 +264,7 @@ def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) 
     Args:
         path: The checkpoint folder.
         model: The model with its head.
-        family: Its family.
+        family: The model's family.
         drafts: The layout of each step.
 
     Raises:

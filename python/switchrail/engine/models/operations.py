@@ -33,17 +33,17 @@ class Binding:
 
     Attributes:
         operation: The operation.
-        call: Replaces the modules' forward: `call(function, module, *args, **kwargs)`, with the operation's
-            function. None keeps the forward; then `prepare` does everything.
+        call: Replaces the modules' forward: `call(function, module, *args, **kwargs)`, where `function`
+            computes the operation. None keeps the forward; then `prepare` does everything.
         prepare: `prepare(function, module)` converts a loaded module's weights to the form that `call` needs.
-            Its result is stored with the module, for `prepared`. It must not keep a second copy of the
-            weights.
+            The result is stored with the module, for `prepared`. `prepare` must not keep a second copy of
+            the weights.
         suits: Whether a given module of the class runs the operation; other modules keep their forward.
-        padded: Whether the function receives the padding rows as `rows`.
+        padded: Whether the function receives the number of real rows as `rows`; see `Experts`.
         passes: The submodules whose work `call` does without calling them, as dotted attributes of the
             module. If one of them is hooked, the class's own forward runs.
         also: Other operations whose functions `call` receives as keyword arguments: the platform's function,
-            or else the one in plain torch.
+            or else the function in plain torch.
     """
 
     operation: type[Operation]
@@ -92,7 +92,7 @@ def prepare(
         forward_of: Finds the platform's function of an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class of that module, or a dotted path to any class -> its operations and their calls.
+        bindings: By class of that module, or by dotted path of another class: the class's bindings.
     """
     for path, binding in _each(module, bindings):
         function = forward_of(binding.operation)
@@ -102,7 +102,7 @@ def prepare(
 
 
 def prepared(module: nn.Module) -> Any:
-    """The module's prepared weights; None if it has none."""
+    """The module's prepared weights; None if nothing was prepared."""
     return module.__dict__.get(_PREPARED)
 
 
@@ -119,7 +119,7 @@ def bind(
         forward_of: Finds the platform's function for an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class of that module, or a dotted path to any class -> its operations and their calls.
+        bindings: By class of that module, or by dotted path of another class: the class's bindings.
         running: The current step.
 
     Returns:
@@ -142,7 +142,7 @@ def bind(
 
 
 def _each(module: str, bindings: Mapping[str, tuple[Binding, ...]]) -> list[tuple[str, Binding]]:
-    """The dotted path of each class, and its bindings."""
+    """Pairs of a class's dotted path and one of its bindings."""
     return [
         (name if "." in name else f"{module}.{name}", binding)
         for name, several in bindings.items()
@@ -164,7 +164,7 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # a lookup of hooks would become a constant of the code
+    if torch.compiler.is_compiling():  # traced code would keep the result of a lookup
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
@@ -210,7 +210,7 @@ def _hooked_names() -> frozenset[str]:
 
 
 def either(function: Forward | None, operation: type[Operation]) -> Forward:
-    """The platform's function; the one in plain torch if there is none, or while torch.compile traces."""
+    """The platform's function; plain torch if the platform has none, or while torch.compile traces."""
     return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
 
 
@@ -224,12 +224,12 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
 
 
 def is_bound(part: nn.Module) -> bool:
-    """Whether a platform's function serves the module, and the module has no hooks."""
+    """Whether a platform's function is bound to the module."""
     return _ATTRIBUTE in part.__dict__
 
 
 def serves(*parts: nn.Module) -> bool:
-    """Whether platform functions serve all of these modules, and none has hooks."""
+    """Whether platform functions are bound to all of these modules, and none of the modules has hooks."""
     return all(is_bound(part) and not _is_hooked(part) for part in parts)
 
 

@@ -55,7 +55,7 @@ def _prepare(function: Forward, module: Any) -> Product:
 
 
 def qkv(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of a softmax layer, unless its projections have hooks."""
+    """Queries, keys and values of a softmax layer, from one product if the layer has been prepared."""
     product: Product | None = prepared(module)
     return (module.q_proj(x), module.k_proj(x), module.v_proj(x)) if product is None else product.split(x)
 

@@ -46,7 +46,7 @@ _REQUIRED: Final = {
     "norm_head": False,
     "lightning_layerwise_decay": True,
 }
-"""Config keys that would change the computation -> the only value that this definition implements."""
+"""Config keys, each with the only value that this definition implements."""
 
 
 @strict
@@ -61,8 +61,8 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
         partial_rotary_factor: The fraction of a head that is rotated, from its start; latent attention
             ignores it.
         use_qk_norm: Whether queries and keys are normalised.
-        moe_shared_expert_intermediate_size: Inner size of each shared expert; None for that of the other
-            experts.
+        moe_shared_expert_intermediate_size: Inner size of each shared expert; None for the inner
+            size of the other experts.
     """
 
     model_type = "bailing_moe_linear"
@@ -105,7 +105,7 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a config file. The config of Ring 2.5 has the model type of Ling 3."""
+        """Read a config file, and set its model type: the config of Ring 2.5 has the model type of Ling 3."""
         values, unused = super().get_config_dict(*args, **kwargs)
         return {**values, "model_type": cls.model_type}, unused
 
@@ -349,7 +349,7 @@ class RingForCausalLM(DeepseekV3PreTrainedModel, GenerationMixin):  # type: igno
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Maps token ids [B, T] to logits, for the last `logits_to_keep` rows or for the rows in it."""
+        """Maps token ids [B, T] to logits. `logits_to_keep`: the number of last rows, or the rows."""
         if past_key_values is not None or use_cache:
             raise ValueError("this definition has no cache; valid: use_cache=False, without past_key_values")
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

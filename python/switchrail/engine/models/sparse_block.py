@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 def _prepare(function: Forward, module: Any) -> Weights | None:
     """Append the shared expert to the others, and its gate to the router.
 
-    None if the shared expert's size differs from that of the others.
+    Returns None if the shared expert differs in size from the other experts.
     """
     experts, shared = module.experts, module.shared_expert
     count, hidden, inner = experts.down_proj.shape

@@ -7,14 +7,14 @@ import torch
 
 @torch.no_grad()
 def stack(*weights: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """Move weights into one tensor; the parameters become views of it.
+    """Move weights into one tensor; the parameters become views of this tensor.
 
     Args:
         weights: Parameters [..., D] of one dtype, on one device.
         multiple: The number of rows is padded with zeros to a multiple of this.
 
     Returns:
-        [rows of all, with padding, D].
+        [rows of all weights plus padding, D].
     """
     size = weights[0].shape[-1]
     rows = [weight.numel() // size for weight in weights]
