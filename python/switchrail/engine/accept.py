@@ -25,7 +25,7 @@ def accept(
     deferred: DeferredCommits | None = None,
     news: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Commit states, move keys and values, and store the newest tokens, without waiting for the device.
+    """Commit states, move keys and values, and store the newest tokens. Doesn't wait for the device.
 
     Args:
         step: The verified step.
@@ -89,18 +89,18 @@ def accept_rows(
     Args:
         chosen: [R] int64, the token chosen after each row of a step; -1 for none.
         ids: [R or more] int64, the token of each row.
-        rows: [N, X] int64, the rows of each sequence in the step; padding repeats its first row.
+        rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, and -2 for
             padding.
         slots: [N] int64, the slots of the sequences; -1 for padding.
         last_tokens: [slots] int64, receives the newest token of each sequence, 0 in place of -1.
         are_trees: Whether the rows may form trees, not only chains.
-        pending: Records whose accepted rows are committed by the next verification: [slots] int64, receives
-            the record of each sequence; [slots, X] bool, receives its accepted rows; and [N] int64, the
-            record of each sequence in the step. None if there are none.
-        out: Receives three results, each contiguous: the last accepted column [N] int64; the accepted columns
-            in order, from column 0 [N, X] int64, its own number for places after them; and the result of
-            `accept` [N, 1 + X] int64.
+        pending: Three tensors for commits that are deferred to the next verification: [slots] int64, receives
+            the record of each sequence; [slots, X] bool, receives the accepted rows of this record; and [N]
+            int64, the record that each sequence of the step fills. None if commits are not deferred.
+        out: Receives three contiguous results: [N] int64, the last accepted column; [N, X] int64, the
+            accepted columns in order, starting with column 0, where each place after them holds its own
+            index; and [N, 1 + X] int64, the result of `accept`.
     """
     last, path, news = out
     own = chosen[rows]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFERRED: Final = "committed in the next verification"
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
-"""The steps of backends whose graphs hold one size of state: graphs of decodes, but not of proposals."""
+"""Optional steps of backends with state for captured decodes only; they can't serve captured proposals."""
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 
@@ -32,14 +32,15 @@ class GraphState:
 
     Attributes:
         kind: `decode`, `verify`, `mixed` for steps with prompt tokens, or `propose` for a draft's proposals.
-        rows: Rows of the step, including padding; in a decode one per sequence; in proposals the sequences.
+        rows: Rows of the step, including padding; a decode has one row per sequence. For proposals, the
+            number of sequences.
         tokens: Tokens of the longest cache; None if the key serves any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
         backends: The key's backends, by op and phase; several for one op are separated by commas.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
-        commits: For each call of a verification that writes states: when it commits them, and the reason if
-            not in the next verification.
+        commits: By op and phase, for verifications that write states: when the states are committed, and the
+            reason if that is not in the next verification.
         reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
             captured when needed.
     """
@@ -69,9 +70,10 @@ class CapturePlan:
         plan: The routes of captured decodes.
         own: The routes of all other steps.
         eager: The ops whose decodes can't be captured, each with the reason.
-        verify: The routes of captured verifications; or why they are not captured, None without drafts.
-        propose: The routes of decodes and of verifications in captured proposals; or why these are not
-            captured, None if the model proposes nothing.
+        verify: The routes of captured verifications, or the reason why verifications are not captured. None
+            without drafts.
+        propose: The routes of decodes and of verifications in captured proposals, or the reason why proposals
+            are not captured. None if the model proposes nothing.
     """
 
     keys: Keys
@@ -135,10 +137,11 @@ def _state(
 
 
 def commits(verify: RoutePlan) -> dict[str, str]:
-    """When captured verifications commit states, by call: `DEFERRED`, or at once with the reason.
+    """When captured verifications commit states, by op and phase.
 
-    A backend's records can't be read by another one. So if an op that could leave its commits to the next
-    verification has several backends, by size, all commits are made at once.
+    The value is `DEFERRED`, or says that the commit follows each verification, and why. A backend can't read
+    another backend's records. So if an op that could defer its commits has several backends, each for some
+    sizes, no op defers its commits.
     """
     able = {
         (one.op, one.name) for one in verify.backends if "deferred_commit" in one.capabilities["features"]
@@ -173,7 +176,7 @@ def plan_capture(
 
     Args:
         plan: The function `plan_routes`, bound to the model.
-        own: Its result for the engine's eager steps.
+        own: The result of `plan` for the engine's eager steps.
         platform: The platform of the engine.
         options: The engine's options.
         max_length: Maximum tokens per sequence.
@@ -223,7 +226,7 @@ def _plan_verify(
     options: EngineOptions,
     preferences: Iterable[tuple[str, str]],
 ) -> RoutePlan | str | None:
-    """The routes of captured verifications; or why there are none, None without drafts."""
+    """The routes of captured verifications, or the reason why there are none. None without drafts."""
     if options.draft is None:
         return None
     chosen = {key: name for key, name in preferences if key.partition(".")[2] in ("", "verify")}
@@ -261,7 +264,7 @@ def _plan_propose(
 
 
 def _parents(op: str, options: EngineOptions) -> tuple[str, ...]:
-    """The features that an op needs in captured verifications, where only the device has the parents."""
+    """The features that an op needs in captured verifications: only the device knows the drafts' parents."""
     return (*(trees := verify_features(op, options)), *_device_parents(op, trees))
 
 

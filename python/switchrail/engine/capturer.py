@@ -17,7 +17,7 @@ from switchrail.platforms.graph import Graph
 Elsewhere = Callable[[Any], None]
 
 Forward = Callable[[Step, Prepared, Elsewhere], torch.Tensor]
-"""Runs a step and returns [R, vocabulary]. Calls of ops without a plan are passed to the third argument."""
+"""Runs a step and returns logits [R, vocabulary]. The third argument gets calls of ops without a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Captured:
     """A captured step.
 
     Attributes:
-        key: The key that it was captured for.
-        pieces: The graphs of its pieces.
-        step: The inputs that its graphs read.
+        key: The key that the step was captured for.
+        pieces: The graphs of the step's pieces.
+        step: The inputs that the graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
         accept: The graph that keeps accepted drafts in memory; None if the step has no drafts.
         choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
@@ -67,7 +67,7 @@ class Capturer:
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
-        """Capture a step, without the calls of ops that have no plan: each replay makes these eagerly.
+        """Capture a step, without the calls of ops that have no plan: each replay makes these calls.
 
         Args:
             step: The step's inputs, which must be padding only, so that the capture changes no state.
@@ -87,7 +87,7 @@ class Capturer:
         return pieces
 
     def logits_of(self, slots: torch.Tensor, width: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits that the last replayed step computed, `width` rows for each of these slots."""
+        """The logits of the last replayed step, `width` rows for each of these slots; and the slots."""
         assert self.logits is not None
         return self.logits[: width * slots.shape[0]], slots  # torch's `len` takes several microseconds
 

@@ -85,7 +85,7 @@ class Decodes:
         return Captured(key, pieces, step, prepared, None, *self._capture_choice(step))
 
     def _capture_choice(self, step: Step) -> tuple[Pieces | None, torch.Tensor | None]:
-        """Capture the choice of the likeliest tokens, if the function has no other effects and no hooks."""
+        """Capture the choice of the likeliest tokens, if a graph may contain the choosing function."""
         choose = self._choose
         if choose is None or not is_capturable(choose):
             return None, None
@@ -135,7 +135,10 @@ def are_greedy(tasks: Iterable[Task]) -> bool:
 
 
 def is_capturable(function: Choose) -> bool:
-    """Whether a graph may contain this function: a replay would omit its other effects and its hooks."""
+    """Whether a graph may contain a function: it is marked as capturable, and no hook is on it.
+
+    A replay would repeat only the function's launches, and would call no hooks.
+    """
     site = resolve(function)
     is_hooked = isinstance(site, Site) and bool(chain.running(site))
     return getattr(function, "capturable", False) and not is_hooked

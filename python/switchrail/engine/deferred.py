@@ -1,4 +1,4 @@
-"""Commits of captured verifications that are left to the next one."""
+"""Commits of captured verifications that are left to the next verification."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ class DeferredCommits:
         self.records.fill_(-1)
 
     def defer(self, batch: VerifyBatch, records: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Any:
-        """A batch of verified rows that applies records first.
+        """The batch of a verification that first applies the pending records.
 
         Args:
-            batch: The rows.
-            records: Its `pending_records`, `pending_rows` and `records`, which `VerifyRows` fills.
+            batch: The rows to verify.
+            records: The result's `pending_records`, `pending_rows` and `records`, which the operation
+                `VerifyRows` fills.
         """
         pending, rows, own = records
         given: dict[str, Any] = {one.name: getattr(batch, one.name) for one in fields(VerifyBatch)}

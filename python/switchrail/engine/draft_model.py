@@ -41,9 +41,9 @@ class Text:
     """The attributes of a task that a step builder reads.
 
     Attributes:
-        slot: The slot of its states.
-        length: The number of tokens before its rows.
-        ids: All of its tokens.
+        slot: The slot of the sequence's states.
+        length: The number of tokens before the rows of the step.
+        ids: All tokens of the sequence.
     """
 
     slot: int
@@ -54,22 +54,23 @@ class Text:
 class DraftModel(Drafts):
     """Proposes the tokens that a second model generates.
 
-    The model has a layout, routes, pools and hooks of its own, and the sequences of the engine's model: the
-    same slots, pages and page table. Its memory contains accepted tokens only (`Sequence.drafted` of them).
+    The model has a layout, routes, pools and hooks of its own. It shares the sequences of the engine's model:
+    slots, pages and page table. Its memory contains accepted tokens only; `Sequence.drafted` is their number.
     To propose, it first runs the accepted tokens that its memory lacks, up to the newest. This gives the
     first draft. If these are more tokens than a step takes, as for a long prompt, later steps run the rest,
     and the sequence gets no proposal until then. The model then decodes the other drafts. The keys of these
     decodes are overwritten later, and their states go to a second slot of the sequence. So there is nothing
     to roll back, whichever kinds of layers the model has.
 
-    If the memory lacks only a few tokens of greedy tasks, all of these steps are one graph, provided that it
+    If the memory lacks only a few tokens of greedy tasks, one graph runs all of these steps, if the graph
     could be captured. After a captured verification this graph is launched at once, before the host knows
     which drafts were accepted.
 
     Attributes:
         runner: Runs the model.
         runners: All runners with pools of their own.
-        siblings: Tokens proposed for each place of the chain; above 1, the others are leaves of a tree.
+        siblings: Tokens proposed for each place of the chain. The first one continues the chain; the others
+            are leaves beside it.
         branches: See `Form`.
         first: See `Form`.
     """
@@ -110,9 +111,9 @@ class DraftModel(Drafts):
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        """Propose what the model generates: drawn from its distribution for sampled tasks.
+        """Propose the tokens that the model generates, without waiting for the device.
 
-        Nothing waits for the device.
+        For sampled tasks, the tokens are drawn from the model's distribution.
         """
         known = self._captured(tasks, limits)
         left = [task for task in _wanted(tasks, limits) if known is None or task not in known.rows]
@@ -122,7 +123,7 @@ class DraftModel(Drafts):
         return self._drafted(tasks, limits, known)
 
     def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
-        """The proposals already begun, and those that graphs make for greedy tasks lacking few tokens."""
+        """The proposals already begun, and graphs' proposals for other greedy tasks that lack few tokens."""
         begun, self._begun = self._begun, None
         form = self._form
         if form is None:
@@ -198,7 +199,7 @@ class DraftModel(Drafts):
     def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Begun:
         """Propose with a launch for each step. Tasks that lack too many tokens get no row."""
         active, logits = self._extend(tasks)
-        # the tasks with the most drafts come first, since later turns run the first tasks
+        # the tasks with the most drafts come first, since each later turn runs only the first few tasks
         order = sorted(range(len(active)), key=lambda i: -limit[active[i]])
         if order != [*range(len(active))]:
             logits = logits[self._sent(order)]
@@ -252,7 +253,7 @@ class DraftModel(Drafts):
         return np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)])
 
     def _decode(self, tasks: Sequence[Task], turn: int, drafted: torch.Tensor) -> torch.Tensor:
-        """Run draft number `turn` of each task, counted from 1; return the logits after it."""
+        """Run draft number `turn` of each task, counted from 1; return the logits after this draft."""
         none = np.zeros(0, dtype=np.int64)
         decode: Any = [Text(task.slot, task.length + turn, none) for task in tasks]
         return self._run(Schedule(decode=decode, prefill=[], forks=[], fresh=turn == 1))
@@ -306,9 +307,10 @@ class DraftModel(Drafts):
 class DraftTrees(DraftModel):
     """Proposes trees: branches that begin with different tokens, each continued as a chain.
 
-    Draft i is the first token of branch i, or follows the draft one level before it in its branch. To extend
-    the trees, the model verifies them whole, from its memory without the newest token. So branches need no
-    states of their own, whichever kinds of layers the model has. Siblings are drawn without replacement.
+    The first drafts begin the branches. Each later draft follows the previous draft of its branch. To extend
+    the trees, the model verifies the whole trees, starting from its memory without the newest token. So
+    branches need no states of their own, whichever kinds of layers the model has. Siblings are drawn without
+    replacement.
     """
 
     are_trees = True
@@ -381,7 +383,7 @@ class DraftTrees(DraftModel):
 
 
 def _without(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The logits [N, vocabulary] of the tokens that were not chosen, [N] int64."""
+    """The logits [N, vocabulary] with the chosen tokens [N] int64 excluded."""
     return logits.scatter(1, tokens.unsqueeze(1), -torch.inf)
 
 
@@ -397,13 +399,13 @@ def _is_ending(task: Task) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Proposals made by captured graphs.
+    """Proposals for some tasks.
 
     Attributes:
         table: [N, tokens] int64, the proposals.
         rows: The row of each task.
-        odds: [N, tokens, vocabulary] float64, the distributions from which they were drawn; zeros for greedy
-            tasks. None if all tasks are greedy.
+        odds: [N, tokens, vocabulary] float64, the distributions from which the proposals were drawn; zeros
+            for greedy tasks. None if all tasks are greedy.
     """
 
     table: torch.Tensor
@@ -421,7 +423,7 @@ class _Begun:
         return cls(logits.new_zeros(shape, dtype=torch.int64), rows, odds)
 
     def joined(self, other: _Begun) -> _Begun:
-        """These proposals, of greedy tasks, and others."""
+        """These proposals, all of greedy tasks, followed by other ones."""
         count, odds = len(self.table), other.odds
         rows = {**self.rows, **{task: count + row for task, row in other.rows.items()}}
         if odds is not None:
@@ -435,8 +437,8 @@ class DraftCheckpoint:
 
     Attributes:
         path: The folder.
-        config: Its config.
-        family: Its family.
+        config: The draft's config.
+        family: The draft's family.
     """
 
     path: Path
@@ -511,8 +513,8 @@ class LoadedDraft:
 
     Attributes:
         model: The model with its routes.
-        options: The options of its runners, except for `num_pages`.
-        needs: The memory of its pools.
+        options: The options of the model's runners, except for `num_pages`.
+        needs: The memory of the model's pools.
         capture: The steps to capture; None for none.
         max_length: Tokens of the longest sequence.
         propose: Makes the drafts from a runner.
@@ -573,7 +575,7 @@ def load_draft(
 
     Args:
         runtime: The runtime with the backends.
-        draft: `find_draft` of the draft.
+        draft: The result of `find_draft`.
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
         options: The engine's options.

@@ -24,8 +24,8 @@ class Drafted:
 
     Attributes:
         tokens: The drafted tokens of each sequence, possibly none: numbers, or a tensor [d] int64 on the
-            model's device, whose values are not checked. They form a chain after the newest token, or a tree
-            with `parents`.
+            model's device, whose values are not checked. The tokens form a chain after the newest token, or
+            with `parents` a tree.
         probabilities: [D, vocabulary] float64. Row i is the distribution from which drafted token i was
             drawn, given the siblings before it. All sequences' tokens are counted together, in order. None if
             the tokens were not drawn: each was proposed with probability 1. Greedy requests ignore this.
@@ -57,7 +57,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a captured verification accepts, on the device.
+    """The tokens that a captured verification accepts, on the device.
 
     Attributes:
         rows: [3, sequences] int64: each sequence's length before the step, its slot, and its number of pages;
@@ -79,8 +79,8 @@ class Drafts(ABC):
 
     Attributes:
         are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
-        ahead: How many later tokens the data that is kept for a prompt's token may depend on. Samples of a
-            prompt then have pages of their own for that many of its last tokens.
+        ahead: The data kept for a prompt's token may depend on this many later tokens. So samples of one
+            prompt don't share the pages of this many last prompt tokens.
     """
 
     are_trees: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class Drafts(ABC):
 
         Args:
             tasks: N tasks, all of them greedy.
-            verified: Their tokens on the device, in the same tensors in all calls.
+            verified: The verified tokens of these tasks, in the same tensors in all calls.
         """
 
     @abstractmethod

@@ -38,7 +38,7 @@ class Graphs:
     Attributes:
         keys: All keys.
         captured: The captured steps, by key.
-        refused: By key, why its steps could not be captured.
+        refused: The reasons why keys could not be captured, by key.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ _COUNT: Final = "mtp_num_hidden_layers"
 def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]:
     """Find the draft head of a checkpoint, before the model is loaded.
 
-    The published configs of Qwen3-Next don't name the head. If the weights have a head, one step is assumed.
+    The published configs of Qwen3-Next don't name the head. If the weight files contain a head, it is assumed
+    to have one step.
 
     Args:
         path: The checkpoint folder.
@@ -27,7 +28,7 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
         layout: The model's layout.
 
     Returns:
-        The layout of each step.
+        The layout of each step of the head.
 
     Raises:
         ConfigError: The checkpoint has no head, or one that the engine doesn't run.

@@ -49,8 +49,8 @@ class DecodeInputs:
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
             derived: The function for the operation `DecodeRows`.
-            apart: The distance from a sequence's slot to its second one, if states are written to the second
-                one, and read from there unless the step is fresh; 0 if there is one slot.
+            apart: The distance from a sequence's slot to its second slot. States are written to the second
+                slot, and read from there unless the step is fresh. 0 if sequences have one slot.
         """
         self.padding = 0
         self._apart = apart
@@ -97,7 +97,7 @@ class DecodeInputs:
                 states.copy_(torch.where(here < 0, here, here + shift))
 
     def launched(self) -> None:
-        """Note that a decode of the rows of the last `fill` was launched, so each is now one token longer."""
+        """Note that a decode of the last `fill` was launched: each of its sequences is one token longer."""
         if not self._apart:
             lengths, slots = self._filled
             self._next = [length + 1 for length in lengths], slots
@@ -138,7 +138,7 @@ class DecodeInputs:
         return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
     def bounded_step(self, sequences: int, tokens: int) -> Step:
-        """Like `step`, but with upper bounds for the lengths, which `begin` takes from the device."""
+        """Like `step`, but the host knows only upper bounds of the lengths; `begin` copies the lengths."""
         made = self.step(sequences, tokens)
         return replace(made, parts=(_bounded(made.parts[0], (self.padding,) * sequences),))
 

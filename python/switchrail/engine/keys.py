@@ -26,10 +26,10 @@ class Key(NamedTuple):
     """Identifies the steps that one graph can run.
 
     Attributes:
-        kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with some;
-            `propose` for all steps of a draft model's proposals.
-        rows: Rows of the step, including padding; in a decode, one per sequence; in proposals, the number of
-            sequences.
+        kind: `decode` or, with drafts, `verify` for steps without prompt tokens; `mixed` for steps with
+            prompt tokens; `propose` for all steps of a draft model's proposals.
+        rows: Rows of the step, including padding; a decode has one row per sequence. For proposals, the
+            number of sequences.
         tokens: Maximum tokens in a cache; None for any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
     """
@@ -156,7 +156,7 @@ class Keys:
         )
 
     def propose(self, sequences: int, longest: int) -> Key | None:
-        """The key that serves proposals; None if these are not captured. Takes what `decode` takes."""
+        """The key that serves proposals; None if these are not captured. Same arguments as `decode`."""
         return self.decode(sequences, longest)._replace(kind="propose") if self.proposes else None
 
     def verify(self, sequences: int, longest: int) -> Key | None:

@@ -20,7 +20,7 @@ class MixedSteps:
     """Steps with prompt tokens and few rows, for which the host would take longer than the device.
 
     Work that depends only on the number of rows is captured. Sequences and their lengths differ from step to
-    step, so backends are called eagerly with the actual ones.
+    step, so backends are called eagerly with the actual sequences.
     """
 
     def __init__(

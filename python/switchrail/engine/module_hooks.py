@@ -41,7 +41,7 @@ def numbers_given() -> int:
 
 
 def is_adding() -> bool:
-    """Whether a thread is adding a hook, which may have its number, but not its place in a mapping yet."""
+    """Whether a thread is adding a hook, which may have a number before it is in a mapping."""
     return any(
         frame.f_code in _ADDING for top in sys._current_frames().values() for frame in _with_callers(top)
     )

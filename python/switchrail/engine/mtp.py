@@ -35,7 +35,7 @@ from switchrail.runtime import Runtime
 
 
 class HiddenPool(PagedPool):
-    """The hidden states of tokens, in the pages of their keys.
+    """The hidden states of tokens, in pages with the same numbers as those of the tokens' keys.
 
     Attributes:
         rows: [pages * page, hidden].
@@ -56,7 +56,7 @@ class HeadModel(nn.Module):
     """A step of a head, with the arguments and results that a runner's model has.
 
     Attributes:
-        newest: [R, hidden], the last results of the sequences of a step that isn't a decode.
+        newest: [R, hidden], each sequence's last result, after a step that isn't a decode.
     """
 
     newest: torch.Tensor
@@ -80,8 +80,8 @@ class HeadModel(nn.Module):
             hidden: [pages * page, hidden], the hidden state of each entry.
             results: [pages * page, hidden], receives the result of each entry, for another step of the head;
                 None if this is the last one.
-            newest: [slots, hidden], the hidden state of each sequence's next entry in decodes, which write
-                their results there.
+            newest: [slots, hidden], by slot, the hidden state that a sequence's next decode reads. A decode
+                writes its result there.
         """
         super().__init__()
         self.step = step
@@ -100,7 +100,7 @@ class HeadModel(nn.Module):
         is_decode = bool(now.parts) and now.parts[0].phase == "decode"
         slots = now.logit_slots.clamp(min=0)
         hidden = self._of_slots[slots] if is_decode else self._hidden[now.kv_rows]
-        if now.drafts is not None:  # padding has the place of tokens to come, where anything may be
+        if now.drafts is not None:  # padding reads the places of later tokens, with any contents
             hidden = hidden.masked_fill((now.drafts.parents == NONE).view(-1, 1), 0)
         embeddings = self.embed(input_ids)
         result = self.step(
@@ -126,12 +126,12 @@ class MtpDrafts(DraftModel):
     Each step of the head has a layout, routes and pools of its own, and uses the sequences of the model: the
     memory of entry i is in the page of token i. See `switchrail.engine.models.mtp` for the inputs of an
     entry. The model's last hidden states are also stored in pages. To propose, step 0 first runs the entries
-    that are not yet in its memory (`Sequence.drafted` are), on these hidden states. Entries that depend on
-    drafted tokens are run again later, which overwrites their keys; their states are in the second slot of
-    the sequence.
+    that are not yet in its memory (it has `Sequence.drafted` entries), on these hidden states. Entries that
+    depend on drafted tokens are run again later, which overwrites their keys; their states are in the second
+    slot of the sequence.
 
     Attributes:
-        runners: Run the steps.
+        runners: The runners of the steps.
         ahead: Entry i of step k depends on token i + 1 + k, counted from 0.
     """
 
@@ -200,7 +200,7 @@ class MtpDrafts(DraftModel):
     first = 0
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
-        """The token that each entry joins with a hidden state of the model: the one after the entry's."""
+        """The token after each entry's own token; the entry joins it with a hidden state of the model."""
         return super()._text(task)[1:]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
@@ -315,10 +315,10 @@ class LoadedMtp:
 
     Attributes:
         steps: The steps with their routes.
-        options: The options of their runners, except for `num_pages`.
-        needs: The memory of their pools and of the hidden states.
+        options: The options of the steps' runners, except for `num_pages`.
+        needs: The memory of the steps' pools and of the hidden states.
         max_length: Maximum tokens per sequence.
-        propose: Makes the drafts from the model's runner and those of the steps.
+        propose: Makes the drafts from the model's runner and the steps' runners.
         capture: The steps to capture; None for none.
     """
 
@@ -358,7 +358,7 @@ def load_mtp(
     Args:
         runtime: The runtime with the backends.
         target: The loaded model.
-        drafts: `heads.find_mtp` of the checkpoint.
+        drafts: The result of `heads.find_mtp`.
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
         options: The engine's options.

@@ -11,14 +11,14 @@ from switchrail.engine.task import Task
 
 LONGEST = 4
 SHORTEST = 2
-"""How many of a sequence's last tokens are looked up, in tokens."""
+"""The largest and the smallest number of last tokens that are looked up together."""
 
 
 class NgramDrafts(Drafts):
     """Looks up the last tokens of a sequence in its earlier tokens, and proposes the tokens that followed.
 
-    More last tokens are looked up before fewer, and the latest occurrence counts. If too few tokens follow
-    that occurrence, the proposal repeats them.
+    The last `LONGEST` tokens are looked up first, then fewer, down to `SHORTEST`. The latest earlier
+    occurrence is used. If too few tokens follow that occurrence, the proposal repeats them.
     """
 
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
@@ -39,7 +39,7 @@ def _follow(task: Task, count: int) -> list[int]:
 
 
 def _period(text: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int | None:
-    """How many tokens earlier the last tokens occurred before; None if they did not."""
+    """The distance in tokens to the latest earlier occurrence of the last tokens; None if there is none."""
     earlier = text[:-1].tobytes()
     for length in range(min(LONGEST, len(text) - 1), SHORTEST - 1, -1):
         ending = text[-length:].tobytes()

@@ -17,7 +17,7 @@ class Pieces:
     The inputs and outputs of the calls are in that memory, at the same addresses in each step.
 
     Attributes:
-        last: The last graph. None if a capture failed to begin or to end, in which case nothing may share its
+        last: The last graph. None if a capture failed to begin or to end; then no later graph may share its
             memory.
     """
 

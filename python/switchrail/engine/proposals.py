@@ -62,10 +62,10 @@ class Lacking:
     """A sequence whose newest tokens the model's memory lacks.
 
     Attributes:
-        slot: The slot of its states.
-        length: Its number of entries in the model's memory.
-        pages: Its number of pages.
-        tokens: The tokens to run from there, the newest included.
+        slot: The slot of the sequence's states.
+        length: The number of the sequence's entries in the model's memory.
+        pages: The number of the sequence's pages.
+        tokens: The tokens to run after these entries, the newest included.
     """
 
     slot: int

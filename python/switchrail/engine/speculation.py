@@ -19,7 +19,7 @@ _GREEDY: Final = SamplingParams()
 
 
 class _Number:
-    """A random number that is shared by all rows of a tree that could give the same new token."""
+    """One random number for all rows of a tree that have the same depth."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -36,7 +36,7 @@ def choose_rows(
     draws: Sequence[random.Random],
     choose: Choose,
 ) -> torch.Tensor:
-    """Choose the token after each verified row, so that drafts equal to it are accepted.
+    """Choose the token after each verified row. Drafts that equal the chosen token are accepted.
 
     A draft that was not drawn is accepted if the model chooses it too, with the same random number as without
     drafts. So it is accepted with the model's probability, and neither greedy nor sampled tokens depend on
@@ -48,8 +48,8 @@ def choose_rows(
         widths: Each sequence's number of rows.
         drafted: The drafted tokens of each sequence.
         params: N sampling parameters.
-        draws: N sources of random numbers. Sequences with drafts that were not drawn take as many as they
-            could need.
+        draws: N sources of random numbers. A sequence whose drafts were not drawn takes as many numbers
+            as it could need.
         choose: Chooses one token from each row.
 
     Returns:
@@ -175,13 +175,13 @@ def follow(
     Args:
         chosen: [N, X] int64, the token chosen after each row of a sequence.
         tokens: [N, X] int64, the token of each row.
-        parents: [N, X] int64, the earlier row that each row follows; for padding, a number that is no row's.
+        parents: [N, X] int64, the earlier row that each row follows; negative for the first row and padding.
         are_trees: Whether the rows may form trees; chains need fewer operations.
 
     Returns:
         last: [N] int64, the last accepted row.
         count: [N, 1] int64, the number of accepted drafts.
-        path: [N, X] int64, the accepted rows in order, from row 0. Each entry after these is its own index.
+        path: [N, X] int64, the accepted rows in order, from row 0. Each later entry is its own index.
         accepted: [N, X] bool, whether each row is accepted.
     """
     if not are_trees:

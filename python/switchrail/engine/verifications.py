@@ -22,14 +22,14 @@ from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
 
 Accept = Callable[..., torch.Tensor]
-"""The function `switchrail.engine.accept.accept` with the arguments for the model's memory already set."""
+"""`switchrail.engine.accept.accept`, with the arguments that concern the model's memory already set."""
 
 
 class Verifications:
     """Verifications, each captured as two graphs: one computes the logits, and one accepts drafts.
 
-    Tokens are chosen between the two, without waiting for the device. Backends plan once for each captured
-    size (key), and refresh the plan for every step.
+    Tokens are chosen between the two graphs, without waiting for the device. Backends plan once for each
+    captured size (key), and refresh the plan for every step.
     """
 
     def __init__(

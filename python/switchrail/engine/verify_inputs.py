@@ -29,9 +29,9 @@ class VerifyInputs:
 
     All rows of a sequence count as tokens in its cache, so a backend reads the keys and values of padding
     rows too, and weighs them with 0. Padding rows write their keys and values to the places of the sequence's
-    next tokens. If a place is beyond the sequence's pages, they write to page 0 instead, and the backend
-    reads the sequence's first page. So a sequence reads only what it has written. Rows of padding sequences
-    write to page 0.
+    next tokens. If a place is beyond the sequence's pages, the row writes to page 0 instead, and the backend
+    reads the sequence's first page in its place. So a sequence reads only values that it has written. Rows of
+    padding sequences write to page 0.
 
     The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
     step needs only one transfer.
@@ -133,7 +133,7 @@ class VerifyInputs:
             self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self.device)
 
     def set_chains(self) -> None:
-        """Let all rows form chains from now on; see `take`."""
+        """Let all rows form chains from now on, for `take`."""
         self.set_branches(1)
 
     def set_branches(self, branches: int) -> None:
@@ -182,11 +182,11 @@ class VerifyInputs:
         )
 
     def part(self, step: Step, tasks: Sequence[Task]) -> Part:
-        """The only part of a step, with the lengths of these tasks."""
+        """The part of a step made by `step`, with the lengths of these tasks."""
         return self.part_of(step, [task.length for task in tasks])
 
     def part_of(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
-        """The only part of a step, with these lengths of sequences, which are upper bounds if `bounded`."""
+        """The part of a step made by `step`. `bounded` says that the sequences' lengths are upper bounds."""
         (made,) = step.parts
         assert made.pages is not None
         own = [length + self._width for length in lengths]
@@ -276,14 +276,14 @@ def verify_rows(
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.
         page_size: Page size in tokens.
-        pending: The records of a `DeferredBatch`: [slots] int64, the record of each slot that remains to be
-            applied, which becomes -1, or -1; [slots, X] bool, its rows to apply; then, to be filled, the
-            batch's `pending_records`, `pending_rows` and `records`. Slot s has the records 2 s and 2 s + 1,
-            which alternate. None if no commits are deferred.
+        pending: Five tensors for a `DeferredBatch`. [slots] int64: the record of each slot that remains to be
+            applied, or -1; set to -1 for these sequences. [slots, X] bool: the rows of this record to apply.
+            The other three receive the batch's `pending_records`, `pending_rows` and `records`. Slot s has
+            the records 2 s and 2 s + 1, which alternate. None if no commits are deferred.
         out: Receives seven results, each contiguous: tokens [N X] int64; positions [N X] int64; the pages
             of each sequence [N, P] int32, its first page after the last one; the rows of the caches for
             keys and values [N X] int64, row 0 past the sequence's pages; the cached tokens [N] int32,
-            including the rows; slots [N X] int32; and the number of rows without padding [1] int32.
+            counting the X rows too; slots [N X] int32; and the number of rows without padding [1] int32.
     """
     ids, positions, pages, kv_rows, kv_lens, sequence_ids, real = out
     lengths, slots, owned = tasks

@@ -28,9 +28,9 @@ class HookWatch:
         self.look()
 
     def look(self) -> None:
-        """Record the current hooks as those at the capture; waits for a change of Switchrail's hooks.
+        """Record the current hooks, before captures. Waits until a change of Switchrail's hooks is complete.
 
-        Within such a change, the table has hooks that calls don't run yet.
+        During such a change, the table has hooks that calls don't run yet.
         """
         version = chain.table()
         chains = _chains(version)
@@ -59,7 +59,8 @@ class HookWatch:
         """The torch hooks of all modules, by their numbers.
 
         Returns:
-            How many numbers torch has given, or None if a hook with a number may be missing; and the hooks.
+            How many numbers torch has given, or None if a hook may have a number but be missing here; and the
+            hooks.
         """
         count: int | None = numbers_given()
         if is_adding():
