@@ -32,7 +32,7 @@ _POSITIONS: Final = 2**31 - 1
 """The limit of positions and lengths: they are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Config keys that make transformers read files which `read_weights` doesn't check -> what to use instead."""
+"""Config keys that make transformers read files that `read_weights` doesn't check, and valid alternatives."""
 
 _UNLIMITED: Final = 2**20
 """Default maximum of tokens per sequence, for models without positions."""
@@ -145,7 +145,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """Why the engine does not run a model whose layers the core can read; None if it does."""
+    """A reason for refusing a model: transformers is too old for it, or a layer needs what no op computes."""
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")
@@ -189,7 +189,7 @@ def load(
         path: The checkpoint folder.
         config: The config from `read_config`.
         family: The family from `read_config`.
-        layout: The kind of each of its layers.
+        layout: The kind of each layer.
         device: The device for the model.
         dtype: The dtype of weights and activations.
         max_length: Maximum tokens per sequence; None for the model's own limit.
@@ -299,7 +299,8 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
     """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
     Raises:
-        CheckpointError: They depend on it, so sequences in one step would change each other's factors.
+        CheckpointError: The config has such embeddings: sequences in one step would change each other's
+            factors.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}
@@ -321,7 +322,7 @@ def load_skeleton(path: Path, family: Family, dtype: torch.dtype, max_length: in
     """Create a config's model without weights. Return it with the maximum tokens per sequence.
 
     Raises:
-        CheckpointError: transformers can't create it, or the engine does not run its rotary embedding.
+        CheckpointError: transformers can't create the model, or the engine doesn't run its rotary embedding.
         ConfigError: `max_length`, or the model's own limit, is larger than positions can count.
     """
     with _loading:
@@ -355,7 +356,8 @@ def _skeleton(
     """Create a model without weights. Refuse it if it is larger than the weight files.
 
     Raises:
-        CheckpointError: The model is too large, the files have more layers, or the config is invalid.
+        CheckpointError: The model is larger than the weight files, the files have layers after the model's
+            last one, or the config is invalid.
     """
     layers = model_config.get_text_config().num_hidden_layers
     if layers > len(weights):
@@ -382,7 +384,7 @@ def _skeleton(
 
 
 def _draft_names(family: Family, model_config: Any, layout: Layout) -> re.Pattern[str]:
-    """The weights of the model's own draft head, if its layers are numbered after the model's."""
+    """Matches the names of a draft head's weights, if its layers are numbered after the model's layers."""
     first = model_config.get_text_config().num_hidden_layers
     numbers = "|".join(str(first + step) for step in range(len(layout.drafts)))
     return re.compile(rf"{re.escape(family.layers)}\.({numbers})\." if numbers else r"(?!)")
@@ -396,10 +398,10 @@ def _check_more(
     weights: Mapping[str, int],
     drafts: re.Pattern[str],
 ) -> None:
-    """Refuse layers after the last one, except a draft head's and those that the definition ignores.
+    """Refuse weights of layers after the model's last one, unless they are a draft head's or ignored ones.
 
     Raises:
-        CheckpointError: There are other layers.
+        CheckpointError: The weight files have such weights.
     """
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     after = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")

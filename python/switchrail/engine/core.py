@@ -35,7 +35,7 @@ class EngineCore:
     raised. The tasks of the unfinished step end, and the next call completes the cleanup.
 
     Attributes:
-        runner: Runs the model. With None, the core is closed and steps fail.
+        runner: Runs the model. None once the core is closed; then steps fail.
         sequences: The memory of the tasks.
         stats: Counts of steps, tokens and requests.
         drafts: Proposes tokens to verify; None without drafts.
@@ -108,7 +108,7 @@ class EngineCore:
         On asynchronous devices this launches a pass and reads the tokens of the previous one.
 
         Raises:
-            EngineError: It is called from within a step.
+            EngineError: `step` is called from within a step.
             BaseException: A backend failed. The tasks of the step have ended: their reason is `error`,
                 `step_failed` is set, and they keep the tokens of earlier steps. All other tasks continue.
         """
@@ -207,7 +207,7 @@ class EngineCore:
             )
 
     def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
-        """Add drafts to a schedule, as many as fit within each task's limits together with one more token.
+        """Add drafts to a schedule: as many as fit, with one more token, within each task's limits.
 
         The limits are the pages and the length for which the task was admitted.
         """
@@ -220,7 +220,7 @@ class EngineCore:
         return replace(schedule, drafted=drafted) if any(map(len, drafted.tokens)) else schedule
 
     def _read(self, left: int) -> None:
-        """Deliver the tokens of all but the last `left` steps to their tasks."""
+        """Deliver the tokens of the launched steps, except the last `left` steps, to their tasks."""
         while len(self._flights) > left:
             flight = self._flights[0]
             try:

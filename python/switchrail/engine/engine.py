@@ -65,7 +65,7 @@ _log = logging.getLogger("switchrail")
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a checkpoint: transformers' model definition, each layer's attention on the backend of its route.
+    """Runs a checkpoint with transformers' model definition, and each layer's ops on their routes' backends.
 
     Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
     programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
@@ -116,7 +116,7 @@ class Engine(AbstractContextManager["Engine"]):
             PlatformError: There is no such device, or the platform returns something invalid.
             NotProvidedError: The platform does not provide something that the engine needs.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
-            UnknownDtypeError: The dtype is not one of those above.
+            UnknownDtypeError: The dtype is none of these, or the platform doesn't support it.
             NoBackendError: No backend supports one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
             PreferenceError: A chosen backend does not apply to this model.
@@ -269,7 +269,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """The captured steps with their backends, and the reasons for others; empty if capture is off.
+        """Each key's backends, and the reason if it is not captured; empty if capture is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -279,7 +279,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def blocks(self) -> tuple[BlockState, ...]:
-        """The groups of compiled decoder layers, and the reasons for others; empty if compiling is off.
+        """The groups of decoder layers, with the reason if one is not compiled; empty if compiling is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -307,14 +307,14 @@ class Engine(AbstractContextManager["Engine"]):
             params: One for all prompts, or one per prompt; None for greedy defaults.
 
         Returns:
-            An output for each prompt in order, or `SamplingParams.n` adjacent outputs. An output that ended
-            with `error` includes the reason.
+            For each prompt, in order, `SamplingParams.n` adjacent outputs. An output that ended with `error`
+            includes the exception.
 
         Raises:
-            RequestError: A prompt can't be served; then none is.
+            RequestError: A prompt can't be served; then no prompt is run.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
             BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
-                all of them have then ended.
+                all requests of this call have then ended.
         """
         requests: list[Request] = []
         try:
@@ -338,10 +338,11 @@ class Engine(AbstractContextManager["Engine"]):
             Events; `event.request.id` increases in the order of the prompts.
 
         Raises:
-            RequestError: A prompt can't be served; then none is. Raised when the first event is requested.
+            RequestError: A prompt can't be served; then no prompt is run. Raised when the first event is
+                requested.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
             BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
-                all of them have then ended.
+                all requests of this call have then ended.
         """
         requests: list[Request] = []
         events: deque[Event] = deque()
@@ -360,8 +361,8 @@ class Engine(AbstractContextManager["Engine"]):
             params: None for greedy defaults.
 
         Returns:
-            The request, whose attributes follow its progress. If `SamplingParams.n` is more than 1, it is the
-            first sample, and its `samples` are all of them.
+            The request, whose attributes follow its progress. If `SamplingParams.n` is more than 1, this is
+            the request of the first sample, and its `samples` are the requests of all samples.
 
         Raises:
             RequestError: The prompt can't be served.
@@ -406,8 +407,8 @@ class Engine(AbstractContextManager["Engine"]):
             Whether the request was still active.
 
         Raises:
-            ArgumentError: It is not a request.
-            RequestError: It belongs to another engine.
+            ArgumentError: `request` is not a Request.
+            RequestError: The request belongs to another engine.
             EngineError: The engine was made before a fork.
         """
         self._check_process()
@@ -428,7 +429,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Cancel everything, free model and pools, and remove the engine's hooks.
 
         Does nothing in a process that was forked after the engine was made, since everything belongs to the
-        parent.
+        parent process.
 
         Raises:
             EngineError: The engine runs a step in this thread.
@@ -505,7 +506,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Whether any of a caller's requests is still active.
 
         Raises:
-            BaseException: The exception that ended the step of one of them.
+            BaseException: The exception that ended the step of one of these requests.
         """
         for request in requests:
             if request.step_failed and request.error is not None:

@@ -25,7 +25,7 @@ INDEX: Final = "model.safetensors.index.json"
 WEIGHTS: Final = "model.safetensors"
 ADAPTER: Final = "adapter_config.json"
 MTP_WEIGHTS: Final = "mtp.safetensors"
-"""A file beside the model's weights, which no index names, with the weights of an MTP head."""
+"""A file with the weights of an MTP head, beside the model's weights; the index does not name it."""
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
 _TEXT_LIMIT: Final = 512 << 20
@@ -121,7 +121,7 @@ def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
 
     Args:
         path: The checkpoint folder.
-        prefix: The common start of their names.
+        prefix: The common start of the tensors' names.
 
     Returns:
         Each tensor by its name after the prefix.

@@ -56,11 +56,12 @@ class Verification:
 
     Attributes:
         task: The task.
-        length: Its length before the step.
-        number: Its number of tokens before the step.
-        drafts: Its number of drafts.
-        state: The state of its random numbers before the step, to which each new token adds one number. None
-            if the step's draws don't depend on the number of accepted drafts.
+        length: The task's length before the step.
+        number: The number of tokens generated before the step.
+        drafts: The number of the task's drafts.
+        state: The state of the task's random number generator before the step. After the step the generator
+            returns to this state, and advances by one number for each new token. None if the numbers that the
+            step takes don't depend on the number of accepted drafts.
     """
 
     task: Task
@@ -76,11 +77,12 @@ class Flight:
 
     Attributes:
         tasks: The step's tasks.
-        verified: The tasks whose drafts it verifies.
+        verified: The tasks whose drafts the step verifies.
         ready: The other tasks that get a token, each with its number of earlier tokens.
-        tokens: For each verified task the number of accepted drafts, then as many tokens as it can get at
-            most; after these the tokens of `ready`, in order. -1 where the logits were not finite.
-        has_prompts: Whether it runs prompt tokens.
+        tokens: For each verified task the number of accepted drafts, then its new tokens, padded to the
+            largest number of tokens that a task can get. The tokens of `ready` follow, in order. -1 where the
+            logits were not finite.
+        has_prompts: Whether the step runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.
     """
 

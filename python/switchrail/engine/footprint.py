@@ -29,7 +29,7 @@ class KindFootprint:
     Attributes:
         kind: The kind, as in the layout; with `draft: ` before it for a draft's layers and its hidden states.
         layers: The number of these layers.
-        weights: Bytes of their weights.
+        weights: Bytes of these layers' weights.
         token: Bytes per token in these layers.
         sequence: Bytes per sequence in these layers; a draft's layers have two states per sequence.
     """
@@ -51,7 +51,7 @@ class Footprint:
         page_size: Page size in tokens.
         max_length: Maximum tokens per sequence.
         max_sequences: Maximum number of concurrent sequences, each with a state.
-        states: Bytes of their states.
+        states: Bytes of the state pools.
         table: Bytes of the page table.
         memory: Bytes of the device's memory.
         fraction: The usable fraction of the memory that the weights leave.
@@ -81,9 +81,9 @@ class _Part:
     Attributes:
         layout: The layout.
         model: The model; the values of its weights are not used.
-        family: Its family.
+        family: The model's family.
         copies: Slots per sequence.
-        name: The prefix of the names of its layers' kinds.
+        name: The prefix of the layers' kinds, such as `draft: `.
         shapes: The shape of each (layer id, op).
     """
 
@@ -204,6 +204,6 @@ def footprint(
 
 
 def _weights(modules: Any) -> int:
-    """Bytes of the modules' parameters and buffers. Shared ones are counted once."""
+    """Bytes of the modules' parameters and buffers. A shared tensor is counted once."""
     found = {id(one): one for part in modules for one in (*part.parameters(), *part.buffers())}
     return sum(one.nbytes for one in found.values())

@@ -39,7 +39,7 @@ class LoadedModel:
         bound: The backends of the routes.
         make: Makes a runner for the model; a `Runner` with the known arguments filled in.
         needs: The memory of the model's pools, for the options of a runner.
-        capture: Plans the captures of a runner with given options; None for none.
+        capture: Plans the captures of a runner with given options; returns None if nothing is captured.
     """
 
     checkpoint: Checkpoint
@@ -186,7 +186,7 @@ def _capture(
     preferences: Mapping[str, str] | None,
     proposes: Literal["chains", "trees"] | None = None,
 ) -> Capture | None:
-    """The plan of a runner's captures; None for none."""
+    """The plan of a runner's captures; None if nothing is captured."""
     planned = plan_capture(
         plan,
         routes,
@@ -219,7 +219,7 @@ def _capture(
 
 
 def _check_windows(path: Path, layout: Layout) -> None:
-    """Refuse trees for a model with windows, which ops with trees don't support.
+    """Refuse trees for a model with windows, because no op supports trees together with windows.
 
     Raises:
         ConfigError: A layer has a window.
@@ -232,5 +232,5 @@ def _check_windows(path: Path, layout: Layout) -> None:
                     f"the drafts are trees, but layer {layer.id} of the model in {path} has a window of "
                     f"{window} tokens; valid: chains (draft_branches of 1), or a model without windows",
                     problems={"draft": f"found trees for a model with a window of {window} tokens"},
-                    valid={"draft": "drafts that are no trees"},
+                    valid={"draft": "drafts that are chains"},
                 )

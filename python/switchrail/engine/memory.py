@@ -131,7 +131,7 @@ class Pools:
             shapes: The shape of the memory of each (layer id, op).
             options: The engine's options.
             working: Bytes that steps need in addition; None if unknown.
-            beside: The memory of another model's pools with as many pages; None for none.
+            beside: The memory of another model's pools with equally many pages; None if there are none.
             platform: The platform, which provides the pools.
             max_length: Maximum tokens per sequence.
             dtype: The dtype of keys, values and convolution windows.
@@ -228,7 +228,8 @@ def _count_pages(
 ) -> int:
     """The number of pages, including the reserved page 0.
 
-    It is the requested number, or the largest number that is useful, or that fits.
+    The requested number. If no number is requested, the largest that fits, but not more than all sequences
+    can use.
     """
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)

@@ -11,14 +11,14 @@ from torch.overrides import TorchFunctionMode
 _HOST: Final = torch.device("cpu")
 
 _LEAST: Final = 2**20
-"""Tensors with fewer bytes in all are merged on the host, such as those that a model's code merges."""
+"""Tensors with fewer bytes in total are merged on the host, such as those that a model's code merges."""
 
 
 class MergedOn(TorchFunctionMode):
     """Copies weights to a device before `torch.stack` and `torch.cat` merge them.
 
     transformers reads weights to the host, where merging the weights of many experts takes longer than the
-    rest of loading. If the device has too little memory for it, weights are still merged on the host.
+    rest of loading. If the device has too little memory for a merge, the weights are merged on the host.
     """
 
     def __init__(self, device: torch.device) -> None:

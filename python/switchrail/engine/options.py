@@ -41,10 +41,10 @@ class EngineOptions:
             `max_sequences` sequences of `max_length` tokens could need, or as fit in `memory_fraction`.
         max_length: Tokens of the longest sequence, prompt and output together; None for the model's limit.
         memory_fraction: The usable fraction of the memory that is free after the weights are loaded. The
-            pools get what a trial of the largest steps leaves of it, or all of it if there is no trial. None
-            for 0.95 with a trial and 0.85 without; 0.25 on a host.
-        capture: The steps captured in graphs if the platform supports them: `all` steps that take the host
-            longer than the device, `decode` for those without prompt tokens, or `off`.
+            pools get this memory, less the memory that the largest steps need if a trial measures it. None
+            for 0.95 with a trial and 0.85 without; 0.25 on a CPU.
+        capture: The steps captured in graphs, if the platform supports graphs: `all` for the steps that take
+            the host longer than the device, `decode` for steps without prompt tokens only, or `off`.
         compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
             one row and for several; or `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
@@ -58,7 +58,7 @@ class EngineOptions:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         draft_branches: Above 1, drafts of a second model or of an MTP head are trees. A second model proposes
             this many tokens for the next one. Each begins a branch; the branches share `draft_tokens` evenly.
-            A head proposes a chain, and this many tokens for each of its places; only the best is continued.
+            A head proposes this many tokens for each place of a chain; only the best of them is continued.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
             step `plan_chunked_prefix`; with True, a backend without this step is an error.
@@ -235,7 +235,7 @@ class EngineOptions:
 
 
 def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-    """The requested options, with a platform's defaults for others.
+    """The requested options, with a platform's defaults for the options that were not requested.
 
     Raises:
         ConfigError: As in `EngineOptions.of`.

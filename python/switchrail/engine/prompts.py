@@ -33,7 +33,7 @@ def listed(found: Any, expected: str) -> list[Any]:
         expected: What was expected, for the message.
 
     Raises:
-        RequestError: `found` is not one of these.
+        RequestError: `found` is none of the accepted types.
     """
     others = (str, bytes, bytearray, memoryview, Mapping, Set)
     try:
@@ -80,7 +80,7 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
     """Check that a prompt and its longest possible output fit in a sequence.
 
     Raises:
-        RequestError: They don't fit.
+        RequestError: The prompt and the output don't fit.
     """
     length = prompt_tokens + params.max_new_tokens
     if length > max_length:

@@ -58,7 +58,7 @@ class Request(Task):
         prompt_tokens: The prompt's token ids.
         params: The request's sampling parameters and end conditions.
         tokens: The token ids generated so far.
-        finish_reason: Why it ended; None while it waits or runs.
+        finish_reason: Why the request ended; None while it waits or runs.
         error: The error, if the reason is `error`.
     """
 

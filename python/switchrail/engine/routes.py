@@ -75,7 +75,7 @@ def plan_routes(
     features that the backends must have, by op.
 
     Raises:
-        PreferenceError: A choice has no effect, since the model doesn't run such an op, or not in that phase.
+        PreferenceError: A choice has no effect, since the model doesn't run the op, or not in this phase.
         SwitchrailError: As in `Runtime.plan`.
     """
     phases = tuple(phases)
@@ -124,10 +124,10 @@ def with_trees(
     layout: Layout,
     backends: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The chosen backends, and backends that support trees for the verifications of other ops.
+    """The chosen backends, and for verifications of other paged ops backends that support trees.
 
     Raises:
-        NoBackendError: There is none.
+        NoBackendError: A paged op has no backend that supports trees.
         BackendUnfitError: A chosen backend doesn't support trees.
     """
     chosen = dict(backends or {})
@@ -147,7 +147,7 @@ def check_prefill_steps(routes: RoutePlan, options: EngineOptions) -> None:
     """Check that the backends of an MLA prefill have the step that the options ask for.
 
     Raises:
-        ConfigError: One of them lacks it.
+        ConfigError: One of these backends lacks the step.
     """
     asked = [name for name in ("ragged_prefill", "chunked_prefix") if getattr(options, name)]
     for decision in routes.decisions if asked else ():

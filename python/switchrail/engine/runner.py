@@ -95,7 +95,7 @@ class Runner:
 
         Args:
             checkpoint: The loaded model.
-            bound: Its routes, with their backends.
+            bound: The model's routes, with their backends.
             options: The engine's options.
             working: Bytes that steps need in addition to the pools; None if unknown.
             beside: See `Pools`.
@@ -295,7 +295,7 @@ class Runner:
         return Ran(logits, step.logit_slots, widths, keep)
 
     def forward(self, step: Step) -> torch.Tensor:
-        """Run a step eagerly; return [R, vocabulary]."""
+        """Run a step eagerly; return its logits, [R, vocabulary]."""
         return _forward(self.model, self.dispatcher, self.running, step, step.parts)
 
 
@@ -307,7 +307,7 @@ def _forward(
     parts: Sequence[Part] | Prepared,
     elsewhere: Elsewhere | None = None,
 ) -> torch.Tensor:
-    """Run a step; return [R, vocabulary]."""
+    """Run a step; return its logits, [R, vocabulary]."""
     try:
         running.now = step
         with dispatcher.running(parts, elsewhere):

@@ -17,7 +17,7 @@ _UNIT: Final = 1 << 40
 _UNFILTERED: Final = SamplingParams(temperature=1.0)
 
 Choose = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[random.Random]], torch.Tensor]
-"""See `choose`; a platform may have a function of its own."""
+"""A function like `choose`, or a platform's own function in its place."""
 
 _BITS: Final = 11
 """Bits per digit of a sort key."""
@@ -137,7 +137,9 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """For each row, the least key such that larger keys have less than the given mass; found digit by digit.
+    """The least key of each row such that all larger keys together have less than the mass `most`.
+
+    Found digit by digit, from the highest.
 
     Args:
         keys: [R, vocabulary] int32.
@@ -163,5 +165,5 @@ def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.
 
 
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Keeps only the first `count` set flags of each row."""
+    """The flags with only the first `count` set flags of each row kept."""
     return flags & (flags.cumsum(-1) <= count)

@@ -45,16 +45,16 @@ class Scheduler:
 
     A task is admitted when a slot and all pages that it can ever need are free: the pages of its prompt and
     of all new tokens. It then runs to its end without preemption, so nothing is computed twice, and tasks
-    never wait for each other's pages. The price is that pages for tokens that a task doesn't generate stay
+    never wait for each other's pages. The price: if a task generates fewer tokens, its remaining pages stay
     unused. Tasks never overtake each other: if the first task in the queue does not fit, the others wait too.
     So no task waits forever.
 
-    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because few steps
-    with many prompts take less time than many steps with few.
+    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because a few
+    steps with many prompts each take less time than many steps with few prompts each.
 
     If several samples of one prompt are admitted before its prefill ends, the first sample runs the prompt.
-    The others share its full pages, wait, and then continue from its state. A sample that is admitted later
-    runs the prompt itself.
+    The other samples share its full pages, wait, and then continue from its state. A sample that is admitted
+    later runs the prompt itself.
 
     Attributes:
         waiting: The queue of tasks, in which any task can be removed without a search.
@@ -78,13 +78,13 @@ class Scheduler:
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, hold: bool = False) -> Schedule:
-        """Choose the next step's tokens: those of decoding tasks, then of prompts, in the order of admission.
+        """Choose the next step's tokens: first decoding tasks', then prompts' in the order of admission.
 
         A task is left out if it has its last token, even if the host has not read that token yet.
 
         Args:
-            hold: Whether prompts stay in the queue while others decode. They don't if they fill the step, or
-                if they are waiting only because the last step was full.
+            hold: Whether prompts stay in the queue while other tasks decode. Prompts that fill the step are
+                admitted all the same, and so are prompts that wait only because the last step was full.
         """
         decode, prompts = list[Task](), list[Task]()
         for task in self._sequences.live:
@@ -146,7 +146,7 @@ class Scheduler:
         return task if task.group is None else leaders.setdefault(task.group, task)
 
     def _place(self, task: Task, rows: int, prefill: list[tuple[Task, int]]) -> int:
-        """Give rows of the step to a task, within its limits; return their number."""
+        """Give at most `rows` rows of the step to a task; return the number of rows given."""
         count = min(len(task.ids) - task.length, self._chunk, rows)
         prefill.append((task, count))
         return count

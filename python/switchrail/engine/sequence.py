@@ -10,8 +10,8 @@ class Sequence:
     """A sequence's place in memory; only `Sequences` changes it.
 
     Attributes:
-        slot: The slot of its states; 0 if it has none.
-        pages: Its pages, in the order of its tokens.
+        slot: The slot of the sequence's states; 0 if the sequence has no memory.
+        pages: The sequence's pages, in the order of its tokens.
         length: The number of tokens in memory, without the newest token, which the next decode processes.
         drafted: The number of tokens in the memory of a draft model, which may include the newest token.
     """

@@ -1,4 +1,4 @@
-"""The memory and the progress of each sequence. No other module changes them.
+"""The memory and the progress of each sequence. No other module changes either.
 
 Independent of models and prompts. Runners of several models (for example a target and a draft model) can
 share one `Sequences`, if their pools have equal numbers of pages and slots.
@@ -49,8 +49,8 @@ class Sequences(Generic[S]):
         """Take ownership of all pages and slots.
 
         Args:
-            pages: The free list of pages, on which all are free.
-            slots: The free list of slots, on which all are free.
+            pages: The free list of pages; all pages must be free.
+            slots: The free list of slots; all slots must be free.
             page_size: Page size in tokens.
             max_pages: Maximum pages per sequence.
             device: The device of the models.
@@ -107,14 +107,14 @@ class Sequences(Generic[S]):
     def rollback(self, sequence: S, count: int) -> None:
         """Discard the newest tokens in memory; later tokens overwrite them.
 
-        The states in the sequence's slot are not rolled back; the op's `commit` writes the right ones.
+        The states in the sequence's slot are not rolled back; the backends' `commit` writes the right states.
 
         Args:
             sequence: A live sequence.
             count: The number of tokens.
 
         Raises:
-            RequestError: The sequence has fewer tokens, or it shares the page that would be written next.
+            RequestError: The sequence has fewer tokens, or another sequence shares the page to write next.
         """
         length = sequence.length - count
         if not 0 <= length <= sequence.length:
@@ -134,8 +134,8 @@ class Sequences(Generic[S]):
 
         Args:
             source: A live sequence.
-            target: A live sequence of length 0 with enough pages for these tokens; it may share the full
-                pages of `source` (see `admit`).
+            target: A live sequence of length 0 with enough pages for the tokens of `source`; it may share the
+                full pages of `source` (see `admit`).
 
         Returns:
             Pairs of pages whose contents must be copied from the first to the second. The caller must also

@@ -24,7 +24,7 @@ class DraftRows:
     """The drafted rows of a step's first N sequences, in tables of X columns.
 
     Attributes:
-        rows: [N, X] int64, the rows of each sequence in the step; its first row for padding.
+        rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, `NONE` for
             padding.
         widths: The rows of each sequence in the step, padding included.
@@ -48,7 +48,7 @@ class Step:
         kv_rows: [T] int64, the row at which each token's key and value are written, in the pool viewed as
             [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are needed, including padding.
-        logit_slots: The slots of the sequences of these rows, int64, without padding.
+        logit_slots: The slot of the sequence of each row in `logit_rows`, int64, without padding.
         parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A step with
             only one sort of rows has one part.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
@@ -78,9 +78,9 @@ class Ran:
         accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
         choose: Chooses the likeliest tokens in a captured step, and stores them as the newest ones; returns
-            [R] int64 as `switchrail.engine.sampling.choose` does, or with drafts as `accept`. None if they
-            must be chosen otherwise.
-        verified: What a captured verification of greedy tasks accepts; None for other steps.
+            [R] int64 as `switchrail.engine.sampling.choose` does, or with drafts as `accept`. None if no
+            graph chooses the tokens.
+        verified: The tokens that a captured verification of greedy tasks accepts; None for other steps.
     """
 
     logits: torch.Tensor

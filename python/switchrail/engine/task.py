@@ -27,7 +27,7 @@ class Task(Sequence):
         draws: The task's source of random numbers.
         needed_pages: Maximum number of pages that the task can need.
         group: Equal for the samples of one prompt: one sample runs the prompt, and the others continue from
-            its state. None for the only sample of a prompt.
+            its state. None if the prompt has only one sample.
         tokens: The token ids generated so far.
         finish_reason: Why the task ended; None while it waits or runs.
         error: The error, if the reason is `error`.
@@ -46,7 +46,7 @@ class Task(Sequence):
     step_failed: bool = False
 
     def accept(self, token: int) -> None:
-        """Add a new token, and end the task if it is the last one."""
+        """Add a new token, and end the task if the token is its last one."""
         if token in self.end_tokens:
             self.note(token, "stop")
         else:

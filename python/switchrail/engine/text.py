@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers.decoders import ByteLevel
 
 CONTEXT = 6  # the prompt's last tokens, decoded together with the first output token
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that don't form a character yet
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for incomplete characters
 
 
 def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
@@ -47,7 +47,7 @@ class ByteTexts(dict[int, str]):
 
 
 class TextStream:
-    """The text of one request, which grows by whole characters and ends before a stop string.
+    """The text of one request. It grows by whole characters, and ends before a stop string.
 
     A token may end inside a character, and its text may depend on the token before it (for example by a
     leading space). So new tokens are decoded together with the previous ones, and text that ends in an
@@ -107,7 +107,7 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """Return the text held back after the last token. Further calls return the same."""
+        """Return the text held back after the last token. Further calls return the same text."""
         if self._tail is not None:
             return self._tail
         if self.stopped:

@@ -28,7 +28,7 @@ def sent(
 def transfer(
     arrays: Sequence[npt.NDArray[np.generic]], device: torch.device, pin_memory: bool
 ) -> list[torch.Tensor]:
-    """Copy one-dimensional arrays to the device in one transfer, without waiting for it."""
+    """Copy one-dimensional arrays to the device in one transfer, without waiting for the transfer."""
     starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
     # torch's cache of pinned memory reuses a block only after the copy from it has finished
     host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)

@@ -36,7 +36,7 @@ _PLENTY: Final = 0.5
 """If pools take less than this fraction of the free memory, no trial is needed."""
 
 _MEASURED: Final = 2
-"""Graphs to capture per kind: the largest shows the working memory, the others the increase per graph."""
+"""Graphs to capture per kind: the largest shows the working memory, the second the increase per graph."""
 
 
 def try_out(
@@ -56,9 +56,9 @@ def try_out(
         options: The engine's options.
         platform: The platform, which keeps freed memory.
         max_length: Maximum tokens per sequence.
-        capture: The steps to capture; None for none.
+        capture: The steps to capture; None to capture nothing.
         choose_tokens: See `EngineCore`.
-        draft: The draft model; None for none.
+        draft: The draft model or head; None without one.
 
     Returns:
         Bytes that steps and graphs need in addition to the pools. 0, without a trial, if the largest useful
@@ -117,7 +117,7 @@ def try_out(
 
 
 class _Zeros(Drafts):
-    """Proposes as many tokens as allowed, all 0, as if drawn: drawn tokens take the most memory."""
+    """Proposes token 0 as often as allowed, as if drawn: drawn drafts take the most memory."""
 
     def __init__(self, runner: Runner) -> None:
         self._vocab_size = runner.vocab_size
@@ -132,8 +132,8 @@ class _Zeros(Drafts):
 def _params(options: EngineOptions, max_length: int) -> SamplingParams:
     """Parameters with enough new tokens for one step that verifies as many drafts as possible.
 
-    A draft model may need two steps before it proposes for all requests. In these steps a request gets up to
-    2 + `draft_tokens` tokens.
+    A draft model may need two steps before it proposes for all requests. In these steps a
+    request gets up to 2 + `draft_tokens` tokens.
     """
     if options.draft is None:
         return _SAMPLED

@@ -14,7 +14,7 @@ from switchrail.params import SamplingParams
 _LENGTHS: Final = (1, 2, 3, 15, 16, 17, 63, 64, 65, 129, 250, 500, 1000, 2000, 4000, 8000)
 
 _MIXTURES: Final = ((33, (65,)), (33, (97, 1)), (1000, ()))
-"""Pairs: the length of many prompts, and the lengths of a few other prompts that run with them."""
+"""Pairs: the common length of many prompts, and the lengths of a few other prompts that run with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def warm_up(
         prompts = [[number % 2 for number in range(length)] for length in lengths]
         first, second = (_run(engine, prompts) for _ in range(2))
         yield Round(prompts=len(prompts), longest=max(lengths), first=first, second=second)
-    garbage.refreeze()  # what the first runs made and later ones keep, such as loaded kernels
+    garbage.refreeze()  # covers objects that the runs made and that stay, such as loaded kernels
 
 
 def rounds(engine: Engine) -> list[list[int]]:
