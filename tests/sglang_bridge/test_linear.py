@@ -559,10 +559,18 @@ def test_a_platforms_default_leaves_unknown_layers_to_sglang(served, runtime, mo
 
 
 @pytest.mark.parametrize("version", ["v11"], indirect=True)
-def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog):
-    """SGLang 0.5.11 ignores the names of linear backends for Mamba2 layers."""
+@pytest.mark.parametrize(
+    ("module", "backend"),
+    [
+        ("hybrid_linear_attn_backend", "Mamba2AttnBackend"),
+        ("linear.kda_backend", "KDAAttnBackend"),
+        ("linear.lightning_backend", "LightningAttentionBackend"),
+    ],
+)
+def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog, module, backend):
+    """SGLang 0.5.11 ignores the names of linear backends for Mamba2 layers, for example."""
     utils = import_module(f"{LINEAR}.utils")
-    backend = import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend").Mamba2AttnBackend
+    backend = getattr(import_module(f"sglang.srt.layers.attention.{module}"), backend)
     runner = SimpleNamespace(model=Model("gated_delta"))
     utils.CHOSEN.update(decode=enum()("triton"), prefill=enum()("triton"))
     assert backend(runner).made
