@@ -124,6 +124,22 @@ def test_a_variable_that_names_nothing(install, find, monkeypatch, variable, val
     assert os.environ[variable] == value
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[config.attention.nobodys]\nx = 1", "no attention backend 'nobodys'"),
+        ("[config.attention.torch]\nx = 1", "takes no configuration"),
+    ],
+)
+def test_a_configuration_that_fits_no_backend(tmp_path, before, monkeypatch, text, problem):
+    """It is found once, not also as a backend that can't be constructed."""
+    (tmp_path / "policy.toml").write_text(text)
+    monkeypatch.setenv("SWITCHRAIL_POLICY", str(tmp_path / "policy.toml"))
+    (finding,) = [finding for finding in diagnose() if finding not in before]
+    assert (finding.check, finding.subject) == ("environment", "SWITCHRAIL_POLICY")
+    assert problem in finding.problem
+
+
 def test_a_wrong_variable_does_not_hide_the_rest(install, monkeypatch):
     install("ill-gdn", "raise OSError('no driver')")
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "other")

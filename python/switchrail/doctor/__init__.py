@@ -33,6 +33,7 @@ def diagnose() -> list[Finding]:
             locked = filter(lambda finding: finding.check == "lock", found)
             found += check_plugins(runtime, {finding.subject for finding in locked})
             found += check_policy(runtime)
+        with _without({finding.subject for finding in found}):
             seconds = patience(runtime._loader.seconds())
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
