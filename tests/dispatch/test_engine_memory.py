@@ -75,8 +75,8 @@ def test_row_slots_are_checked():
     backend = DEFINITIONS[OP].torch()
     slots = call.batch.row_slots
     for changed, message in (
-        (slots[:, :2].contiguous(), "row_slots: got 2 a sequence, expected at least 3"),
-        (torch.full_like(slots, 1), "row_slots: got slot 1 twice, expected a slot for each state"),
+        (slots[:, :2].contiguous(), "row_slots: got 2 columns, expected at least 3"),
+        (torch.full_like(slots, 1), "row_slots: got slot 1 twice, expected a different slot for each state"),
     ):
         batch = dataclasses.replace(call.batch, row_slots=changed)
         with pytest.raises(ContractError, match=message):

@@ -290,7 +290,7 @@ def test_a_batch_that_breaks_the_contract():
     ("read", "write", "message"),
     [
         ([1, 2], [1, 1], "write_slots: got slot 1 for sequences 0 and 1"),
-        ([1, -1], [1, 2], "got -1, 2 for sequence 1, expected -1 in both or in none"),
+        ([1, -1], [1, 2], "got -1, 2 for sequence 1, expected -1 in both or in neither"),
         ([1, 2], [2, 3], "read_slots: got slot 2 for sequence 1, which sequence 0 writes"),
         ([1, -2], [1, -2], "got -2, -2 for sequence 1, expected -1 or more"),
         ([1, 99], [1, 99], "got slot 99, expected below 5"),

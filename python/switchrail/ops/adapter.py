@@ -118,7 +118,7 @@ class Adapted:
         return self.first is layer
 
     def update(self, contract: Contract, batch: SequenceBatch) -> Any:
-        """Copy another batch's tables into the plan's own tables. Return its plain form on the plan's tables.
+        """Copy another batch's tables into the plan's own tables. Return the plain form that uses these.
 
         Raises:
             ContractError: The plan has no bounds, or the batch does not fit into its tables; nothing was
@@ -145,13 +145,13 @@ class Adapted:
         if name == "page_table" and table.shape[1] <= own.shape[1]:
             own = own[:, : table.shape[1]]
         if own.shape != table.shape:
-            valid = f"{list(own.shape)}, that of the plan's"
+            valid = f"{list(own.shape)}, as in the plan"
             raise contract.error(f"batch.{name}", f"shape {list(table.shape)}", valid)
         return own
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch. With bounds it has tables of its own, into which later tables are copied.
+    """The plain form of a batch. With bounds, it has its own tables, which later batches' tables overwrite.
 
     Args:
         batch: The plain form.
@@ -235,7 +235,7 @@ class Adapter(Wrapper):
         if not isinstance(plan, Adapted) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         if plan.bounds is not None and plan.starts_step(call[0]):
-            # within a graph: the graph itself may write the engine's tables, after `refresh`
+            # Copied within the graph too: the graph itself may write the engine's tables after `refresh`.
             plan.update(self._contract, batch)
         own, results = dense_call(self._contract, self._activated(call))
         record = self.backend.run(own, plan.batch, plan.plan)
@@ -275,7 +275,7 @@ class Adapter(Wrapper):
 
 
 def adapted(backend: AnyBackend, features: Collection[str], needed: Collection[str]) -> AnyBackend:
-    """The backend itself if it has all needed features, otherwise an `Adapter` of it.
+    """The backend itself if it has all needed features, otherwise an `Adapter` around it.
 
     Args:
         backend: The backend.

@@ -74,8 +74,8 @@ class TensorSpec:
         same_if_none: Two axes that must have the same size if the tensor is None.
         raw_with: The name of an option. In calls with this option, the dtype of the call's first tensor is
             valid as well.
-        feature: The feature that a backend must declare to accept this tensor; a call may then omit it or
-            pass None. None if every backend accepts the tensor.
+        feature: The feature that a backend must declare to accept this tensor. A call may omit such a tensor
+            or pass None. The attribute is None if every backend accepts the tensor.
         also: Further valid forms of the tensor, by feature.
         about: The meaning of the tensor.
     """
@@ -122,7 +122,7 @@ class TensorSpec:
 
     @cached_property
     def features(self) -> tuple[str, ...]:
-        """The features that widen what the tensor may be."""
+        """The features that allow further forms of the tensor."""
         return tuple(dict.fromkeys(allowance.feature for allowance in self.also))
 
     def _positions(self, axes: Iterable[str]) -> tuple[int, ...]:
@@ -385,7 +385,7 @@ class Contract:
                 if rows > 1 and shape and shape[0] == rows:
                     shape = (None, *shape[1:])
                 values.append((tensor.dtype, tensor.device, shape, tensor.stride()))
-        except (AttributeError, TypeError, RuntimeError):  # it is not a tensor, or has no strides
+        except (AttributeError, TypeError, RuntimeError):  # an argument is no tensor, or has no strides
             self._check_call(call, batch, features)
             return
         # The key has everything that the check reads. A number of rows above 1 may differ between steps, so
@@ -399,7 +399,7 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Checks the arguments of a layer without a call, so that no call fails because of these.
+        """Checks the arguments of a layer without a call, so that no later call fails because of them.
 
         Raises:
             ContractError: An option or a tensor breaks the contract, or needs a feature that is missing.
@@ -419,7 +419,7 @@ class Contract:
                 raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of {', '.join(FLOATS)}")
             self._check_tensor(name, spec, tensor, tensor, sizes, owners, features)
             if device not in (None, tensor.device):
-                raise self.error(name, f"device {tensor.device}", f"{device}, the device of the others")
+                raise self.error(name, f"device {tensor.device}", f"{device}, the device of the rest")
             device = tensor.device
 
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
@@ -431,7 +431,7 @@ class Contract:
             self._check_option(name, option, arguments[name])
         for option_name, value, needed in self.needs:
             if arguments.get(option_name) == value and arguments.get(needed) is None:
-                raise self.error(needed, "None", f"given where {option_name} is {value!r}")
+                raise self.error(needed, "None", f"a value where {option_name} is {value!r}")
 
     def _check_call(self, call: Any, batch: SequenceBatch, features: Collection[str]) -> None:
         layer, *brought = call
@@ -476,7 +476,7 @@ class Contract:
         """Checks the argument `accepted` of a commit. Its contents are not read.
 
         Raises:
-            ContractError: It doesn't match `ACCEPTED`.
+            ContractError: `accepted` doesn't match `ACCEPTED`.
         """
         sizes, owners = {"N": len(batch.seqlens)}, {"N": "batch.seqlens"}
         self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners, ())
@@ -534,7 +534,7 @@ class Contract:
         wanted = max(batch.seqlens, default=0) // every
         if slots.shape[1] < wanted:
             rows = "row" if every == 1 else f"{every} rows"
-            found = f"{slots.shape[1]} a sequence"
+            found = f"{slots.shape[1]} columns"
             raise self.error(name, found, f"at least {wanted}, one for each {rows} of the longest sequence")
 
     def _check_parents(self, seqlens: tuple[int, ...], parents: tuple[int, ...]) -> None:
@@ -639,7 +639,7 @@ def _has_order(
 ) -> bool:
     """Whether the axes (innermost first) are dense in memory, except for gaps in the last `free` axes.
 
-    Where memory is only read, those last axes may have any order.
+    If the tensor is only read, not written, these last axes may have any order.
     """
     end = 1
     for number, axis in enumerate(order):

@@ -69,7 +69,7 @@ class ManyRows(_Rows):
     """One sequence with several rows.
 
     Attributes:
-        past: The number of positions that every row sees, at least.
+        past: Without a window, every row sees at least this number of positions.
         tokens: [L] int64, the place in the cache of each position.
         blocks: The sequence's rows, in blocks.
     """
@@ -311,7 +311,7 @@ def check_lengths(contract: Contract, batch: PagedBatch) -> None:
             raise contract.error(
                 "batch.kv_seqlens",
                 f"{kv} for sequence {n} of {length} rows",
-                "at least its number of rows, or 0",
+                "at least the sequence's number of rows, or 0",
             )
 
 
@@ -331,7 +331,7 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
         raise contract.error(
             "batch.page_table",
             f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
-            f"enough for the longest, {longest} tokens",
+            f"enough for the longest sequence, {longest} tokens",
         )
 
 

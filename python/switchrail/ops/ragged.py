@@ -15,11 +15,11 @@ ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedBatch:
-    """Sequences whose queries are packed in one tensor, and their keys and values in others.
+    """Sequences whose queries, keys and values are packed in one tensor each.
 
     Attributes:
         cu_seqlens: [N + 1] int32, the first query row of each sequence, and the number of all rows.
-        cu_seqlens_k: [N + 1] int32, the same for keys.
+        cu_seqlens_k: [N + 1] int32, each sequence's first row of keys, and the number of all keys.
         seqlens: The number of query rows of each sequence.
         seqlens_k: The number of keys of each sequence.
     """
@@ -97,7 +97,7 @@ def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Ragge
             )
     if len(seqlens) != len(seqlens_k):
         raise ArgumentError(
-            f"seqlens_k: got {len(seqlens_k)} sequences, expected {len(seqlens)}, those of seqlens",
+            f"seqlens_k: got {len(seqlens_k)} sequences, expected {len(seqlens)}, as in seqlens",
             argument="seqlens_k",
             found=len(seqlens_k),
         )

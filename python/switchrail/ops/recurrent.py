@@ -25,7 +25,7 @@ Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 RunGroup = Callable[[Group, int, torch.Tensor, After], torch.Tensor]
 """Runs the chunks of a group, of C tokens each, from the states [M, ...], which it updates in place.
 
-Returns the results by place, [n * C, ...]. The last argument is passed to `scan`.
+Returns the results by place, [n * C, ...]. `scan` calls the last argument after each level.
 """
 
 
@@ -38,9 +38,9 @@ class TreePlan:
     Attributes:
         seqlens: The lengths of the batch's sequences.
         slots: The initial states of the M nonempty sequences.
-        sequences: [M] int64, the indices of these sequences in the batch.
-        starts: [M] int64, the first row of each.
-        lengths: [M] int64, the number of rows of each.
+        sequences: [M] int64, the indices of the nonempty sequences in the batch.
+        starts: [M] int64, the first row of each of these sequences.
+        lengths: [M] int64, the number of rows of each of these sequences.
         levels: For each depth of the trees, its rows and the bank indices of the states before them.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
         row_slots: [T] int64, the slot for the state after each row; None if there will be a commit.
@@ -134,7 +134,7 @@ def _check_row_slots(contract: Contract, slots: list[int]) -> None:
     used = sorted(slot for slot in slots if slot >= 0)
     for slot, other in pairwise(used):
         if slot == other:
-            raise contract.error("batch.row_slots", f"slot {slot} twice", "a slot for each state")
+            raise contract.error("batch.row_slots", f"slot {slot} twice", "a different slot for each state")
 
 
 class TorchRecurrent(Backend[CallT, StateBatch]):

@@ -11,7 +11,7 @@ from switchrail.ops.contract import Contract
 
 
 def normal(slots: torch.Tensor, batch: StateBatch) -> torch.Tensor:
-    """A table of slots as int64, with -1 for no slot."""
+    """A table of slots as int64, in which -1 means no slot (also if the batch's null slot is 0)."""
     slots = slots.long()
     return slots.masked_fill(slots == 0, -1) if batch.null_slot == 0 else slots
 
@@ -33,7 +33,7 @@ class Slots:
         sequences: The indices of the M sequences, in the order to use. None of them is empty.
 
     Raises:
-        ContractError: The batch breaks the contract. Slot contents are checked only on the CPU.
+        ContractError: The batch breaks the contract. The numbers in its tables are checked only on the CPU.
     """
 
     def __init__(self, contract: Contract, batch: StateBatch, sequences: Sequence[int]) -> None:
@@ -63,9 +63,13 @@ class Slots:
         self._write = write.clamp_min(0)
 
     def load(self, pool: torch.Tensor, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
-        """Load the initial states [M, ...] in `dtype`, zero where there is none; see also `store`.
+        """Load the initial states [M, ...] in `dtype`; zeros for a sequence without an initial state.
 
-        If the slots are consecutive, the result is a view of the pool unless a copy is requested.
+        The result may be a view of the pool, unless a copy is requested. Either way, `store` writes the final
+        states back.
+
+        Raises:
+            ContractError: A slot is outside the pool. Checked only on the CPU.
         """
         if self._highest >= pool.shape[0]:
             raise self._contract.error(
@@ -86,7 +90,7 @@ class Slots:
         return states
 
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
-        """Write the final states [M, ...]. Sequences without a slot to write are skipped."""
+        """Write the final states [M, ...] to the pool. Sequences without a slot to write are skipped."""
         if self._run is not None:
             home = pool[slice(*self._run)]
             if home.data_ptr() != states.data_ptr():
@@ -105,7 +109,8 @@ def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
     if len(slots) == 0:
         return
     wanted = slots >= 0
-    # Skipped rows repeat a row that is written. If no row is, slot 0 is rewritten with its old value.
+    # In place of a skipped state, another state that is not skipped is written a second time. If all states
+    # are skipped, slot 0 is rewritten with its old value.
     own = torch.arange(len(slots), device=slots.device)
     own = torch.where(wanted, own, wanted.int().argmax())
     there = slots.index_select(0, own).clamp_min(0)
@@ -131,13 +136,13 @@ def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
             raise contract.error(
                 "batch.read_slots, batch.write_slots",
                 f"{read}, {write} for sequence {n}",
-                "-1 in both or in none",
+                "-1 in both or in neither",
             )
         if write > 0 and length and owners.setdefault(write, n) != n:
             raise contract.error(
                 "batch.write_slots",
                 f"slot {write} for sequences {owners[write]} and {n}",
-                "a slot for each sequence",
+                "a different slot for each sequence",
             )
     for n, (read, length) in enumerate(zip(reads, batch.seqlens, strict=True)):
         if read >= 0 and length and owners.get(read, n) != n:
@@ -157,13 +162,13 @@ def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[
         for slot in slots[: batch.seqlens[n] // batch.checkpoint_every]:
             padding = bool(batch.read_slots[n] <= batch.null_slot)
             if slot < -1 or (padding and slot != -1):
-                valid = "-1, of padding" if padding else "-1 or more"
+                valid = "-1 for a padding sequence" if padding else "-1 or more"
                 raise contract.error("batch.checkpoint_slots", f"{slot} for sequence {n}", valid)
             if slot in taken:
                 raise contract.error(
                     "batch.checkpoint_slots",
-                    f"slot {slot} for sequence {n}, which sequence {taken[slot]} has already",
-                    "a slot for each state",
+                    f"slot {slot} for sequence {n}, already used by sequence {taken[slot]}",
+                    "a different slot for each state",
                 )
             if slot >= 0:
                 taken[slot] = n
