@@ -47,7 +47,7 @@ def check_plan(
         plan: The plan.
         batch: The batch.
         made: The backend's plan types for batches other than a `VerifyBatch`.
-        verify: The backend's plan type for a `VerifyBatch`; None if it has none.
+        verify: The backend's plan type for a `VerifyBatch`; None if the backend has no such type.
 
     Raises:
         ArgumentError: The plan doesn't match.
@@ -85,7 +85,8 @@ class Backend(Generic[CallT, BatchT]):
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's sequences.
-            bounds: The largest batches that the plan can be refreshed for; None if it is for this batch only.
+            bounds: The largest batches that the plan can be refreshed for; None if the plan is for this batch
+                only.
         """
         return None
 
@@ -93,9 +94,9 @@ class Backend(Generic[CallT, BatchT]):
         """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
         For each step of a captured decode, an engine passes a batch with the same tensors as the plan's
-        batch, so a backend needs to check these only once. The graph itself may write tables such as
-        `page_table` and `kv_lens`, after this call, so a backend reads them in `run`; the lengths on the
-        host are already those of the step.
+        batch, so a backend needs to check these only once. After this call, the graph itself may write tables
+        such as `page_table` and `kv_lens`, so a backend reads these tables in `run`. The lengths on the host
+        are already the lengths of the step.
 
         A backend without this method is never captured in a graph.
         """

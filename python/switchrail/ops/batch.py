@@ -15,8 +15,8 @@ class SequenceBatch:
     """N sequences, packed one after another into T rows.
 
     Attributes:
-        cu_seqlens: [N + 1] int32 on the call's device: sequence n owns rows `cu_seqlens[n]` to `cu_seqlens[n
-            + 1]`.
+        cu_seqlens: [N + 1] int32 on the call's device: sequence n owns the rows from `cu_seqlens[n]` up to,
+            but not including, `cu_seqlens[n + 1]`.
         seqlens: The N lengths on the host, each >= 0. In decode each is 1, so T = N.
     """
 
@@ -114,8 +114,8 @@ class RowStatesBatch(VerifyBatch):
     """A batch of drafted tokens whose states are stored by row: the feature `row_states`.
 
     `run` writes the state after row i of sequence n to slot `row_slots[n, i]` of the layer's `row_states`, or
-    of its `state` if that is None. It writes nothing to `write_slots` and returns no record, so there is no
-    commit. The slot that a sequence reads may be one of its own row slots.
+    of `state` if `row_states` is None. `run` writes nothing to `write_slots` and returns no record, so there
+    is no commit. The slot that a sequence reads may be one of its own row slots.
 
     Attributes:
         row_slots: [N, X] int64, X at least the largest number of rows of a sequence; -1 stores none. Entries
@@ -145,7 +145,7 @@ class DeferredBatch(VerifyBatch):
             rows of a sequence, and the same in all batches. The rows form a path from the state. Ignored if
             there is no record to apply.
         records: [N] int64, the record that keeps the sequence's rows; -1 for padding, and possibly for
-            sequences without rows. No record is listed twice, and none is in `pending_records` too.
+            sequences without rows. No record is listed twice, and no listed record is in `pending_records`.
         record_count: The number of records, the same in all batches.
     """
 
@@ -165,8 +165,8 @@ class PagedBatch(SequenceBatch):
     Attributes:
         page_table: [N, P] int32, the pages of each sequence in order; entries past the last used page are
             undefined.
-        kv_lens: [N] int32 on the device, the cached tokens of each sequence, including the batch's own. 0
-            means padding: the sequence's rows of `out` are zeros.
+        kv_lens: [N] int32 on the device, the number of cached tokens of each sequence, including the batch's
+            own; 0 means padding: the sequence's rows of `out` are zeros.
         kv_seqlens: The same N lengths on the host.
         kv_bounds: Whether `kv_seqlens` are only upper bounds (the feature `kv_bounds`).
     """

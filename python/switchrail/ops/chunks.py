@@ -14,7 +14,7 @@ from switchrail.ops.slots import Slots, indices, keep, normal
 GROUP_TOKENS = 1024
 """Approximate number of tokens to process at once.
 
-The memory needed for each token and head is more than a chunk's length.
+Each token and head needs memory for more numbers than a chunk has tokens.
 """
 
 
@@ -66,7 +66,7 @@ class ChunkPlan:
     kept: Mapping[int, torch.Tensor]
 
     def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
-        """Store the checkpoints among the states [M, ...] after the chunks of one number."""
+        """Of the states [M, ...] after chunk `number` of each sequence, store those that are checkpoints."""
         if number in self.kept:
             slots = self.kept[number]
             keep(pool, states[: len(slots)], slots)
@@ -87,7 +87,7 @@ class ChunkPlan:
 def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) -> ChunkPlan:
     """Split the sequences of a batch into chunks of `size` tokens, a power of 2.
 
-    Chunks are smaller if all sequences are shorter or if checkpoints require it.
+    Chunks are smaller if all sequences are shorter than `size`, or if a checkpoint would be inside a chunk.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -195,7 +195,7 @@ def scan(
         keys: [n * HV, C, K], multiplied by the decay from each token to the chunk's end.
         queries: [n * HV, C, K], multiplied by the decay from the chunk's start to each token.
         decay: [n * HV, 1, 1] or [n * HV, 1, K], the decay over the whole chunk.
-        removal: [n * HV, C, K], the part that the delta rule removes; None if U does not depend on the state.
+        removal: [n * HV, C, K], see U above; None if U does not depend on the state.
         after: Called after each level.
 
     Returns:

@@ -110,7 +110,7 @@ class OpDefinition:
         return timed
 
     def served(self, phase: Phase) -> Mapping[str, Any]:
-        """The generator's arguments for calls of a phase with a form that real models use."""
+        """The generator's arguments that make calls of a phase like those of real models."""
         served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
         return served.get(phase, {})
 

@@ -15,7 +15,7 @@ from switchrail.ops.steps import Call, forwarded
 
 
 class Wrapper(Backend[Any, Any]):
-    """A backend that wraps other backends, its parts, and has every optional step that a part has."""
+    """A backend that wraps other backends (its parts), and has every optional step that a part has."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class Delegated:
 
     Attributes:
         part: The part's name.
-        plan: Its plan.
+        plan: The part's own plan.
     """
 
     part: str

@@ -75,8 +75,8 @@ class TorchDelta(TorchChunked[DeltaCallT]):
 def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:
     """The log of the decay [T, HV] or [T, HV, K], computed in `dtype` from a raw gate.
 
-    With x = g + dt_bias and a = exp(A_log), it is -a softplus(x) or lower_bound sigmoid(a x), depending on
-    `layer.gate`. Without a gate it is g itself.
+    With x = g + dt_bias and a = exp(A_log), the result is -a softplus(x) or lower_bound sigmoid(a x),
+    depending on `layer.gate`. If `layer.gate` is None, the result is g itself.
     """
     if layer.gate is None:
         return g

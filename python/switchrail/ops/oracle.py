@@ -38,7 +38,8 @@ def _walk(
         token: Computes one row.
 
     Returns:
-        For each sequence, the state before it and the states after its rows; an empty list for padding.
+        For each sequence, the state before its first row and the state after each row; an empty list for
+        padding.
     """
     states: list[list[torch.Tensor]] = []
     row = 0
@@ -63,7 +64,7 @@ def _walk(
 
 
 def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> list[int]:
-    """The positions visible to row i of sequence n, which is the packed row `row`; none for padding."""
+    """The positions visible to row i of sequence n, which is the packed row `row`; empty for padding."""
     past = int(batch.kv_lens[n]) - batch.seqlens[n]
     if batch.kv_lens[n] == 0:
         return []

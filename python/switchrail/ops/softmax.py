@@ -23,7 +23,7 @@ def attend(
         v: [..., S, V].
         scale: A factor on the products of queries and keys.
         mask: Broadcast to [..., R, S], True where a row attends to a position; None for all.
-        soft_cap: c, which replaces each scaled product x by c tanh(x / c).
+        soft_cap: c; each scaled product x is replaced by c tanh(x / c). None for no cap.
         sinks: Broadcast to [..., R], logits that are added to each row's sum but have no value.
 
     Returns:

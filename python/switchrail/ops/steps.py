@@ -26,11 +26,11 @@ class Step:
     """An optional step of backends.
 
     Attributes:
-        name: The name of its feature and of its method.
+        name: The name of the step's feature and of the method that runs the step.
         arguments: The arguments that a method may take.
         about: What the step does.
-        ops: The ops whose backends may have it.
-        phase: The phase whose plans it completes; None for a step before any plan.
+        ops: The ops whose backends may have the step.
+        phase: The phase whose plans the step completes; None for a step before any plan.
         flags: The arguments that are flags: True permits what they name. A method that doesn't take a flag is
             called only if the flag is True.
     """

@@ -45,7 +45,7 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
     if q.device.type == "cuda" and any(
         number % 16 for number in (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
     ):
-        # torch 2.11 passes such a view to a fused kernel that loads 16 bytes at a time and returns NaN
+        # torch 2.11 passes an unaligned view to a fused kernel that loads 16 bytes at a time and returns NaN
         q = q.contiguous()
     parts = plan.parts(page, window=window, longer=_has_flash(q, k_cache[0], v_cache[0]))
     for single in parts.single:

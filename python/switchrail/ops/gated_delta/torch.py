@@ -12,7 +12,7 @@ CHUNK = 32
 """Tokens per chunk. On a CPU this is the fastest of 16, 32 and 64 for head sizes from 32 to 128."""
 
 _NO_DECAY_LEFT = -1e3
-"""The lowest gate. Its exponential is 0 in every dtype. Unlike -inf it keeps differences of sums exact."""
+"""Lower gates are raised to this number. exp(-1e3) is 0, and unlike -inf, -1e3 keeps differences exact."""
 
 
 class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):

@@ -21,10 +21,10 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     Let b_i be the sums of the gates g_1 to g_i of a chunk, one per channel. The linear system for the written
     values u_i is that of the gated delta rule with A_ij = beta_i sum over c of k_ic k_jc exp(b_ic - b_jc).
     Here the exponential can't be moved out of the product: exp(b_i) exp(-b_j) would overflow. But for any
-    token m between j and i it equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most 1. So the
-    pairs of tokens are computed by halves: m is the middle of the chunk for pairs across it, then the middle
-    of each half, and so on. The sums from and to each middle use only additions, so they stay exact after a
-    strong decay and need no special case for a gate of -inf.
+    token m between j and i, exp(b_i - b_j) equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most
+    1. So the pairs of tokens are computed by halves: m is the middle of the chunk for pairs across the
+    middle, then the middle of each half, and so on. The sums from and to each middle use only additions, so
+    they stay exact after a strong decay and need no special case for a gate of -inf.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """

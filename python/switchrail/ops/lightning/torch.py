@@ -14,7 +14,7 @@ CHUNK = 32
 """Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""The lowest gate. Its exponential is 0 in every dtype, and 0 times it is 0, not NaN as for -inf."""
+"""Lower gates are raised to this number: exp(-1e3) is 0, and 0 times -1e3 is 0, but 0 times -inf is NaN."""
 
 
 class TorchLightning(TorchChunked[LightningCall], LightningBackend):

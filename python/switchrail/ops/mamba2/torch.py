@@ -14,10 +14,7 @@ CHUNK = 32
 """Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""The lowest gate.
-
-Its exponential is 0 in every dtype, and unlike -inf it keeps differences of sums exact.
-"""
+"""Lower gates are raised to this number. exp(-1e3) is 0, and unlike -inf, -1e3 keeps differences exact."""
 
 
 class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):

@@ -97,7 +97,7 @@ class ChunkedPrefix:
 
         Args:
             batch: The batch.
-            capacity: Maximum number of prefixes' tokens that are expanded at once.
+            capacity: Maximum number of cached tokens that are expanded at once.
             live: The sequences that have rows and keys; at least one.
         """
         rows, keys = batch.seqlens, batch.kv_seqlens
@@ -122,7 +122,7 @@ class ChunkedPrefix:
 
     @classmethod
     def of(cls, batch: PagedBatch, *, ragged: bool, chunked: bool) -> ChunkedPrefix | None:
-        """Plan a batch; None if it must attend to the latents instead.
+        """Plan a batch; None if the batch must attend to the latents instead.
 
         Args:
             batch: The batch.

@@ -19,7 +19,7 @@ class MlaPlan(PagedPlan):
     """A step's plan.
 
     Attributes:
-        prefix: The pieces of a prefill with ragged keys and chunks of the prefix; None for none.
+        prefix: The pieces of a prefill with ragged keys and chunks of the prefix; None without these.
     """
 
     prefix: ChunkedPrefix | None = None

@@ -69,7 +69,7 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
 
 
 def index_views(sample: Sample, odd: bool) -> Sample:
-    """Tables of the other integer dtype, as columns of larger tables."""
+    """Tables with the other integer dtype (int32 or int64), as columns of larger tables."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
     tables = {}
     for name, table in sample.batch_tensors.items():
@@ -104,7 +104,7 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A slot for each drafted row's state; with `odd` in `state`, including the slot that is read."""
+    """A slot for each drafted row's state; with `odd`, in `state`, and one is the slot that is read."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)

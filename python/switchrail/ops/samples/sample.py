@@ -97,7 +97,7 @@ class Sample:
 
     @property
     def written(self) -> dict[str, list[int]]:
-        """For each pool of states, the slots that the call itself writes, not a later commit."""
+        """For each pool of states, the slots that the call itself writes, without a later commit."""
         batch = self.batch
         if not isinstance(batch, StateBatch):
             return {}

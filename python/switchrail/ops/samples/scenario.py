@@ -93,7 +93,7 @@ class Timed:
 
     @property
     def seen(self) -> float:
-        """The number of pairs of a row and a position that it sees, summed over all rows."""
+        """The number of pairs of a row and a position that the row sees, summed over all rows."""
         return sum(n * self.past + n * (n + 1) / 2 for n in self.lengths)
 
 

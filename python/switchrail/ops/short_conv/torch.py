@@ -14,12 +14,12 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 BLOCK_NUMBERS = 2**17
-"""Numbers per block of rows; a block is summed over all taps at once. Half a megabyte fits in the cache."""
+"""Numbers per block of rows that is summed over all taps at once: half a megabyte, which fits in a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The rows at both ends of M sequences: the first ones read old states, the last ones are new states.
+    """The first rows of M sequences, which read the old states, and the last rows, which become new states.
 
     The attributes other than `picked` index an array of rows: the M old states, W - 1 rows each, then the
     rows `picked` of x.
@@ -109,7 +109,7 @@ class _Plan:
 
 
 class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
-    """Shifted multiply-adds over all packed rows; then each sequence's first rows again, with its state.
+    """Adds shifted products over all packed rows, then computes each sequence's first rows with its state.
 
     Computes in float32 (float64 for float64 inputs).
     """
