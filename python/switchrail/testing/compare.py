@@ -34,7 +34,7 @@ def verify(
         expected: The oracle's result, from `run_reference`; computed if not given.
 
     Returns:
-        The larger of two errors: that of the outputs, and that of the written states.
+        The largest error of any output and of the written states.
 
     Raises:
         AssertionError: The error exceeds the bound, a padding row is not zero, or the backend wrote to memory
@@ -187,7 +187,7 @@ def _accepted(call: Sample, last: int) -> torch.Tensor:
 
 
 def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
-    """Problems: inputs, and tensors of the batch, that the call modified."""
+    """A problem for each input, and for each tensor of the batch, that the call modified."""
     inputs = {
         name: (tensor, after)
         for name, tensor in call.tensors.items()
@@ -196,7 +196,8 @@ def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
         and not call.contract.tensors[name].mutated
         and not torch.equal(_storage(tensor), _storage(after))
     }
-    # if several views share one buffer, reports those with changed numbers; if none has any, only one view
+    # If several views share a buffer, the views with changed numbers are reported. If there are none, because
+    # only memory beside the views has changed, one view is reported.
     inside = {name: pair for name, pair in inputs.items() if not same_bits(*pair)}
     for name, (tensor, after) in (inside or dict(list(inputs.items())[:1])).items():
         yield Problem(f"{call.op}: {name} was modified", tuple(changed_input(call, name, tensor, after)))

@@ -13,10 +13,12 @@ from switchrail.runtime import Runtime
 def isolated() -> Iterator[Runtime]:
     """Makes a new runtime the default runtime for the duration of a block, in all threads.
 
-    It starts with the built-in backends and without plugins, hooks or a platform; `load` runs the installed
-    plugins' functions again, for this runtime only. At the end of the block its hooks are removed, and the
-    previous default runtime is restored. If `RuntimeState.restore` has replaced the new runtime meanwhile,
-    the hooks of the replacement are removed too. Blocks can be nested, but must not overlap in two threads.
+    The new runtime starts with the built-in backends and without plugins, hooks or a platform. `load` runs
+    the installed plugins' functions again, for this runtime only. At the end of the block, the new runtime's
+    hooks are removed, and the previous default runtime is restored. If `RuntimeState.restore` has replaced
+    the new runtime meanwhile, the hooks of the replacement are removed too. Blocks can be nested, but must
+    not overlap in two threads.
+
     As a pytest fixture:
 
     ```

@@ -20,7 +20,7 @@ def run_in_steps(
     Args:
         backend: The backend.
         call: The whole call, in which each sequence reads the slot that it writes. It is not modified.
-        schedule: For each step, the number of rows of each sequence. In total these must be all rows.
+        schedule: For each step, the number of rows of each sequence. The numbers must add up to all rows.
         phase: The phase of each step.
 
     Returns:

@@ -15,7 +15,7 @@ STEP = "plan_chunked_prefix"
 
 
 class Completed(Delegate):
-    """A backend whose plans are completed by the step.
+    """A backend whose plans are completed by `plan_chunked_prefix`.
 
     Args:
         backend: The backend.

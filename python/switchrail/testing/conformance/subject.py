@@ -74,10 +74,10 @@ class Subject:
 
     @property
     def dtypes(self) -> list[str]:
-        """The names of the dtypes of activations that it supports."""
+        """The names of the dtypes of activations that the backend supports."""
         return self.claims("dtypes") or list(FLOATS)
 
     @property
     def features(self) -> frozenset[str]:
-        """The optional features that it claims."""
+        """The optional features that the backend claims."""
         return frozenset(self.claims("features"))

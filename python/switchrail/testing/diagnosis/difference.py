@@ -37,7 +37,7 @@ class Difference:
         bound: The largest allowed error; 0 if bits are compared.
         rerun: Makes the call again; None if a second run would show nothing new.
         before: The states before the call, if known.
-        others: Other results of the call that `got` may be by mistake, by description.
+        others: By description, other results that the backend may have returned by mistake.
         is_oracles: Whether `expected` is the oracle's result for `call`.
     """
 
@@ -61,7 +61,7 @@ class Difference:
 
     @property
     def is_state(self) -> bool:
-        """Whether the result is the states."""
+        """Whether the result consists of states."""
         return self.axes[0] == "slots"
 
     @property

@@ -14,7 +14,7 @@ class Finding:
         cause: The cause, in the same words for every failure with that cause, because a summary groups
             failures by cause. Empty if the finding only describes this failure.
         detail: The details of this failure.
-        is_whole: Whether it explains the whole failure, so that no other diagnoser needs to run.
+        is_whole: Whether the finding explains the whole failure, so that no other diagnoser needs to run.
         possible: Causes that this failure neither shows nor contradicts; other failures may show them.
     """
 

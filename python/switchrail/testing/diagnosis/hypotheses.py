@@ -1,4 +1,4 @@
-"""Tries known mistakes. One explains a failure if the oracle with that mistake gives the same numbers."""
+"""Tries known mistakes. A mistake explains a failure if the oracle with it gives the backend's numbers."""
 
 from __future__ import annotations
 

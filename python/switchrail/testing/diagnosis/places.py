@@ -1,4 +1,4 @@
-"""Describes where numbers are wrong, by properties of rows, heads and columns that few right ones have."""
+"""Describes where numbers are wrong, by properties that right rows, heads or columns rarely have."""
 
 from __future__ import annotations
 
