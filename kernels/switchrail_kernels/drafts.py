@@ -5,9 +5,9 @@ would be expensive: a [V, K] state per head is many times larger than the keys a
 `verify` reads the state that precedes the drafts once, leaves it unchanged, and records each row's effect on
 a state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
 to the last accepted one. For any number of rows, `verify` and `commit` together move each state three times:
-two reads and a write. Storing the state after each row would add one move per row. If the next verification
-commits instead (`DeferredBatch`), there are two moves: the verification reads the state, applies the recorded
-rows, and writes the result.
+two reads and a write. Storing the state after each row would take a read, and a write per row. If the next
+verification commits instead (`DeferredBatch`), there are two moves: that verification reads the state,
+applies the recorded rows, and writes the result.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -42,7 +42,7 @@ class Drafts:
     Attributes:
         seqlens: The number of rows of each sequence.
         tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence each, as in `split_rows`.
-        paths: [T, words] int32: bit j % 32 of word j / 32 is set if row j of the sequence is the row itself
+        paths: [T, words] int32: bit j % 32 of word j // 32 is set if row j of the sequence is the row itself
             or one of its ancestors.
     """
 
@@ -138,7 +138,7 @@ class Record:
     def of_rows(
         cls, rows: int, k: torch.Tensor, v: torch.Tensor, *, channels: bool, dtype: torch.dtype
     ) -> Record:
-        """Allocate a record for a number of rows like those of keys and values."""
+        """Allocate a record of `rows` rows for the heads of keys [T, H, K] and values [T, HV, V]."""
         shape = (*v.shape[1:2], k.shape[2]) if channels else v.shape[1:2]
         return cls(
             torch.empty((rows, *v.shape[1:]), dtype=torch.float32, device=v.device),
@@ -151,7 +151,7 @@ class Record:
     def kept(
         cls, layer: Layer, batch: DeferredBatch, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False
     ) -> Record:
-        """The layer's records for deferred commits, X rows each, allocated by its first call."""
+        """The layer's records for deferred commits, X rows each, allocated by the layer's first call."""
         found: Record | None = layer.kept.get(Record)
         if found is None:
             rows = batch.record_count * batch.pending_rows.shape[1]

@@ -45,9 +45,9 @@ def locate(
         PASS: The launch.
 
     Returns:
-        The sequence's index in `Chunks.sequences`, the segment's number, the sequence's number, the segment's
-        first chunk, its first row, its number of rows (0 or less if there is no such segment), whether it is
-        the last, and the rows of the whole sequence.
+        The sequence's index in `Chunks.sequences`, the segment's number, the sequence's index in the batch,
+        the segment's first chunk, first row and number of rows (0 or less if there is no such segment),
+        whether it is the sequence's last segment, and the sequence's number of rows.
     """
     i_z = tl.program_id(2)
     i_seg = 0
@@ -206,9 +206,9 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 
     Args:
         counts: The number of chunks of each sequence, in descending order.
-        heads: Heads, which are scanned independently.
-        programs: The device's multiprocessors.
-        costs: The cost of a chunk.
+        heads: The number of heads. Heads are scanned independently.
+        programs: The number of multiprocessors.
+        costs: The measured costs of the scan.
     """
     longest, total = int(counts[0]), int(counts.sum())
     busy = costs.pace.at(_MANY) / _MANY * heads / programs

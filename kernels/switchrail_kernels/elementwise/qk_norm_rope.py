@@ -115,10 +115,10 @@ def qk_norm_rope(
         eps: Added to the means of squares.
         weight_offset: Added to the weights.
         v: [1, T, HKV, D]; required with a cache.
-        cache: Caches of keys and of values [pages, page, HKV, D], and the row of each token in them [T].
+        cache: The caches of keys and of values [pages, page, HKV, D], and each token's row in these [T].
 
     Returns:
-        Queries and keys, contiguous. With a cache, the returned keys are its key cache.
+        Queries and keys, contiguous. With `cache`, the key cache is returned in place of the keys.
     """
     (tokens, heads, size), kv_heads = q.shape[1:], k.shape[2]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
