@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,17 @@ import switchrail
 import torch
 from switchrail.cli.app import app
 from switchrail.engine import Engine, EngineOptions
-from switchrail.engine.footprint import footprint
+from switchrail.engine.footprint import footprint, row_bytes
 from switchrail.engine.models.binding import find_mixers
+from switchrail.ops.batch import DeferredBatch
 from switchrail.testing import isolated
+from switchrail_kernels.drafts import Record
 from typer.testing import CliRunner
 
 from benchmarks.serving import slices
+from tests.engine import capturable
+from tests.engine.capturable import DeferringDelta
+from tests.engine.test_graphs import GraphPlatform
 from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
 
@@ -80,6 +88,63 @@ def test_mixers_are_found_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         memory=2**30,
     )
     assert len(found) == 2
+
+
+class Keeping(DeferringDelta):
+    """Also allocates the records that Triton's backend keeps."""
+
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        if isinstance(batch, DeferredBatch):
+            Record.kept(call.layer, batch, call.k, call.v)
+        return super().run(call, batch, plan)
+
+
+def test_the_records_of_deferred_commits_are_those_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturable, "DeferringDelta", Keeping)
+    platform, runtime = GraphPlatform(), switchrail.Runtime()
+    runtime.use_platform(platform)
+    capturable.register_capturable(runtime, defers=True)
+    few = {"max_sequences": 2, "max_length": 64, "num_pages": 40, "capture": "decode"}
+    options = EngineOptions(**{**DRAFTED, **few, "draft": "ngram"})
+    with Engine(QWEN3_NEXT, runtime=runtime, device=platform, options=options) as engine:
+        graphs = engine._runner.graphs
+        assert graphs is not None
+        found = footprint(
+            runtime,
+            QWEN3_NEXT,
+            engine.plan.layout,
+            options,
+            capture=graphs._plan,
+            platform=engine.platform,
+            dtype=torch.float32,
+            memory=2**30,
+        )
+        records = [layer.kept.get(Record) for layer in engine._runner.dispatcher._layers]
+        kept = sum(one.u.nbytes + one.k.nbytes + one.g.nbytes for one in records if one is not None)
+        assert kept > 0
+        assert found.states == sum(one.nbytes for one in engine.pools.state.tensors()) + kept
+        assert found.states == 3 * sum(kind.sequence for kind in found.kinds)
+
+
+@pytest.mark.parametrize("op", ["gated_delta", "kda"])
+def test_a_kept_row_has_the_bytes_of_tritons_records(op: str) -> None:
+    sizes = {"k_heads": 2, "head_size_k": 24, "v_heads": 6, "head_size_v": 16}
+    k, v = torch.empty(1, 2, 24, dtype=torch.bfloat16), torch.empty(1, 6, 16, dtype=torch.bfloat16)
+    made = Record.of_rows(1, k, v, channels=op == "kda", dtype=k.dtype)
+    assert row_bytes(op, sizes, k.dtype) == made.u.nbytes + made.k.nbytes + made.g.nbytes
+
+
+def test_the_command_counts_the_records_of_deferred_commits() -> None:
+    def states(*arguments: str) -> int:
+        command = [sys.executable, "-m", "switchrail", "plan", str(QWEN3_NEXT), "--as", "cuda:9.0", "--json"]
+        command += ["--dtype", "bfloat16", "--memory", "1G", *arguments]
+        compiled = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        found = subprocess.run(command, env=compiled, check=True, capture_output=True).stdout
+        return int(json.loads(found)["states"])
+
+    sizes = {"k_heads": 4, "head_size_k": 32, "v_heads": 8, "head_size_v": 32}
+    records = 6 * 2 * 33 * 5 * row_bytes("gated_delta", sizes, torch.bfloat16)
+    assert states("--draft", "ngram") == states() + records
 
 
 @pytest.mark.parametrize("draft", ["mtp", QWEN3_NEXT.parent / "kjv-draft"], ids=["mtp", "model"])

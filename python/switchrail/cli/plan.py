@@ -133,6 +133,7 @@ def _footprint(found: Planned, size: int) -> Footprint:
         found.plan.layout,
         found.options,
         drafts=[one.layout for one in found.drafts] if found.options.draft is not None else (),
+        capture=found.capture,
         platform=found.platform,
         dtype=getattr(torch, found.dtype),
         memory=size,

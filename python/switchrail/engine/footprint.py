@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from switchrail._core import Layout
+from switchrail._core import Layout, RoutePlan
+from switchrail.engine.capture import DEFERRED, CapturePlan, commits
 from switchrail.engine.checkpoint import load_skeleton, read_config
 from switchrail.engine.memory import FRACTION, PoolClasses, table_bytes
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
@@ -31,7 +32,8 @@ class KindFootprint:
         layers: The number of these layers.
         weights: Bytes of these layers' weights.
         token: Bytes per token in these layers.
-        sequence: Bytes per sequence in these layers; a draft's layers have two states per sequence.
+        sequence: Bytes per sequence in these layers: its state, and its records of deferred commits. A
+            draft's layers have two states per sequence.
     """
 
     kind: str
@@ -51,7 +53,7 @@ class Footprint:
         page_size: Page size in tokens.
         max_length: Maximum tokens per sequence.
         max_sequences: Maximum number of concurrent sequences, each with a state.
-        states: Bytes of the state pools.
+        states: Bytes of the state pools and of the records of deferred commits.
         table: Bytes of the page table.
         memory: Bytes of the device's memory.
         fraction: The usable fraction of the memory that the weights leave.
@@ -84,6 +86,7 @@ class _Part:
         family: The model's family.
         copies: Slots per sequence.
         name: The prefix of the layers' kinds, such as `draft: `.
+        kept: By op, the number of verified rows per slot that its layers keep for deferred commits.
         shapes: The shape of each (layer id, op).
     """
 
@@ -92,6 +95,7 @@ class _Part:
     family: Family
     copies: int = 1
     name: str = ""
+    kept: Mapping[str, int] = field(default_factory=dict)
     shapes: dict[tuple[int, str], Shape] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +103,15 @@ class _Part:
         mixers = find_mixers(self.model, self.family, self.layout.layers)
         check_shapes(mixers, self.layout)
         self.shapes = read_shapes(mixers)
+
+    def records(self, dtype: torch.dtype, kind: str | None = None) -> int:
+        """Bytes of the kept rows of one slot, in all layers or in those of one kind."""
+        return sum(
+            self.kept[op] * row_bytes(op, self.layout.shape(layer.kind, op), dtype)
+            for layer in self.layout.layers
+            for op in self.kept.keys() & set(layer.ops)
+            if kind in (None, layer.kind)
+        )
 
     def kinds(self, platform: Platform, dtype: torch.dtype, state_dtype: torch.dtype) -> list[KindFootprint]:
         """The memory of the layers, by kind."""
@@ -113,7 +126,7 @@ class _Part:
                     layers=len(ids),
                     weights=_weights(modules[id] for id in ids),
                     token=classes.page_bytes(1, dtype),
-                    sequence=self.copies * classes.slot_bytes(dtype, state_dtype),
+                    sequence=self.copies * classes.slot_bytes(dtype, state_dtype) + self.records(dtype, kind),
                 )
             )
         return found
@@ -126,6 +139,7 @@ def footprint(
     options: EngineOptions,
     *,
     drafts: Sequence[Layout] = (),
+    capture: CapturePlan | str | None = None,
     platform: Platform,
     dtype: torch.dtype,
     memory: int,
@@ -138,6 +152,7 @@ def footprint(
         layout: The checkpoint's layout.
         options: The engine's options. A draft model's checkpoint is a folder.
         drafts: The layout of the draft model, or of each step of the draft head that the options name.
+        capture: The planned captures of the model; see `plan_capture`.
         platform: The platform, which provides the pools.
         dtype: The dtype of weights, keys, values and convolution windows.
         memory: Bytes of the device's memory; the engine uses `memory_fraction` of what the weights leave.
@@ -150,7 +165,7 @@ def footprint(
     state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     _, family = read_config(checkpoint, runtime.family_of)
     model, longest = load_skeleton(checkpoint, family, dtype, options.max_length)
-    parts = [_Part(layout, model, family)]
+    parts = [_Part(layout, model, family, kept=_kept(capture, options))]
     hidden = 0
     if drafts and options.draft == MTP:
         steps = head_skeleton(checkpoint, model, drafts)
@@ -176,7 +191,7 @@ def footprint(
         classes = PoolClasses(part.shapes, platform)
         page += classes.page_bytes(options.page_size, dtype)
         slots = part.copies * options.max_sequences + 1
-        states += slots * classes.slot_bytes(dtype, state_dtype)
+        states += slots * (classes.slot_bytes(dtype, state_dtype) + part.records(dtype))
     table = table_bytes(options, max_length)
     fraction = options.memory_fraction or FRACTION
     room = (memory - weights) * fraction - states - table
@@ -201,6 +216,26 @@ def footprint(
         sequences=sequences,
         fits=fits,
     )
+
+
+def _kept(capture: CapturePlan | str | None, options: EngineOptions) -> dict[str, int]:
+    """See `_Part.kept`. Each slot has two records, each with the rows of one verification."""
+    if not isinstance(capture, CapturePlan) or not isinstance(capture.verify, RoutePlan):
+        return {}
+    found = commits(capture.verify).items()
+    return {
+        call.removesuffix(".verify"): 2 * (1 + options.draft_tokens)
+        for call, when in found
+        if when == DEFERRED
+    }
+
+
+def row_bytes(op: str, sizes: Mapping[str, int], dtype: torch.dtype) -> int:
+    """Bytes of a kept row, as Triton's backends keep it: float32 values and decays, and the keys."""
+    size = sizes["head_size_k"]
+    decays = size if op == "kda" else 1
+    values = sizes["v_heads"] * (sizes["head_size_v"] + decays) * torch.float32.itemsize
+    return values + sizes["k_heads"] * size * dtype.itemsize
 
 
 def _weights(modules: Any) -> int:
