@@ -36,7 +36,7 @@ def accept(
         pools: The memory of the model.
         last_tokens: [slots] int64, receives the newest token of each sequence.
         again: See `Dispatcher.commit`.
-        deferred: The commits that are left to the next verification; None if there are none.
+        deferred: The commits that are left to the next verification; None if no commits are deferred.
         news: Receives the result; None for a new tensor.
 
     Returns:

@@ -73,7 +73,7 @@ def read_config(
 
     Args:
         path: The folder.
-        registered: Returns the registered family for a model type; None if there is none.
+        registered: Returns the registered family for a model type, or None.
 
     Returns:
         The configuration (of the language model, if the model is multimodal), and its family.
@@ -145,7 +145,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """A reason for refusing a model: transformers is too old for it, or a layer needs what no op computes."""
+    """Why a model is refused: transformers is too old, or no op computes a layer. None if neither is so."""
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")

@@ -60,8 +60,8 @@ class EngineCore:
             options: The engine's options.
             hardware: The hardware of the model.
             choose_tokens: Chooses tokens; `switchrail.engine.sampling.choose` if None.
-            drafts: Proposes tokens; None for none. With drafts, the tokens of a step are read before the next
-                step, because proposals continue them.
+            drafts: Proposes tokens; None without drafts. With drafts, the tokens of a step are read before
+                the next step, because proposals continue these tokens.
         """
         self.runner: Runner | None = runner
         self.sequences = sequences

@@ -53,7 +53,7 @@ class Decodes:
             bound: The routes of captured decodes.
             inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
-            keys: All keys of the engine; only those of the kind `decode` are used here.
+            keys: All keys of the engine; only keys of the kind `decode` are used here.
             choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 
         Raises:

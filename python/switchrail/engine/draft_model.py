@@ -57,14 +57,14 @@ class DraftModel(Drafts):
     The model has a layout, routes, pools and hooks of its own. It shares the sequences of the engine's model:
     slots, pages and page table. Its memory contains accepted tokens only; `Sequence.drafted` is their number.
     To propose, it first runs the accepted tokens that its memory lacks, up to the newest. This gives the
-    first draft. If these are more tokens than a step takes, as for a long prompt, later steps run the rest,
-    and the sequence gets no proposal until then. The model then decodes the other drafts. The keys of these
-    decodes are overwritten later, and their states go to a second slot of the sequence. So there is nothing
-    to roll back, whichever kinds of layers the model has.
+    first draft. If a step can't take all of these tokens, such as those of a long prompt, later steps run the
+    rest, and the sequence gets no proposal until then. The model then decodes the other drafts. The keys of
+    these decodes are overwritten later, and their states go to a second slot of the sequence. So there is
+    nothing to roll back, whichever kinds of layers the model has.
 
     If the memory lacks only a few tokens of greedy tasks, one graph runs all of these steps, if the graph
-    could be captured. After a captured verification this graph is launched at once, before the host knows
-    which drafts were accepted.
+    could be captured. After a captured verification this graph is launched immediately, before the host
+    knows which drafts were accepted.
 
     Attributes:
         runner: Runs the model.
@@ -452,7 +452,7 @@ def find_draft(
     target: Mapping[str, Any],
     max_length: int | None,
 ) -> DraftCheckpoint:
-    """Find a draft's checkpoint, and compare its config with that of the engine's model.
+    """Find a draft's checkpoint, and compare its config with the config of the engine's model.
 
     Args:
         runtime: The runtime with the families.
@@ -515,7 +515,7 @@ class LoadedDraft:
         model: The model with its routes.
         options: The options of the model's runners, except for `num_pages`.
         needs: The memory of the model's pools.
-        capture: The steps to capture; None for none.
+        capture: The steps to capture; None to capture nothing.
         max_length: Tokens of the longest sequence.
         propose: Makes the drafts from a runner.
     """

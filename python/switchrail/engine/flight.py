@@ -18,7 +18,7 @@ class Sent:
     """Token ids that are being copied to the host."""
 
     def __init__(self, tokens: torch.Tensor, spare: Spare | None) -> None:
-        """Start the copy without waiting for it.
+        """Start the copy; doesn't wait until it is complete.
 
         Args:
             tokens: [R] int64, which the next step may overwrite.

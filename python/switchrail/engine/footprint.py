@@ -28,7 +28,7 @@ class KindFootprint:
     """The memory of all layers of one kind.
 
     Attributes:
-        kind: The kind, as in the layout; with `draft: ` before it for a draft's layers and its hidden states.
+        kind: The kind, as in the layout; for a draft's layers and hidden states, `draft: ` and the kind.
         layers: The number of these layers.
         weights: Bytes of these layers' weights.
         token: Bytes per token in these layers.
@@ -78,7 +78,7 @@ class Footprint:
 
 @dataclass(slots=True)
 class _Part:
-    """The engine's model, its draft model, or a step of its draft head; each has pools of its own.
+    """The engine's model, its draft model, or a step of its draft head; each has its own pools.
 
     Attributes:
         layout: The layout.
@@ -155,7 +155,8 @@ def footprint(
         capture: The planned captures of the model; see `plan_capture`.
         platform: The platform, which provides the pools.
         dtype: The dtype of weights, keys, values and convolution windows.
-        memory: Bytes of the device's memory; the engine uses `memory_fraction` of what the weights leave.
+        memory: Bytes of the device's memory; the engine uses `memory_fraction` of the memory that the weights
+            leave.
 
     Raises:
         CheckpointError: The engine can't run the checkpoint.

@@ -56,8 +56,8 @@ class Graphs:
             plan: The steps to capture.
             decodes: Captures and runs decodes.
             mixed: Captures and runs steps with prompt tokens.
-            verifications: Captures and runs verifications; None if there are none.
-            proposals: Captures and runs whole proposals; None if there are none.
+            verifications: Captures and runs verifications; None if these are not captured.
+            proposals: Captures and runs whole proposals; None if these are not captured.
             watch: Detects changes of hooks.
         """
         self.keys = plan.keys

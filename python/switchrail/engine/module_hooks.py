@@ -41,7 +41,7 @@ def numbers_given() -> int:
 
 
 def is_adding() -> bool:
-    """Whether a thread is adding a hook, which may have a number before it is in a mapping."""
+    """Whether a thread is adding a hook: for a moment, a new hook has a number but is in no mapping."""
     return any(
         frame.f_code in _ADDING for top in sys._current_frames().values() for frame in _with_callers(top)
     )

@@ -35,7 +35,7 @@ from switchrail.runtime import Runtime
 
 
 class HiddenPool(PagedPool):
-    """The hidden states of tokens, in pages with the same numbers as those of the tokens' keys.
+    """The hidden states of tokens, in pages with the same numbers as the pages of the tokens' keys.
 
     Attributes:
         rows: [pages * page, hidden].
@@ -181,7 +181,7 @@ class MtpDrafts(DraftModel):
             for _ in runners
         ]
         target.pools.more += pools  # copied with the pages of a fork
-        hidden = [pool.rows for pool in pools]  # what each step reads
+        hidden = [pool.rows for pool in pools]  # the hidden states that each step reads
         for own in hidden:
             own[:page_size] = 0  # padding reads page 0
         self._newest_hidden = weight.new_zeros(len(self._newest), weight.shape[1], dtype=model.dtype)
@@ -319,7 +319,7 @@ class LoadedMtp:
         needs: The memory of the steps' pools and of the hidden states.
         max_length: Maximum tokens per sequence.
         propose: Makes the drafts from the model's runner and the steps' runners.
-        capture: The steps to capture; None for none.
+        capture: The steps to capture; None to capture nothing.
     """
 
     steps: list[LoadedModel]

@@ -39,7 +39,7 @@ def _follow(task: Task, count: int) -> list[int]:
 
 
 def _period(text: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int | None:
-    """The distance in tokens to the latest earlier occurrence of the last tokens; None if there is none."""
+    """The distance in tokens to the latest earlier occurrence of the last tokens, or None."""
     earlier = text[:-1].tobytes()
     for length in range(min(LONGEST, len(text) - 1), SHORTEST - 1, -1):
         ending = text[-length:].tobytes()

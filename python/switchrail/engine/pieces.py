@@ -50,7 +50,7 @@ class Pieces:
         self._end()
 
     def cut(self, call: Any) -> None:
-        """End a piece before `call`, and begin another one after it. The call isn't made now."""
+        """End the current piece, and begin the next one. A replay makes `call` between the two."""
         self._end()
         layer, *tensors = call
         kept = [self._graphs[-1].kept(one) if isinstance(one, torch.Tensor) else one for one in tensors]

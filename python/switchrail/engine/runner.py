@@ -49,7 +49,8 @@ class Capture:
         bound: The routes of captured decodes, with their backends.
         graph_class: The class of the graphs.
         verify: The routes of captured verifications, with their backends; None if these are not captured.
-        propose: The routes of decodes and of verifications in captured proposals; None if there are none.
+        propose: The routes of decodes and of verifications in captured proposals; None if there are no such
+            proposals.
     """
 
     plan: CapturePlan
@@ -195,9 +196,9 @@ class Runner:
         """Create `graphs`, without capturing anything yet.
 
         Args:
-            capture: What to capture.
+            capture: The captures to make.
             choose: See `Decodes`.
-            last_tokens: [slots] int64, the newest tokens; None for those of `sequences`.
+            last_tokens: [slots] int64, the newest tokens; None for `sequences.last_tokens`.
             apart: See `DecodeInputs`.
             form: How a draft model proposes; None for other models.
         """

@@ -48,11 +48,11 @@ class Step:
         kv_rows: [T] int64, the row at which each token's key and value are written, in the pool viewed as
             [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are needed, including padding.
-        logit_slots: The slot of the sequence of each row in `logit_rows`, int64, without padding.
+        logit_slots: int64, the slot of each sequence that has such rows; -1 for padding sequences.
         parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A step with
             only one sort of rows has one part.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
-        drafts: The rows to verify; None if there are none.
+        drafts: The rows to verify; None if the step verifies no drafts.
     """
 
     input_ids: torch.Tensor
@@ -186,8 +186,8 @@ class StepBuilder:
             schedule: The tasks to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             last_tokens: [slots] int64, the newest token of the sequence in each slot.
-            rows: The number of rows to pad to, at least that of the schedule. Keys and values of padding rows
-                go to page 0, and padding rows belong to no part.
+            rows: The number of rows to pad to, at least the schedule's own number. Keys and values of padding
+                rows go to page 0, and padding rows belong to no part.
             logits: The number of rows to pad `logit_rows` to; `logit_slots` is not padded.
         """
         decode, prefill, drafted = schedule.decode, schedule.prefill, schedule.drafted

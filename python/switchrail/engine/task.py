@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task(Sequence):
-    """A prompt as token ids, and the tokens generated after it.
+    """A prompt as token ids, and the tokens generated after the prompt.
 
     Attributes:
         ids: [T] the prompt's token ids.

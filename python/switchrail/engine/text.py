@@ -55,7 +55,7 @@ class TextStream:
     held back, too.
 
     Attributes:
-        stopped: Whether a stop string was found; nothing is added after it.
+        stopped: Whether a stop string was found; then no more text is added.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TextStream:
         return "".join(self._parts) + (self._tail or "")
 
     def push(self, token: int) -> str:
-        """Add a token. Return the text that becomes final with it, which is often empty."""
+        """Add a token. Return the text that becomes final with this token, often an empty string."""
         decode = self._decode
         if self._is_whole and isinstance(decode, ByteTexts) and REPLACEMENT not in decode[token]:
             window, context = [token], 1

@@ -56,7 +56,7 @@ class Verifications:
             sequences: Maximum number of sequences.
             width: Rows per sequence.
             choose: Chooses the engine's tokens; None if they are not chosen from these logits.
-            deferred: The commits that are left to the next verification; None if there are none.
+            deferred: The commits that are left to the next verification; None if no commits are deferred.
         """
         self._deferred = deferred
         self._settle: Pieces | None = None

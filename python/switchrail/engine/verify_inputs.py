@@ -66,7 +66,7 @@ class VerifyInputs:
             pin_memory: Whether the device copies from pinned memory asynchronously.
             are_trees: Whether drafts may be trees.
             derived: The function for the operation `VerifyRows`.
-            deferred: The commits that are left to the next verification; None if there are none.
+            deferred: The commits that are left to the next verification; None if no commits are deferred.
         """
         self._derived = derived
         self._deferred = deferred
@@ -99,7 +99,7 @@ class VerifyInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
-        """Copy the tasks' numbers and drafts to the device in one transfer, without waiting for it."""
+        """Copy the tasks' numbers and drafts to the device in one transfer. The host doesn't wait."""
         width, count = self._width, len(tasks)
         # torch's cache of pinned memory reuses a block only after the copy from it has finished
         host = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._pin_memory)

@@ -104,7 +104,7 @@ def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> 
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
-    """Run prompts: those of odd lengths are sampled, and the others greedy. Return the time in seconds."""
+    """Run prompts, of odd lengths with sampling and of even lengths greedily; return the seconds."""
     params = [
         SamplingParams(max_new_tokens=_new_tokens(engine), ignore_eos=True, temperature=len(prompt) % 2)
         for prompt in prompts

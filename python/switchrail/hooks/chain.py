@@ -77,7 +77,7 @@ def change(
 ) -> None:
     """Changes the table: makes the whole change, or none of it.
 
-    Every call of a target runs either the old chain or the new one.
+    Every call of a target runs either the whole old chain or the whole new chain.
 
     Args:
         add: New hooks, with their sites.
@@ -198,7 +198,7 @@ class Swap:
     def turn(self) -> int:
         """The place of the swap in the order of swaps.
 
-        Sites that get hooks come first. Replaced classes follow, because their replacement moves hooks to
+        Sites that will have hooks come first. Classes follow, because their replacement moves hooks to
         these sites. Sites that lose their last hook come last.
         """
         return 1 if self.site.leads else 0 if self.new.running else 2

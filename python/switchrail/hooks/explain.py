@@ -58,7 +58,7 @@ class Explanation:
 
     Attributes:
         target: The target's module and qualified name, or the dotted path that was given.
-        steps: The hooks that run, in the order of a call; then those that don't.
+        steps: The hooks that run, in the order of a call; then the hooks that don't run.
         site: The target's site; None if the hooks wait for the target.
     """
 

@@ -114,7 +114,7 @@ class Function(Site):
             (self.placement.put if hooked else self.placement.take)()
 
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Compares the hook's parameters and sort of function with those of the target."""
+        """Compares the hook's parameters and sort of function with the target's."""
         valid = {"plain"}
         if hook.kind != "before":  # a `replace` hook runs within the call, with its arguments
             valid.add(nature_of(self.function))

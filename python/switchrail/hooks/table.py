@@ -32,7 +32,7 @@ class Chain:
     own: Any
     """The site's state without the hooks."""
     installed: Any
-    """The state with the hooks. If the site's state differs from it, other code has changed the site."""
+    """The state with the hooks. If the site's state is another object, other code has changed the site."""
     running: tuple[Hook, ...]
     """The enabled hooks in their running order."""
 

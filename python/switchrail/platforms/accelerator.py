@@ -49,7 +49,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def _is_present(cls) -> bool:
-        """Whether torch has the family, and finds a device of it."""
+        """Whether torch has the family, and finds a device of this family."""
         if not is_importable("torch") or (cls.package is not None and not is_importable(cls.package)):
             return False
         module = cls._module()

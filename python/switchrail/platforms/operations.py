@@ -20,7 +20,7 @@ class Operation:
     """An operation.
 
     Attributes:
-        name: The name under which functions are registered for it.
+        name: The name under which functions for the operation are registered.
     """
 
     name: ClassVar[str]
@@ -58,8 +58,8 @@ class GatedRMSNorm(Operation):
     """Normalisation of a linear-attention layer's output, multiplied by its gate.
 
     `forward(x, gate, weight, *, eps)` returns weight y silu(gate), where y = x rsqrt(mean(x^2) + eps) is
-    rounded to x's dtype. silu(gate) and the product with it are computed in float32, and the result is
-    rounded to x's dtype. x, gate and the result are [..., D], weight is [D].
+    rounded to x's dtype. silu(gate) and the last product are computed in float32, and the result is rounded
+    to x's dtype. x, gate and the result are [..., D], weight is [D].
     """
 
     name = "gated_rms_norm"
@@ -182,7 +182,7 @@ class RoutedExperts(Operation):
     `forward(x, ids, weights, gate_up, down, *, rows)` returns the sum of weights[:, k] down_e (silu(gate_e x)
     (up_e x)) over the experts e = ids[:, k] of each row. ids [T, K] are integers without repetitions in a
     row, weights [T, K] of any floating dtype; both may be strided views with a contiguous last axis. The
-    other arguments and the result are those of `Experts`, without shared experts.
+    other arguments and the result are the same as for `Experts`, without shared experts.
     """
 
     name = "routed_experts"

@@ -48,7 +48,7 @@ def call(index: torch.Tensor, op: str, tensors: tuple[Any, ...], written: tuple[
         index: The layer's tensor from `number`.
         op: The op.
         tensors: The tensors of the op's call, in order.
-        written: The values to write to the cache first, as for the pool's `write`.
+        written: The values to write to the cache first, as in the pool's method `write`.
     """
     getattr(torch.ops.switchrail, op).default(index, written, *tensors)
 

@@ -83,7 +83,7 @@ def _shapes(layer: int, mixer: nn.Module, contract: MixerContract) -> dict[str, 
 
 
 def check_shapes(mixers: Iterable[Mixer], layout: Layout) -> None:
-    """Compare the sizes of mixers with those that a layout specifies.
+    """Compare the sizes of mixers with the sizes that a layout specifies.
 
     Raises:
         LayoutError: A size differs.
@@ -126,7 +126,7 @@ def connect(
 
     Returns:
         A function that removes the hooks on the mixers and on the modelling module's functions. Call it when
-        the model is no longer used, or before it is connected again.
+        the model is no longer used, or before the model is connected again.
     """
     functions: dict[str, Callable[..., Any]] = {}
     with ExitStack() as undo:

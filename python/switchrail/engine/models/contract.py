@@ -63,8 +63,8 @@ class Connected:
         Args:
             op: The op.
             *tensors: The tensors of the call, in order.
-            written: The values to write to the layer's cache before the call, as for the pool's `write`. No
-                other code may access a pool while torch.compile traces.
+            written: The values to write to the layer's cache before the call, as in the pool's method
+                `write`. No other code may access a pool while torch.compile traces.
         """
         if torch.compiler.is_compiling():
             operators.call(self.index, op, tensors, tuple(written))
@@ -83,7 +83,7 @@ class Connected:
         pools.kv[KINDS[op]].write(self.id, rows, *values)
 
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
-        """The error for a call that differs from what the layer was connected with."""
+        """The error for a call whose argument differs from the one that the layer was connected with."""
         return DispatchError(
             f"layer {self.id} ran its {op} with {what} {found!r}, but was connected with {bound!r}",
             layer=self.id,

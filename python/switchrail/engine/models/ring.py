@@ -1,7 +1,8 @@
 """The definition of Ring 2.5, Ling 2.6 and Ring-linear 2.0, which transformers lacks.
 
 Most layers have lightning attention. The last layer of each group has latent attention (Ring 2.5, Ling
-2.6) or grouped-query attention (Ring-linear 2.0). Latent attention and experts are those of DeepSeek V3.
+2.6) or grouped-query attention (Ring-linear 2.0). Latent attention and experts are the same as in DeepSeek
+V3.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
 def decays(heads: int, layer: int, layers: int) -> torch.Tensor:
     """The logarithms of a lightning layer's decays: [heads] float32, negative.
 
-    The slopes are those of ALiBi (Press et al., "Train short, test long", 2021), times a factor that
+    The slopes are the same as in ALiBi (Press et al., "Train short, test long", 2021), times a factor that
     decreases from layer to layer. The factor is 1 in layer 1, as in the definition that was published with
     the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
     """

@@ -1,4 +1,4 @@
-"""The attributes of classes, except those that hooks have set."""
+"""The attributes of classes, except attributes that hooks have set."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ replaced: Final[dict[type, Replaced]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, except those of the class object itself and those that hooks have set."""
+    """A class's attributes, without the class object's own attributes and without hooks' attributes."""
     put = attributes_of(cls)
     return {
         name: value
@@ -75,7 +75,7 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether `by`, which replaces `cls`, derives from `cls`: if so, methods that it lacks are kept."""
+    """Whether `by`, which replaces `cls`, derives from `cls`: if so, methods that `by` lacks are kept."""
     return cls in by.__bases__
 
 

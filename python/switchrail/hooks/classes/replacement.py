@@ -85,7 +85,7 @@ class Class(Site):
             raise
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
-        """Replaces attributes in `put` by those in `wanted`, unless other code has changed them."""
+        """Replaces the attributes `put` by `wanted`, except attributes that other code has changed."""
         present = namespace_of(self.cls)
         wanted = {**attributes_of(self.cls), **wanted}
         changed = [

@@ -53,7 +53,7 @@ class _Super(tuple[type, Any, "dict[str, Any]"]):
     """The result of `super()` in a class that replaces its base: has the attributes of the original base.
 
     A tuple of the base, the bound instance or class, and the base's original namespace. It is a tuple because
-    reading its items runs no Python code; compilers inspect such objects at any time.
+    reading its items runs no Python code, and compilers may inspect it at any time.
     """
 
     __slots__ = ()
