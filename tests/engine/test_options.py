@@ -233,7 +233,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
     for name in ("empty", "zeros"):
         monkeypatch.setattr(torch, name, lambda *size, **rest: allocated.append(size))
     monkeypatch.setattr(FreeList, "__init__", lambda self, count: allocated.append(count))
-    with pytest.raises(ConfigError, match=r"can't hold the states of .*; give max_sequences, max_length,"):
+    with pytest.raises(ConfigError, match=r"can't hold the states of .*; change max_sequences, max_length,"):
         pools_of(memory_of(1 << 30), **values)
     assert allocated == []
 

@@ -144,7 +144,7 @@ def test_an_import_that_fails_and_then_works(hooks, package):
 
 
 MISSING = {
-    "late_packagf.rope.get_rope": "no 'late_packagf' there",
+    "late_packagf.rope.get_rope": "no module 'late_packagf' is imported or installed",
     "late_package.rop.get_rope": "no 'rop' there; nearest: rope",
     "late_package.rope.get_rop": "no 'get_rop' there; nearest: get_rope",
     "late_package.rope.C.n": "no 'n' there",

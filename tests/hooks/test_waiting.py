@@ -181,7 +181,7 @@ def test_the_reason_is_true(hooks, module, folder):
         hooks.add(target, lambda result: None, "after")
     assert reason(hooks, "late_reason.f") == "its module is not imported"
     assert reason(hooks, "late_package.sub.f") == "its module is not imported"
-    assert "no 'late_nowhere' there" in reason(hooks, "late_nowhere.f")
+    assert "no module 'late_nowhere' is imported or installed" in reason(hooks, "late_nowhere.f")
     assert "no 'late' there" in reason(hooks, "hook_targets.late")
     importlib.import_module("late_package.sub")
     assert "can't be called as fn(result, x)" in reason(hooks, "late_package.sub.f")

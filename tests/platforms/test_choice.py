@@ -214,7 +214,7 @@ FAILURES = {
     "exit": ("raise SystemExit(3)", "activate", "SystemExit"),
     "no function": ("", "activate", "has no attribute 'activate'"),
     "class": ("class activate: pass", "activate", "valid: a function without arguments"),
-    "value": ("activate = 3", "activate", "it is 3; valid: a function without arguments"),
+    "value": ("activate = 3", "activate", "its entry point is 3; valid: a function without arguments"),
     "arguments": ("def activate(registry): pass", "activate", "missing 1 required positional argument"),
     "raises": ("def activate(): raise KeyError('driver')", "activate", "KeyError: 'driver'"),
     "answer": ("def activate(): return 5", "activate", "it returned 5; valid: a class path"),

@@ -182,7 +182,7 @@ def test_amd_gpus_are_another_kind(
     assert platform.is_rocm()
     assert platform.is_cuda_alike()
     assert not platform.is_cuda()
-    with pytest.raises(PlatformError, match="none of this family"):
+    with pytest.raises(PlatformError, match="no device of this family"):
         CudaPlatform()
 
 

@@ -164,7 +164,7 @@ class Dispatcher:
 
         Args:
             bound: The route plan with its backends.
-            ops: The ops to dispatch; None means all ops of the plan. No other layers can be added.
+            ops: The ops to dispatch; None means all ops of the plan. Only their layers can be added.
             needed: By op, the features that the op's calls need. Backends that lack features are adapted if
                 an `Adapter` can add them.
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the

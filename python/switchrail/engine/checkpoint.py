@@ -145,7 +145,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """Why a model is refused: transformers is too old, or no op computes a layer. None if neither is so."""
+    """The reason to refuse a model: an old transformers, or a layer that no op computes. Otherwise None."""
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")
@@ -398,7 +398,7 @@ def _check_more(
     weights: Mapping[str, int],
     drafts: re.Pattern[str],
 ) -> None:
-    """Refuse weights of layers after the model's last one, unless they are a draft head's or ignored ones.
+    """Refuse weights of layers after the last layer, except a draft head's weights and ignored weights.
 
     Raises:
         CheckpointError: The weight files have such weights.
@@ -416,7 +416,7 @@ def _check_more(
     if more:
         raise CheckpointError(
             f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: {_listed(more)}; "
-            "remove them, or name their number in the config if they draft tokens (num_nextn_predict_layers)",
+            "remove them; if they draft tokens, set num_nextn_predict_layers in the config to their number",
             path=str(path),
             unexpected=tuple(more),
         )

@@ -135,9 +135,9 @@ def are_greedy(tasks: Iterable[Task]) -> bool:
 
 
 def is_capturable(function: Choose) -> bool:
-    """Whether a graph may contain a function: it is marked as capturable, and no hook is on it.
+    """Whether a graph may contain a function: the function is marked as capturable and has no hooks.
 
-    A replay would repeat only the function's launches, and would call no hooks.
+    A replay repeats only the launches of the function, and calls no hooks.
     """
     site = resolve(function)
     is_hooked = isinstance(site, Site) and bool(chain.running(site))

@@ -492,11 +492,11 @@ def _check_sizes(
         ConfigError: The vocabulary differs, or the sequences are shorter.
     """
     if vocabulary is not None and wanted is not None and vocabulary != wanted:
-        what, valid = f"a vocabulary of {vocabulary} tokens", f"{wanted}, as the engine's model"
+        what, valid = f"a vocabulary of {vocabulary} tokens", f"{wanted} tokens, as in the engine's model"
     elif length is not None and needed is not None and length < needed:
         what = f"sequences of {length} tokens"
         valid = (
-            f"at least {needed}, as the engine's model; or for the engine a max_length of at most {length}"
+            f"at least {needed}, as in the engine's model; or an engine with a max_length of at most {length}"
         )
     else:
         return

@@ -65,7 +65,7 @@ _log = logging.getLogger("switchrail")
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a checkpoint with transformers' model definition, and each layer's ops on their routes' backends.
+    """Runs a checkpoint with transformers' model definition, which calls the backends of the layers' routes.
 
     Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
     programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
@@ -269,7 +269,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """Each key's backends, and the reason if it is not captured; empty if capture is off.
+        """The backends of each key, and the reason if the key is not captured; empty if capture is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -417,7 +417,7 @@ class Engine(AbstractContextManager["Engine"]):
                 f"cancel takes a Request, got {shown(request)}", argument="request", found=request
             )
         if request.owner is not self._owner:
-            raise RequestError(f"{request!r} is another engine's; cancel it there")
+            raise RequestError(f"{request!r} belongs to another engine; cancel it there")
         with self._lock:
             if request.finish_reason is not None:
                 return False
@@ -530,7 +530,8 @@ class Engine(AbstractContextManager["Engine"]):
         params = listed(params, "params must be SamplingParams, or a sequence with one for each prompt")
         if len(params) != len(prompts):
             raise RequestError(
-                f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each"
+                f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one for all prompts, or "
+                "one for each"
             )
         made: list[Request] = []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
@@ -553,8 +554,8 @@ class Engine(AbstractContextManager["Engine"]):
         needed = pages_of(length - 1, self.options.page_size)
         if needed > capacity:
             raise RequestError(
-                f"the prompt's tokens, {len(tokens)}, and {params.max_new_tokens} new ones need {needed} "
-                f"pages of {self.options.page_size} tokens; the pool has {capacity}",
+                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new tokens need {needed} pages of "
+                f"{self.options.page_size} tokens; the pool has {capacity} pages",
                 prompt_tokens=len(tokens),
                 max_new_tokens=params.max_new_tokens,
                 needed_pages=needed,

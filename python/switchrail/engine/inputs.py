@@ -138,7 +138,7 @@ class DecodeInputs:
         return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
     def bounded_step(self, sequences: int, tokens: int) -> Step:
-        """Like `step`, but the host knows only upper bounds of the lengths; `begin` copies the lengths."""
+        """Like `step`, for sequences whose lengths only the device knows; the host has upper bounds."""
         made = self.step(sequences, tokens)
         return replace(made, parts=(_bounded(made.parts[0], (self.padding,) * sequences),))
 

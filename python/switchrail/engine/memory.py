@@ -254,8 +254,8 @@ def _count_pages(
         raise ConfigError(
             f"{given} can't hold the states of {options.max_sequences} sequences ({slots / 2**20:.0f} MiB), "
             f"their page table for {max_length} tokens each ({table / 2**20:.0f} MiB) and "
-            f"{asked or 'two'} pages of {page} bytes; give max_sequences, max_length, page_size, num_pages "
-            "or memory_fraction another value",
+            f"{asked or 'two'} pages of {page} bytes; change max_sequences, max_length, page_size, num_pages "
+            "or memory_fraction",
             memory=memory,
             slots=slots,
             table=table,

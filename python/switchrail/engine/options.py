@@ -41,8 +41,8 @@ class EngineOptions:
             `max_sequences` sequences of `max_length` tokens could need, or as fit in `memory_fraction`.
         max_length: Tokens of the longest sequence, prompt and output together; None for the model's limit.
         memory_fraction: The usable fraction of the memory that is free after the weights are loaded. The
-            pools get this memory, less the memory that the largest steps need if a trial measures it. None
-            for 0.95 with a trial and 0.85 without; 0.25 on a CPU.
+            pools get this memory. If a trial measures the memory that the largest steps need, that memory is
+            subtracted. None for 0.95 with a trial and 0.85 without; 0.25 on a CPU.
         capture: The steps captured in graphs, if the platform supports graphs: `all` for the steps that take
             the host longer than the device, `decode` for steps without prompt tokens only, or `off`.
         compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for

@@ -85,8 +85,8 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
     length = prompt_tokens + params.max_new_tokens
     if length > max_length:
         raise RequestError(
-            f"the prompt's tokens, {prompt_tokens}, and {params.max_new_tokens} new ones are {length}; "
-            f"a sequence can have {max_length}",
+            f"{prompt_tokens} prompt tokens and {params.max_new_tokens} new tokens are {length}; a sequence "
+            f"can have {max_length}",
             prompt_tokens=prompt_tokens,
             max_new_tokens=params.max_new_tokens,
             max_length=max_length,

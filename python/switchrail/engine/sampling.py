@@ -17,7 +17,7 @@ _UNIT: Final = 1 << 40
 _UNFILTERED: Final = SamplingParams(temperature=1.0)
 
 Choose = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[random.Random]], torch.Tensor]
-"""A function like `choose`, or a platform's own function in its place."""
+"""A function with the arguments and the result of `choose`; a platform may provide its own."""
 
 _BITS: Final = 11
 """Bits per digit of a sort key."""
@@ -165,5 +165,5 @@ def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.
 
 
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The flags with only the first `count` set flags of each row kept."""
+    """Keeps the first `count` set flags of each row, and clears the others."""
     return flags & (flags.cumsum(-1) <= count)

@@ -78,7 +78,7 @@ class Scheduler:
         self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, hold: bool = False) -> Schedule:
-        """Choose the next step's tokens: first decoding tasks', then prompts' in the order of admission.
+        """Choose the next step: one token of each decoding task, then prompt tokens in order of admission.
 
         A task is left out if it has its last token, even if the host has not read that token yet.
 

@@ -59,8 +59,8 @@ class HookWatch:
         """The torch hooks of all modules, by their numbers.
 
         Returns:
-            How many numbers torch has given, or None if a hook may have a number but be missing here; and the
-            hooks.
+            How many numbers torch has given, or None if a numbered hook may be missing; and the mappings with
+            the hooks.
         """
         count: int | None = numbers_given()
         if is_adding():

@@ -25,7 +25,7 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """The unbound attribute `name` from the classes after `owner` in the resolution order of `cls`.
+    """The first unbound attribute `name` of the classes after `owner` in the resolution order of `cls`.
 
     Raises:
         AttributeError: No class after `owner` has the attribute.

@@ -15,8 +15,8 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# Packages of compilers that read a function's source. Each has the attribute by which the compiled object
-# refers to the function.
+# By package, compilers that read a function's source; and the attribute by which a compiled object refers to
+# the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
@@ -74,6 +74,6 @@ def _of_stand_in(site: Function) -> Iterator[str]:
     if isinstance(site.placement, Replaced):
         compiler = type(site.placement.original).__module__.partition(".")[0]
         if compiler in _COMPILERS:
-            yield f"other functions of {compiler} that call it are compiled from its source"
+            yield f"{compiler} compiles callers together with the target's source, bypassing the hook"
         for holder in site.placement.unreached:
             yield f"{holder} refers to the unhooked object"

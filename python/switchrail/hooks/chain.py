@@ -62,7 +62,7 @@ def version() -> Table:
 
 
 def is_enabled(hook: Hook) -> bool:
-    """Whether a hook is not disabled."""
+    """Whether a hook is enabled."""
     return hook not in _table.disabled
 
 

@@ -11,7 +11,7 @@ from switchrail import garbage
 
 
 class Hidden:
-    """Base class of the hooks' own objects that refer to targets and must keep doing so."""
+    """Base class of the hook code's own objects, which refer to targets and must keep doing so."""
 
     __slots__ = ()
 

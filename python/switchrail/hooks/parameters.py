@@ -35,7 +35,7 @@ class Parameters:
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
-        """Reads the parameters from the code, since `__signature__` and `__wrapped__` may disagree.
+        """Reads the parameters from the code, since `__signature__` and `__wrapped__` may be wrong.
 
         Raises:
             ValueError: A parameter's name can't be written in source text.

@@ -171,9 +171,9 @@ def _get(owner: Any, name: str, target: str) -> Any:
 
 def _missing(target: str, name: str, known: Any, *, module: str | None = None) -> MissingTargetError:
     names, hint = nearest(name, [each for each in known if not each.startswith("__switchrail")])
-    what = "" if module is None else ", neither imported nor found by an import"
+    problem = f"no {name!r} there" if module is None else f"no module {name!r} is imported or installed"
     return MissingTargetError(
-        f"the target {target!r} does not exist: no {name!r} there{what}{hint}",
+        f"the target {target!r} does not exist: {problem}{hint}",
         target=target,
         nearest=names,
         module=module,

@@ -84,7 +84,7 @@ class Candidate:
     def _ask(self) -> str | None:
         function = import_target(self.plugin)
         if isinstance(function, type) or not callable(function):
-            raise TypeError(f"it is {function!r}; valid: a function without arguments")
+            raise TypeError(f"its entry point is {function!r}; valid: a function without arguments")
         path = function()
         if path is not None and not (isinstance(path, str) and all(path.partition(":"))):
             raise TypeError(f"it returned {path!r}; valid: a class path 'module:Class', or None to decline")

@@ -16,7 +16,7 @@ _WITH_CAPABILITY = ("cuda", "rocm", "musa")
 
 
 def described(text: str) -> Platform:
-    """A platform of a built-in kind. It supports everything that the kind supports, but can run nothing.
+    """A platform of a built-in kind. It supports all that its kind supports, but nothing can run on it.
 
     Args:
         text: A kind and a compute capability, such as `cuda:9.0`, or only the name of a kind without

@@ -149,7 +149,8 @@ def check_device(device: str, there: Sequence[str]) -> None:
     """
     if device not in there:
         raise PlatformError(
-            f"there is no device {device!r} here; valid: {', '.join(there) or 'none of this family'}",
+            f"there is no device {device!r} here; valid: "
+            f"{', '.join(there) or 'none, as no device of this family is present'}",
             found=device,
             valid=tuple(there),
         )

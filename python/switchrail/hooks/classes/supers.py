@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# torch.compile creates a function of such a name for the code after a graph break. The original function
-# calls the created function, which has other parameters.
+# For the code after a graph break, torch.compile creates a function whose name starts with this prefix. The
+# original function calls the new function, which has other parameters.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
 # Maps each class to all classes that it has ever replaced, since a call of the class's method may outlast
