@@ -26,7 +26,7 @@ _ADDED = 32
 """Maximum number of chunks for which each program adds up the counts of all chunks itself."""
 
 _LEAST, _CHUNK, _LONG = 1, 8, 32
-"""Rows per chunk: the minimum, the maximum for few rows, and the maximum for many rows.
+"""Rows per chunk: from `_LEAST` to `_CHUNK`, or `_LONG` if there would be more than `_ADDED` chunks.
 
 Chunks with fewer rows take less time.
 """

@@ -1,7 +1,8 @@
 """Chooses each row's experts, and sorts the pairs (row, expert) by expert.
 
-A program handles a chunk of rows and counts the rows of each expert. The places of its pairs follow from its
-counts and those of earlier chunks. The result does not depend on the order in which programs run.
+A program handles a chunk of rows and counts the rows of each expert. The places of the chunk's pairs follow
+from these counts and the counts of earlier chunks. The result does not depend on the order in which programs
+run.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -102,7 +103,7 @@ def choose(
     else:
         p_l = p_row[:, None] + o_e[None, :]
         b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
-        # integers in the order of the logits, the same for zeros of either sign, NaN first
+        # Integers in the order of the logits: zeros of either sign are equal, and NaN comes first.
         b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)
         b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
         b_key = tl.where(m_e[None, :], b_key, _LEAST)
@@ -131,7 +132,7 @@ def choose(
         tl.store(p_counts + i_c * E + o_e, tl.sum(b_mine, 0), mask=m_e)
         if ORDER:  # the only chunk
             tl.store(p_counts + E + o_e, tl.zeros((EP,), tl.int32), mask=m_e)
-            tl.debug_barrier()  # as above
+            tl.debug_barrier()  # `_order_chunk` loads what other threads have stored
             _order_chunk(
                 p_experts, p_ranks, p_counts + E, p_counts, p_places, p_pairs, p_blocks, p_used, i_c, rows,
                 E, S, K, EP, KP, BT, BM,
@@ -178,7 +179,7 @@ def order(
         p_total = p_before + E
         tl.store(p_before + o_e, tl.sum(tl.where((o_c < i_c)[:, None], b_counts, 0), 0), mask=m_e)
         tl.store(p_total + o_e, tl.sum(b_counts, 0), mask=m_e)
-        tl.debug_barrier()  # as above
+        tl.debug_barrier()  # `_order_chunk` loads what other threads have stored
     _order_chunk(
         p_experts, p_ranks, p_before, p_total, p_places, p_pairs, p_blocks, p_used, i_c, rows,
         E, S, K, EP, KP, BT, BM,

@@ -1,4 +1,4 @@
-"""Converts the contract's tensors to those that kernel libraries take, and back.
+"""Converts the contract's tensors to the tensors that kernel libraries take, and back.
 
 The libraries take contiguous inputs, and a tensor with only the states of the batch.
 """
@@ -23,7 +23,7 @@ from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.launch import TABLES, Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
-"""Gates lower than this are raised to it, so that differences of their sums are finite."""
+"""Lower gates are raised to this number, so that differences of sums of gates are finite."""
 
 _ROWS = 32
 _BLOCK = 4096
@@ -31,7 +31,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of that norm."""
+    """For each row [R, D], the power of 2 that scales it to a norm of 1/2 to 1, and 1 / the scaled norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
@@ -155,7 +155,7 @@ _launch_scatter = Launcher(_scatter)
 
 
 class Dense(NamedTuple):
-    """The dense inputs of a prefill. [T, HV] and [T, H] are float32; the others keep their dtypes.
+    """The dense inputs of a prefill. Tensors [T, HV] and [T, H] are float32; the others keep their dtypes.
 
     Attributes:
         q: [T, H, K].

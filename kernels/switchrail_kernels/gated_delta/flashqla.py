@@ -74,7 +74,7 @@ class _Sequences:
     def context(self, value_heads: int) -> FlashQLACPContext:
         """How the library splits the sequences, computed once."""
         if value_heads not in self.contexts:
-            # the splitting kernels have no layout for other numbers of heads
+            # The kernels that split sequences have no layout for other numbers of heads.
             cuts = value_heads % 4 == 0
             host = build_cp_context(
                 self.starts, enable_intra=cuts, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
@@ -94,8 +94,8 @@ class _Sequences:
 class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
-    The library splits a long sequence if it would leave much of the device idle. If the gates between two
-    splits multiply to less than e^-10, the library ignores everything before the first of the two.
+    The library splits a long sequence if, unsplit, it would leave much of the device idle. If the decay
+    between two splits is less than e^-10, the library ignores everything before the first of the two splits.
     """
 
     contract = CONTRACT
@@ -122,7 +122,8 @@ def _run(
 ) -> torch.Tensor:
     """Runs the kernels of `flash_qla.chunk_gated_delta_rule_fwd`, which would also copy the output.
 
-    The sums of g over a chunk are computed here, since the library's kernel has no layout for 3 heads.
+    The running sums of g in each chunk are computed here, since the library's kernel for them has no layout
+    for 3 heads.
 
     Returns:
         The states after the sequences, [M, HV, V, K] float32.

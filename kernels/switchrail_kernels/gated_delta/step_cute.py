@@ -20,7 +20,7 @@ WARPS = 4
 """Warps per block."""
 
 BYTES = 16
-"""Bytes that a lane moves at once."""
+"""Bytes that a lane moves with one instruction."""
 
 HELD = 8
 """The most 16-byte vectors of the state that a lane holds in registers."""
@@ -207,9 +207,9 @@ class Step:
 
     @cute.jit
     def part(self, address, i_p, i_c):
-        """The `i_c`-th vector that this lane holds of its `i_p`-th row of the state.
+        """The `i_c`-th of the vectors that this lane holds of its `i_p`-th row of the state.
 
-        `address` is that of the lane's first vector in its first row.
+        `address` is the address of the lane's first vector in the lane's first row.
         """
         offset = (i_p * self.rows * self.key_size + i_c * self.lanes * self.vector) * (self.state.width // 8)
         return _vector(address + offset, self.state, self.vector, BYTES)

@@ -41,7 +41,7 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    """Stages one dense row of one value head. A state read from another slot moves to its write slot."""
+    """Stages one dense row of one value head. If read and write slot differ, the state is copied first."""
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
     i_hk = i_h // (HV // H)
@@ -97,9 +97,9 @@ def _products_for_hopper() -> Iterator[None]:
 
 
 class FlashInferKda(DeltaAdapter, KdaBackend):
-    """Decode for compute capability 9.0, head sizes of 64 and 128, everything in bfloat16.
+    """Decode for compute capability 9.0, head sizes of 64 and 128, bfloat16 inputs and states.
 
-    Log decays and write weights are rounded to bfloat16.
+    The kernel also takes log decays and write weights in bfloat16, so these are rounded.
     """
 
     contract = CONTRACT

@@ -2,7 +2,7 @@
 
 This is the delta rule of arXiv 2510.26692, with a decay per channel. Let G be the running sum of g inside a
 chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a matrix
-product this is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
+product, A is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
 exponent is large unless decays are near 0. If an exponent is large, A is computed by levels: for each pair of
 neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second block are multiplied by rows of the first,
 with R the sum up to the end of the first block. Then no exponent is positive. `_prepare` computes the causal

@@ -40,7 +40,7 @@ def _walk_chunk(
 
     With MASKED, the chunk has only `rows` tokens.
 
-    With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the sequence's end.
+    With STEPS, the scores and the gates come from `prepare`, which masks tokens beyond the sequence's end.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -131,7 +131,7 @@ def _walk(
     BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     KEEP: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of a sequence, for one head and `BV` rows of its state.
+    """Walk one segment of a sequence, for one head and `BV` rows of the head's state.
 
     With KEEP, checkpoints are written to their slots. For each split sequence, segment and head, `p_ends`
     holds B followed by the segment's decay.

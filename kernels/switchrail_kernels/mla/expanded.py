@@ -174,7 +174,7 @@ def _attend(
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     b_total = b_max + tl.log2(b_sum)
-    if CARRIED and tl.load(p_items + 6) == 0:  # more keys follow this piece
+    if CARRIED and tl.load(p_items + 6) == 0:  # more keys follow in a later round
         tl.store(p_carried + o_out[:, None] * V + o_v[None, :], b_acc, mask=m_out)
         tl.store(p_weights + o_out, b_total, mask=m_t)
         return

@@ -29,7 +29,7 @@ class Expanded:
 
     Attributes:
         call: The call.
-        batch: Its batch.
+        batch: The call's batch.
         layer: The sizes on which the decision depends.
         expansion: The rounds of expansion.
     """

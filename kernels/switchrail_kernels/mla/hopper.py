@@ -1,4 +1,4 @@
-"""Attention to latents on Hopper: like `absorbed`, for latents of 512 and rotary parts of 64, in 16 bits.
+"""Attention to latents on Hopper: like `absorbed`, for 16-bit latents of 512 and rotary parts of 64.
 
 Eight warps share 64 rows. For the logits, each of the two warpgroups takes half of a block's 64 keys; for the
 sum, half of the 512 columns. So the accumulators fit in registers; the weights pass through shared memory.

@@ -24,14 +24,14 @@ SPAN = 128
 SPLIT = 128
 """Maximum latent size for which queries in two 16-bit parts fit in registers.
 
-Rounding absorbed queries to 16 bits once changes logits by a factor of about 2^-9. For large logits, that
+Rounding absorbed queries to 16 bits once changes logits by about 2^-9 of their size. For large logits, this
 changes weights by several percent.
 """
 
 FEWEST_NARROW = 128
 """Minimum number of rows for which a sequence is expanded, for latent sizes up to `SPLIT`.
 
-For these sizes, absorbed queries have more exact logits.
+For these sizes, logits of absorbed queries are more exact than logits of expanded keys.
 """
 
 LEAST = 128
@@ -170,8 +170,8 @@ class Round:
     """The keys that are expanded at once, and the rows that attend to some of these keys.
 
     Attributes:
-        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each: sequence, first key, its place
-            among the expanded keys, number of keys.
+        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each: sequence, first key, the first
+            key's place among the expanded keys, number of keys.
         items: [tiles, 8] int32, most keys first: first packed row; number of rows; the place of the
             sequence's first key; the number of keys from there visible to the first row; the number visible
             to the last row and expanded; whether no keys of the sequence come in earlier rounds; whether none
@@ -203,7 +203,7 @@ class Tiles(PagedPlan):
     Attributes:
         works: By the arguments of `work`.
         expanded: By layer, the sequences that are expanded.
-        rests: By layer, the rows of the others.
+        rests: By layer, the rows of the sequences that are not expanded.
         expansions: By the arguments of `expansion`.
         ragged: Whether sequences may be expanded.
         chunked: Whether sequences with a cached prefix may be expanded.

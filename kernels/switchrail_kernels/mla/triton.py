@@ -145,7 +145,7 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         shape = _shape_of(call, decode=False, trees=parents is not None)
         expanded = None
-        if parents is None and not plan.batch.kv_bounds:  # these lengths determine what is expanded
+        if parents is None and not plan.batch.kv_bounds:  # expansion needs exact lengths
             expanded = Expanded.of(call, batch, plan)
         rest = work = None
         if expanded is not None:
@@ -178,14 +178,14 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 def _attend(
     shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | Cut, rest: Rest | None = None
 ) -> None:
-    """Attend to latents. One launch, or two if keys are split; and one for the product with each weight.
+    """Attend to latents: one launch, another if keys are split, and one for the product with each weight.
 
     Args:
         shape: The program's sizes.
         call: The call.
-        batch: Its batch.
+        batch: The call's batch.
         work: The programs, or how a decode's caches are split.
-        rest: The rows to compute, if the other sequences are expanded.
+        rest: The rows of the sequences that are not expanded; None computes all rows.
     """
     layer, q_nope, q_rope, out, lse = call
     dtype, device = out.dtype, out.device

@@ -4,8 +4,8 @@ Tokens are ordered by decreasing probability, then by index, and every filter ke
 whether a token is kept depends on its probability, and on the number and the mass of the tokens before it. A
 token is first drawn from all tokens. If a filter drops it, that filter also drops all tokens after it, and
 another token is drawn from the tokens before it. Each round removes a random part of the mass, so few rounds
-are needed: 1.1 on average for a top_p of 0.9. The drawn token has the filtered distribution. It depends only
-on the row's logits and numbers.
+are needed: 1.1 on average for a top_p of 0.9. The drawn token has the filtered distribution, and depends
+only on the row's logits, sampling parameters and seed.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -126,7 +126,7 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
 
     b_top = tl.full((NB,), _MINUS_INFINITY, tl.float32)
     b_mass = tl.zeros((NB,), tl.float32)
-    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # at each position of a block, over all blocks
+    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # by position in a block, over all blocks
     for i_b in range(0, blocks):
         o_v, b_x = _load(p_row, i_b, V, BV)
         b_best = tl.maximum(b_best, b_x)
@@ -143,7 +143,7 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
             token = tl.min(tl.where(b_x == top, o_v, V), 0)
         else:
             b_mass = tl.where(b_top == _MINUS_INFINITY, 0.0, b_mass * tl.exp2((b_top - top) * scale))
-            # The mass that top_p refers to; set below for the tokens that top_k keeps.
+            # The mass that top_p refers to. If top_k drops tokens, `whole` is set again below.
             whole = tl.sum(b_mass.to(tl.float64), 0)
             # Only tokens before (last_key, last) can be drawn; at first that is all of them.
             last_key = tl.full((), -(1 << 31), tl.int32)
