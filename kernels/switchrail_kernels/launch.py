@@ -37,8 +37,8 @@ TABLES = (
 )
 """The names of kernel parameters that are tables of a step.
 
-Kernels are not specialized for the alignment of these tables, which depends on the batch, since loads of
-single numbers would gain nothing from it.
+The alignment of these tables depends on the batch. Kernels are not specialized for it, since loads of single
+numbers would gain nothing.
 """
 
 

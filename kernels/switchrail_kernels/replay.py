@@ -1,11 +1,11 @@
 """Repeats the launches of earlier calls with less overhead.
 
-For each call, Triton inspects every argument of each launch, and a contract every tensor; this takes tens of
-microseconds per layer. The outcome depends only on the kind of layer (its options and the properties of its
-tensors) and on the call's `tensors` and `options`. So if a call matches an earlier call of any layer of the
-same kind, it is valid too and launches the same kernels with the same numbers. `replay.c` repeats the
+For each call, Triton inspects every argument of each launch, and a contract checks every tensor. Both take
+tens of microseconds per layer. The outcome depends only on the kind of layer (its options and the properties
+of its tensors) and on the call's `tensors` and `options`. So if a call matches an earlier call of any layer
+of the same kind, it is valid too and launches the same kernels with the same numbers. `replay.c` repeats the
 launches in C, with the addresses of the new call and layer, and with scratch memory of its own. The records
-of a kind are freed with its last layer.
+of a kind are freed with the last layer of that kind.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class Calls:
     Attributes:
         again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True;
             otherwise returns False. Two calls are equal if shapes, strides, dtypes, devices and alignment of
-            their tensors agree, the same arguments are one object, and options have the same types and
-            values. If hooks on Triton's launches are set (for example by a profiler) or another device is
-            current, it launches nothing and returns False.
+            their tensors agree, arguments that are one object in one call are one object in the other, and
+            options have the same types and values. If hooks on Triton's launches are set (for example by a
+            profiler) or another device is current, `again` launches nothing and returns False.
         kind: A unique number for each kind of layer; 0 if the kind is unknown.
     """
 

@@ -49,7 +49,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
     Args:
         o_row: [BM], the rows.
         o_key: [BN], the keys.
-        first: The first one of the keys.
+        first: The index of the first key.
         p_parents: The parent of each row, if TREES.
         TREES: Whether a row attends only to its ancestors among the sequence's rows, instead of all rows
             before it.
