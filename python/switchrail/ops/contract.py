@@ -246,7 +246,7 @@ class Contract:
     def features(self) -> Mapping[str, tuple[str, ...]]:
         """The arguments that belong to each feature; `batch` if the feature is a class of batch.
 
-        None for a feature that only allows more values of arguments, such as other strides.
+        A feature that only allows more values of arguments, such as other strides, has no arguments.
         """
         table: dict[str, tuple[str, ...]] = dict.fromkeys(self.batch_features, ("batch",))
         for name, spec in self._arguments.items():
@@ -363,7 +363,7 @@ class Contract:
 
         Args:
             call: The call.
-            batch: Its batch.
+            batch: The call's batch.
             features: The backend's features.
 
         Raises:

@@ -43,8 +43,8 @@ class OpDefinition:
 
     Attributes:
         op: The op's name, in the core and as the name of its folder.
-        claims: The claims of its `torch` and `reference` backends in addition to those of all ops.
-        steps: The optional steps of its `torch` backend.
+        claims: The claims of the op's `torch` and `reference` backends, beyond the claims that all ops share.
+        steps: The optional steps of the op's `torch` backend.
         arguments: For each axis of the contract, the generator argument that sets its size.
         head_size: The axes that a head size refers to: for q and k, and for v. None for an op without heads.
         heads: The axes that count the heads of q and of v. An axis is None if there is always one head; the

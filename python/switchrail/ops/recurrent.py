@@ -41,7 +41,8 @@ class TreePlan:
         sequences: [M] int64, the indices of the nonempty sequences in the batch.
         starts: [M] int64, the first row of each of these sequences.
         lengths: [M] int64, the number of rows of each of these sequences.
-        levels: For each depth of the trees, its rows and the bank indices of the states before them.
+        levels: For each depth of the trees, the rows at this depth, and the bank index of the state before
+            each of these rows.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
         row_slots: [T] int64, the slot for the state after each row; None if there will be a commit.
     """
@@ -100,7 +101,7 @@ Levels = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
-    """The rows of each depth, and the bank indices of the states before them."""
+    """For each depth, its rows and the bank indices of the states before these rows."""
     assert batch.parent_rows is not None
     depths: list[int] = []
     before: list[int] = []

@@ -65,7 +65,7 @@ class Piece:
         self._places: dict[int, torch.Tensor] = {}
 
     def places(self, page: int) -> torch.Tensor:
-        """The positions of the keys in a cache with pages of `page` tokens, [S] int64; computed once."""
+        """The keys' places in a cache with pages of `page` tokens, [S] int64, counted in tokens."""
         if page not in self._places:
             check_pages(CONTRACT, self._batch, page)
             table, total = self._batch.page_table, sum(self.ragged.seqlens_k)

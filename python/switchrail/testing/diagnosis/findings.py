@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A wrong property of a call, and the findings about it."""
+    """A problem of a call in words, and the findings about its cause."""
 
     headline: str
     findings: tuple[Finding, ...] = ()

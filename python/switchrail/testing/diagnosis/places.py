@@ -32,7 +32,7 @@ def rows_in_common(d: Difference) -> Finding | None:
     for about, rows, is_of_sequences in _commons(d, owners):
         if rows.all() or not rows[wrong].all():
             continue
-        # a wrong state may decay, so that later rows of its sequence are right again
+        # The effect of a wrong state may decay, so that later rows of the same sequence are right again.
         counted = owners if is_of_sequences else torch.arange(len(owners))
         share = len(set(counted[wrong].tolist())) / len(set(counted[rows].tolist()))
         if share >= _LEAST_SHARE:
