@@ -98,20 +98,20 @@ def setting(op, backend):
 
 
 class Cut:
-    """A plan with lengths that are updated in place."""
+    """A plan with the host's lengths, which are updated in place."""
 
     def __init__(self, batch, bounds):
-        self.bounds, self.lengths = bounds, batch.kv_lens.clone()
+        self.bounds, self.lengths = bounds, torch.tensor(batch.kv_seqlens)
 
 
 class Refreshed(TorchAttention):
-    """Reads the lengths from the plan instead of the batch, as a kernel does."""
+    """Reads the lengths from the plan too, as a kernel does."""
 
     def plan(self, phase, batch, bounds=None):
         return Cut(batch, bounds)
 
     def refresh(self, plan, batch):
-        plan.lengths.copy_(batch.kv_lens)
+        plan.lengths.copy_(torch.tensor(batch.kv_seqlens))
 
     def run(self, call, batch, plan):
         lengths = plan.lengths.minimum(batch.kv_lens)  # a plan's bounds can exceed the batch's pages
@@ -161,7 +161,7 @@ def test_a_plan_made_anew_by_refresh_fails(device):
 
     class Anew(Refreshed):
         def refresh(self, plan, batch):
-            plan.lengths = batch.kv_lens.clone()
+            plan.lengths = torch.tensor(batch.kv_seqlens)
 
         def run(self, call, batch, plan):
             first = self.__dict__.setdefault("first", {}).setdefault(plan, plan.lengths)
@@ -171,6 +171,17 @@ def test_a_plan_made_anew_by_refresh_fails(device):
 
     with pytest.raises(AssertionError, match="a replayed graph gives different results than a call"):
         host.graph(setting("attention", captured(Anew, device)))
+
+
+def test_tables_that_refresh_copies_fail(device):
+    """An engine's graph writes the tables of its batch after `refresh`."""
+
+    class Early(Refreshed):
+        def refresh(self, plan, batch):
+            plan.lengths.copy_(batch.kv_lens)
+
+    with pytest.raises(AssertionError, match="a replayed graph gives different results than a call"):
+        host.graph(setting("attention", captured(Early, device)))
 
 
 def test_memory_that_is_asked_for_in_a_capture_fails(device):

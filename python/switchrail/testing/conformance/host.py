@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ def graph(setting: Setting) -> Measured:
     """Checks that a captured call can be replayed for another batch after `refresh`.
 
     Only `run` is captured, after a first run, with a plan within bounds. The capture must not allocate
-    memory. Then the numbers in the call's tensors change, and so do the batch's lengths, slots and pages, as
-    in an engine.
+    memory. Then the numbers in the call's tensors change, and so do the batch's lengths, slots and pages. As
+    in an engine, `refresh` gets the new lengths of the host, and the batch's tensors change after it.
     """
     backend = setting.backend
     if type(backend).refresh is Backend.refresh:
@@ -67,10 +68,11 @@ def graph(setting: Setting) -> Measured:
         own = first.tensors[name]
         if tensor is not None and own is not None:
             own.copy_(tensor)
-    for name in first.contract.batch:
-        getattr(first.batch, name).copy_(getattr(second.batch, name))
+    tables = {name: getattr(first.batch, name) for name in first.contract.batch}
     with _refuse_waiting(setting):
-        backend.refresh(plan, second.batch)
+        backend.refresh(plan, replace(second.batch, **tables))
+    for name, table in tables.items():
+        table.copy_(getattr(second.batch, name))
     captured.replay()
     torch.cuda.synchronize(setting.device)
     require_same_bits(first, eager, "a replayed graph gives different results than a call")
