@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import switchrail
+import torch
 from rich.console import Console
 from switchrail.cli.captured import print_capture
 from switchrail.engine import Engine, EngineOptions, Output, SamplingParams, core
@@ -326,6 +327,10 @@ def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
         (Drafted([[1], [-1]]), r"proposed \[-1\], expected"),
         (Drafted([[1], np.array([320])]), r"320.*expected at most 4 tokens from 0 to 319"),  # type: ignore[list-item]
         (Drafted([[1] * 5, []]), "expected at most 4 tokens"),
+        (
+            Drafted([torch.tensor([1]), torch.tensor([2])], table=torch.ones(2, 1, dtype=torch.int64)),
+            r"proposed a table of shape \(2, 1\), expected \(2, 4\)",
+        ),
     ],
 )
 def test_a_wrong_proposal_ends_the_requests_of_its_step(found: Any, text: str, make_engine: Make) -> None:

@@ -216,7 +216,9 @@ class EngineCore:
         ]
         if not any(limits) or self.runner is None:
             return schedule
-        drafted = proposed(drafts, schedule.decode, limits, self.runner.vocab_size)
+        drafted = proposed(
+            drafts, schedule.decode, limits, most=self._most, vocab_size=self.runner.vocab_size
+        )
         return replace(schedule, drafted=drafted) if any(map(len, drafted.tokens)) else schedule
 
     def _read(self, left: int) -> None:

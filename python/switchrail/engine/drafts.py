@@ -104,11 +104,14 @@ class Drafts(ABC):
         """
 
 
-def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab_size: int) -> Drafted:
+def proposed(
+    drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], *, most: int, vocab_size: int
+) -> Drafted:
     """Ask for a proposal and check it.
 
     Raises:
-        EngineError: The proposal is for a wrong number of sequences, or has too many or invalid tokens.
+        EngineError: The proposal is for a wrong number of sequences, has too many or invalid tokens, or has
+            tensors of wrong shapes.
     """
     import torch
 
@@ -131,6 +134,10 @@ def proposed(drafts: Drafts, tasks: Sequence[Task], limits: Sequence[int], vocab
     if found.probabilities is not None and found.probabilities.shape != shape:
         raise EngineError(
             f"{name} proposed probabilities of shape {tuple(found.probabilities.shape)}, expected {shape}"
+        )
+    if found.table is not None and found.table.shape != (len(tasks), most):
+        raise EngineError(
+            f"{name} proposed a table of shape {tuple(found.table.shape)}, expected {(len(tasks), most)}"
         )
     return found
 
