@@ -36,7 +36,7 @@ class GraphState:
             number of sequences.
         tokens: Tokens of the longest cache; None if the key serves any number.
         width: Rows of each sequence in a verification, including padding; otherwise 1.
-        backends: The key's backends, by op and phase; several for one op are separated by commas.
+        backends: The key's backends, by op and phase; commas separate several backends of one op.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
         commits: By op and phase, for verifications that write states: when the states are committed, and the

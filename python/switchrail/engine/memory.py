@@ -180,7 +180,7 @@ class Pools:
         return [*self.kv.values(), *self.more]
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
-        """Copy the first page or slot of each pair to the second. No target is also a source."""
+        """Copy the first page or slot of each pair to the second. No target may also be a source."""
         for pools, pairs in ((self._paged, pages), ([self.state], slots)):
             if pairs:
                 sources, targets = sent(pairs, torch.int64, self._device, pin_memory=self._pinned).unbind(1)

@@ -53,7 +53,7 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
     """The weights of the tokens that the filters keep.
 
     If tokens are ordered by decreasing probability, then by index, every filter keeps a prefix of this order.
-    So together they keep all tokens above some logit, and the first few with that logit.
+    So together they keep all tokens above some logit, and the first few tokens with this logit.
 
     Args:
         logits: [R, vocabulary].

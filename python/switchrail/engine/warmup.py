@@ -89,9 +89,9 @@ def _crowds(sequences: int, rows: int, most: int, capacity: int, new: int) -> It
 
 
 def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
-    """Rounds that fill a step with as many prompts as possible of at least a given length.
+    """Rounds that fill a step with as many prompts of the lengths in `_MIXTURES` as possible.
 
-    A kernel's choice may depend on the number of prompts together with their mean and least lengths.
+    The choice of a kernel may depend on the number of prompts together with their mean and shortest lengths.
     """
     for length, others in _MIXTURES:
         count = min(

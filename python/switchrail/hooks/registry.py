@@ -180,7 +180,7 @@ class Hooks:
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """This object's running hooks, on one target or on all, in their running order.
+        """This object's running hooks, on one target or on all targets, in their running order.
 
         First tries to put waiting hooks on their targets.
         """
@@ -205,7 +205,7 @@ class Hooks:
         return explain.everything()
 
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
-        """Pairs of a target's name and the descriptions of its enabled hooks in order, for fingerprints.
+        """The name of each target and descriptions of its enabled hooks, in order; for fingerprints.
 
         Waiting hooks are included, so that the result does not depend on the modules that were imported so
         far.

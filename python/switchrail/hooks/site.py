@@ -72,7 +72,7 @@ class Site(ABC):
             raise hook.refusal(problem)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
-        """Pairs of sites. Hooks on the first site of a pair run on the second, or nowhere if that is None.
+        """Pairs of sites. Hooks on the first site of a pair run on the second, or nowhere if it is None.
 
         Args:
             hook: The first hook of this site, which causes the moves.

@@ -190,7 +190,7 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
 
     Args:
         found: The object.
-        owner: The object and the attribute in which it was found, if any.
+        owner: The object and the name of its attribute that is `found`; None if unknown.
         target: The target's name for messages.
 
     Raises:
