@@ -22,7 +22,7 @@ _log = logging.getLogger("switchrail")
 
 
 def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
-    """Hooks a backend class of SGLang: each of its objects gets `ServedLayers`, which plan its passes.
+    """Hooks a backend class of SGLang: each instance gets a `ServedLayers`, which plans its passes.
 
     Args:
         runtime: The runtime.
@@ -71,7 +71,8 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
 def refuse(runtime: Runtime, places: Places, owner: str) -> None:
     """Hooks a backend class of SGLang whose layers the bridge does not serve in this version.
 
-    Choosing one of Switchrail's names for them is an error at the start; SGLang may ignore the name.
+    If the user chose one of Switchrail's names for these layers, the server fails at its start. SGLang itself
+    might ignore the name.
 
     Args:
         runtime: The runtime.
@@ -90,7 +91,7 @@ def refuse(runtime: Runtime, places: Places, owner: str) -> None:
 
 
 def _leave_to_sglang(runtime: Runtime, asked: Mapping[Phase, str], error: UnknownLayersError) -> None:
-    """Raises an error about unknown layers, unless the names are the default of a plugin's platform."""
+    """Raises the error, or only logs it if all names are the default of a plugin's platform."""
     if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
         raise error
     _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
@@ -101,8 +102,9 @@ def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
     if getattr(backend, "accept_lens_pool", None) is None or "prefill" not in asked or "verify" in asked:
         return
     raise BridgeError(
-        f"{asked['prefill']} was chosen for prompts, but FlashInfer verifies drafts, for which prompts need "
-        f"SGLang's own kernels; choose triton or one of Switchrail's names for --linear-attn-verify-backend",
+        f"{asked['prefill']} was chosen for prompts, but FlashInfer verifies drafts, and needs states that "
+        f"only SGLang's own kernels write for prompts; choose triton or one of Switchrail's names for "
+        f"--linear-attn-verify-backend",
         found=asked["prefill"],
     )
 

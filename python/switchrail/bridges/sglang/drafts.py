@@ -24,7 +24,7 @@ class Drafts:
     """The form of the drafts that a server verifies.
 
     Attributes:
-        tokens: The drafted tokens of each sequence in a pass.
+        tokens: The number of drafted tokens of each sequence in a pass.
         tree: Whether the drafted tokens form a tree. Only the device has the parents of a tree's rows.
     """
 
@@ -59,8 +59,8 @@ class Drafts:
 
         Args:
             table: [N, P], the pages of each sequence.
-            kv_lens: [N], the cached tokens of each sequence, the drafted ones included.
-            lengths: The numbers of `kv_lens`, on the host.
+            kv_lens: [N], the number of cached tokens of each sequence, including drafted tokens.
+            lengths: The values of `kv_lens`, on the host.
             links: See `states`.
         """
         count = len(lengths)
@@ -127,6 +127,7 @@ def drafts_of(places: Places, model_runner: Any) -> Drafts | None:
     stable_rows = getattr(import_module(places.linear_module), "pp_spec_stable_rows_enabled", None)
     if stable_rows is not None and stable_rows():
         raise BridgeError(
-            "Switchrail does not serve SGLANG_ENABLE_PP_SPEC, which keeps drafts' states by request"
+            "Switchrail does not serve SGLANG_ENABLE_PP_SPEC, with which SGLang orders drafts' states by "
+            "request, not by their place in the batch"
         )
     return Drafts(int(chosen.speculative_num_draft_tokens), (chosen.speculative_eagle_topk or 1) > 1)

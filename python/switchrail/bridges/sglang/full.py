@@ -1,4 +1,4 @@
-"""SGLang's interface of an attention backend, on its own paged cache. Imports SGLang."""
+"""Attention behind SGLang's interface of attention backends, on SGLang's paged cache. Imports SGLang."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
         Raises:
             BridgeError: The model or an option of the server is not supported.
-            SwitchrailError: No backend fits, or the chosen one does not.
+            SwitchrailError: No backend fits, or the chosen backend does not.
         """
         super().__init__()
         self.device = model_runner.device
@@ -56,7 +56,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         # Drafts may follow the longest context; SGLang's table of tokens has room for them.
         self._longest = self.max_context_len + (0 if self._drafts is None else self._drafts.tokens)
         _check(model_runner)
-        # Modules of lightning attention have the same class in SGLang, but no keys and values.
+        # Lightning attention has modules of the same class in SGLang, but they store no keys and values.
         own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", None)
         self._modules: dict[int, Any] = {
             module.layer_id: module
@@ -130,7 +130,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Runs a layer on one token of each sequence; as `forward_extend`, on prompts or drafts."""
+        """Runs a layer on one token of each sequence. `forward_extend` runs it on prompts or drafts."""
         used = [name for name, value in options.items() if value is not None]
         if used:
             raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
@@ -150,7 +150,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return 1
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Allocates the tables of captured passes."""
+        """Allocates the page tables and lengths that captured passes read."""
         pages = -(-self._longest // self._page)
         self._tables = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
         self._kv_lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
@@ -242,7 +242,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self.steps.replay(replace(part, pages=replace(captured, kv_seqlens=part.pages.kv_seqlens)))
 
     def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
-        """The pages [N, P] of requests, which SGLang lists by token."""
+        """The pages [N, P] of requests, computed from SGLang's list of the cache row of each token."""
         tokens: torch.Tensor = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
         return tokens if self._page == 1 else tokens // self._page
 
@@ -285,7 +285,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return AttentionCall(layer, q, torch.empty_like(q, memory_format=torch.contiguous_format))
 
     def _example(self, verifies: bool) -> Part:
-        """An example of a pass, with two requests; the needed features are read from it."""
+        """An example pass with two requests, from which the needed features are determined."""
         lengths = torch.ones(2, dtype=torch.int32, device=self.device)
         table = self._table(torch.zeros(2, dtype=torch.int64, device=self.device), 2 * self._page)
         if verifies:
@@ -295,9 +295,9 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
 
 def _asked(places: Places, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
-    """The phases in which SGLang uses the backend with this name. Phases can have different backends.
+    """The phases in which SGLang uses the backend `name`; other phases can have other backends.
 
-    If a model runner has no names by phase, as for some draft models, the name is for all phases.
+    A model runner without names by phase, as for some draft models, uses `name` in all phases.
     """
     phases: tuple[Phase, ...] = ("prefill", "decode")
     live = [
@@ -344,7 +344,7 @@ def _check(model_runner: Any) -> None:
     if model_runner.kv_cache_dtype != model_runner.dtype:
         raise BridgeError(
             f"the cache of keys and values has dtype {model_runner.kv_cache_dtype}; valid: "
-            f"{model_runner.dtype}, that of the model",
+            f"{model_runner.dtype}, the model's dtype",
             found=str(model_runner.kv_cache_dtype),
             valid=(str(model_runner.dtype),),
         )

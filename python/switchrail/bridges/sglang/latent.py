@@ -26,8 +26,8 @@ class LatentAttention(FullAttention):
     """Latent attention of one of SGLang's model runners.
 
     SGLang has two modules for a layer. The first attends to the cache of latents with absorbed queries. The
-    second attends to the expanded keys and values of a prompt, which are packed like its queries. It expands
-    a cached prefix in chunks, and SGLang merges the results.
+    second attends to the expanded keys and values of a prompt, which are packed like the prompt's queries.
+    SGLang expands a cached prefix in chunks, calls the second module for each chunk, and merges the results.
     """
 
     kind, op = "mla", "mla"
@@ -60,7 +60,7 @@ class LatentAttention(FullAttention):
             )
 
     def init_mha_chunk_metadata(self, forward_batch: Any, disable_flashinfer_ragged: bool = False) -> None:
-        """Describes the chunks of cached prefixes. SGLang's hybrid models pass both arguments."""
+        """Describes the chunks of cached prefixes. Ignores the flag, which SGLang's hybrid models pass."""
         assert self._own is not None
         self._chunks = [
             RaggedBatch(

@@ -34,14 +34,14 @@ class Family(Kind):
 
     Attributes:
         op: The op, and the kind of the layers.
-        module: SGLang's module that has the two classes below.
-        dispatcher: The class that chooses SGLang's kernels.
-        backend: The class that runs the layers.
+        module: SGLang's module with the classes `dispatcher` and `backend`.
+        dispatcher: The name of the class that chooses SGLang's kernels.
+        backend: The name of the class that runs the layers.
         layer: Makes a layer's constant arguments from SGLang's layer and its pools of states and drafts.
         call: The class of the calls.
-        decays: The axes of one token's decays.
-        window: The view [slots, C, W - 1] of SGLang's pool of convolution windows.
-        activation: The activation of the convolution. None uses the layer's own.
+        decays: Returns the shape of one token's decays in a layer.
+        window: Returns SGLang's pool of convolution windows as a view [slots, C, W - 1].
+        activation: The activation of the convolution. None uses the activation of SGLang's layer.
     """
 
     op: str
@@ -149,7 +149,7 @@ class Family(Kind):
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends of these layers. Without one of Switchrail's names, SGLang runs as before."""
+    """Hooks SGLang's backends for `FAMILIES`. If no name of Switchrail is chosen, SGLang is unchanged."""
     for family in FAMILIES:
         if family.op in places.linear_ops:
             _attach(runtime, places, family)

@@ -24,8 +24,8 @@ class ListedHook(NamedTuple):
     Attributes:
         target: The dotted path of the target.
         kind: `before`, `after`, `around` or `replace`.
-        source: The distribution or the plugin that added it.
-        system: `switchrail` or `sglang`: the one with which the hook was registered.
+        source: The distribution or the plugin that added the hook.
+        system: `switchrail` or `sglang`, depending on where the hook was registered.
     """
 
     target: str
@@ -54,7 +54,7 @@ def _sglangs() -> Iterator[ListedHook]:
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Logs plugins' hooks when a model runner's attention is made; before, SGLang's log is not set up."""
+    """Logs plugins' hooks when a model runner's attention is made. SGLang's log is set up by then."""
 
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):

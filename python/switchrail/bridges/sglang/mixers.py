@@ -30,14 +30,18 @@ _ATTENTION = "sglang.srt.layers.attention"
 
 
 class Lightning(Kind):
-    """Lightning attention of Bailing and MiniMax models. In SGLang, its states have the axes [K, V]."""
+    """Lightning attention of Bailing and MiniMax models. SGLang stores states as [K, V]; ops see [V, K]."""
 
     op = "lightning"
     ops = ("lightning",)
     state_layout = "VK"
 
     def __init__(self, backend: Any) -> None:
-        """Keeps SGLang's backend, which has the decays, and the scale that it applies to queries."""
+        """Reads from SGLang's backend: the layers' decays, whether it scales queries, the layers with states.
+
+        Raises:
+            BridgeError: The server's option for the cache's dtype is not `auto`.
+        """
         if backend.kv_cache_dtype_str != "auto":
             raise BridgeError(
                 f"the option kv_cache_dtype is {backend.kv_cache_dtype_str!r}; valid: 'auto'",
@@ -150,7 +154,7 @@ class Mamba2(Kind):
 
     @staticmethod
     def _sizes(module: Any) -> tuple[int, int, int]:
-        """The number of columns for the gate, for the convolution and for the time steps."""
+        """The numbers of columns of the gate, of the convolution's inputs and of the time steps."""
         sizes = (module.intermediate_size, module.conv_dim, module.num_heads)
         inner, convolved, heads = (size // module.tp_size for size in sizes)
         return inner, convolved, heads
@@ -201,13 +205,13 @@ class Mamba2(Kind):
 
 
 def _heads(module: Any) -> HeadSizes:
-    """The heads of a Mamba2 layer. Its groups count as key heads."""
+    """The heads of a Mamba2 layer. Mamba2's groups count as q and k heads."""
     groups, heads = module.n_groups // module.tp_size, module.num_heads // module.tp_size
     return HeadSizes(module.ssm_state_size, module.head_dim, groups, groups, heads)
 
 
 class Convolution(Kind):
-    """LFM2's layers that are a convolution with a gate before it and one after it."""
+    """LFM2's convolution layers: a gate, a short convolution, and another gate."""
 
     op = "short_conv"
     ops = ("short_conv",)
@@ -249,7 +253,7 @@ class Convolution(Kind):
 
 
 _CONVOLUTIONS = {"Lfm2ShortConv": "sglang.srt.models.lfm2", "Lfm2MoeShortConv": "sglang.srt.models.lfm2_moe"}
-"""The classes of these layers, and the modules that have them."""
+"""The names of SGLang's classes for LFM2's convolution layers, with the module that defines each class."""
 
 
 _BACKENDS: dict[str, tuple[type[Lightning | Mamba2], str, tuple[str, ...]]] = {
@@ -260,11 +264,14 @@ _BACKENDS: dict[str, tuple[type[Lightning | Mamba2], str, tuple[str, ...]]] = {
     ),
     "mamba2": (Mamba2, f"{_ATTENTION}.hybrid_linear_attn_backend.Mamba2AttnBackend", ("forward",)),
 }
-"""For each op the kind of layers, SGLang's backend class, and its methods that run a layer."""
+"""For each op: the kind of its layers, SGLang's backend class, and that class's methods that run a layer."""
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends of these layers. Without one of Switchrail's names, SGLang runs as before."""
+    """Hooks SGLang's backends for lightning attention, Mamba2 and LFM2's convolutions.
+
+    If the user chose none of Switchrail's names, SGLang runs unchanged.
+    """
 
     def hook(owner: str, methods: tuple[str, ...], kind: type[Any]) -> None:
         for method in methods:

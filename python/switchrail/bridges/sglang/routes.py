@@ -1,4 +1,4 @@
-"""Makes bound plans for the layers of SGLang's model runners."""
+"""Chooses and binds the backends for the layers of SGLang's model runners."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("switchrail")
 
 
 class HeadSizes(NamedTuple):
-    """The sizes and numbers of a layer's heads, with the names that a layout has for them."""
+    """The sizes and numbers of a layer's heads. The fields have the same names as in a layout."""
 
     head_size_k: int
     head_size_v: int
@@ -45,7 +45,7 @@ def bind_layers(
     needed: Mapping[str, Collection[str]],
     **restrictions: Any,
 ) -> Dispatcher:
-    """Chooses and constructs the backends of some layers of a runner's model.
+    """Chooses and constructs the backends for some layers of a model runner's model.
 
     The kinds of layers come from the model that SGLang has built; in a draft worker, from the draft model.
 
@@ -61,7 +61,7 @@ def bind_layers(
 
     Raises:
         BridgeError: The layers' heads differ.
-        SwitchrailError: No backend fits, or the chosen one does not; see `Runtime.plan`.
+        SwitchrailError: No backend fits, or the chosen backend does not; see `Runtime.plan`.
     """
     *_, op = needed
     other = "full_attention" if kind != "full_attention" else "gated_delta"
@@ -100,7 +100,7 @@ def bind_layers(
 def platform_of(runtime: Runtime, device: str) -> Platform:
     """The platform of SGLang's device.
 
-    The runtime's platform serves if a plugin provides it and its device is of the same type.
+    It is the runtime's platform if a plugin provides that platform and the devices have the same type.
     """
     own = runtime.platform
     is_plugins = own.kind.startswith("oot:") and own.device.split(":")[0] == device.split(":")[0]
@@ -110,7 +110,7 @@ def platform_of(runtime: Runtime, device: str) -> Platform:
 def _preferences(
     runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[Phase, str]
 ) -> Iterator[tuple[str, str]]:
-    """Preferences for a chosen backend: its op, and each other op for which it is registered."""
+    """Preferences for the chosen backends: for `op`, and for each other op that has a backend of the name."""
     for phase, name in asked.items():
         chosen = backend_of(name)
         for each in ops:
@@ -142,7 +142,7 @@ def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
 
 
 def captures(places: Places, model_runner: Any) -> bool:
-    """Whether SGLang captures decode steps and verification; it captures no prompts that we serve."""
+    """Whether SGLang captures decode steps and verification. It never captures prompts that are served."""
     return str(model_runner.device) == "cuda" and places.captures(model_runner)
 
 

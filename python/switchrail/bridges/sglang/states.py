@@ -100,7 +100,7 @@ class ServedLayers:
 
         Raises:
             BridgeError: An option of the server is not supported.
-            SwitchrailError: No backend fits, or the chosen one does not.
+            SwitchrailError: No backend fits, or the chosen backend does not.
         """
         self.asked = asked
         self._backend = backend
@@ -177,7 +177,7 @@ class ServedLayers:
         return self._layers[self.steps.phase][id]
 
     def serves(self, forward_batch: Any) -> bool:
-        """Whether a pass is served."""
+        """Whether Switchrail serves a pass."""
         return _phase(_mode_of(forward_batch)) in self.asked
 
     def run(self, id: int, forward_batch: Any, *calls: Any) -> None:
@@ -217,7 +217,7 @@ class ServedLayers:
             part = self._verify_part(metadata)
         else:
             slots = metadata.mamba_cache_indices
-            # SGLang's own cu_seqlens gives padding sequences no row, but each has one.
+            # In SGLang's own cu_seqlens padding sequences have no row, but in a captured pass each has one.
             part = decode_part(torch.arange(sequences + 1, dtype=torch.int32, device=slots.device), slots)
         self.steps.capture(part, Bounds(sequences=sequences, rows=part.rows.stop, tokens=self._tokens))
 
@@ -246,7 +246,7 @@ class ServedLayers:
         pool = backend.req_to_token_pool.mamba2_layer_cache(id)
         if phase == "decode":
             slots = backend.forward_metadata.mamba_cache_indices
-            # SGLang's copy of states takes the layer's id since it copies all layers at once.
+            # Where SGLang copies the states of all layers together, the method also takes the layer's id.
             last = (id,) if hasattr(backend, "_track_pools") else ()
             backend._track_mamba_state_decode(forward_batch, pool.conv[0], pool.temporal, slots, *last)
         elif self._last_states is not None:
@@ -324,6 +324,6 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
 
 
 def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
-    """A batch's numbers on the host. SGLang's own copy, if there is one, saves waiting for the device."""
+    """The values of a batch's tensor, from SGLang's copy on the host if there is one, to avoid a wait."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())

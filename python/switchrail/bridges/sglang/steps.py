@@ -57,7 +57,7 @@ class Steps:
         self._is_due = True
 
     def drop(self) -> None:
-        """Forgets the plans of the last pass, since none of them is for the next one."""
+        """Forgets the plans of the last pass; the next pass runs without plans."""
         self.end()
         self._prepared = NOTHING
 
@@ -95,7 +95,7 @@ class Steps:
         dispatcher.dispatch_rows(call)
 
     def zero_padding(self, out: torch.Tensor) -> None:
-        """Sets the rows of a result that are padding to 0."""
+        """Sets the padding rows of a result to 0."""
         rows = self._prepared.parts[-1].rows.stop
         if len(out) > rows:
             out[rows:].zero_()
@@ -117,7 +117,7 @@ class Steps:
     def _bypass(self, problem: str) -> None:
         self.bypassed += 1
         if self.bypassed == 1:
-            _log.warning("SGLang left its usual path, and used its own kernels there: %s", problem)
+            _log.warning("SGLang ran layers with its own kernels, not Switchrail's backends: %s", problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class Places:
         has_custom: Whether that enum maps unknown names to one member, `CUSTOM`.
         verify_choice: Whether the backend of verification can be chosen.
         extra_buffer: The function that decides whether a server's linear backend can keep states within a
-            prompt for the prefix cache; None if SGLang does not ask.
+            prompt for the prefix cache; None if SGLang has no such function.
         linear_ops: The ops of the linear layers that the bridge serves.
         records_prompts: The method of a linear attention backend that tells whether prompts can be captured
             in graphs; None if there is none.

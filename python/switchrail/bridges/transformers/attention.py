@@ -14,7 +14,7 @@ from switchrail.engine.models.contract import KEYWORD
 from switchrail.errors import BridgeError
 
 IMPLEMENTATION: Final = "switchrail_bridge"
-"""The name under which `attention` is registered. No mask function has that name, so models make no mask."""
+"""The name under which `attention` is registered. No mask function has this name, so models make no mask."""
 
 
 def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
@@ -33,7 +33,7 @@ def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
 
 
 class ServedConfig:
-    """The config for a served model's parts: all values of `original`, but it selects `attention`.
+    """The config for a served model's parts: the values of `original`, except that it selects `attention`.
 
     Both configs share one `__dict__`, so a change of one changes the other. A copy is a copy of the original.
     """
@@ -66,7 +66,7 @@ def _config_class(cls: Any) -> type[ServedConfig]:
 
 
 def served_config(config: Any) -> Any:
-    """The config to use for those parts of a served model that have `config`."""
+    """The config that replaces `config` in the parts of a served model."""
     cls: Any = type(config)
     served: Any = object.__new__(_config_class(cls))
     served.__dict__ = config.__dict__
@@ -77,8 +77,8 @@ def served_config(config: Any) -> Any:
 def implementation_changed(value: object) -> BridgeError:
     """The error for setting a different attention implementation on a served model."""
     return BridgeError(
-        f"got attention implementation {value!r} for a served model; call remove() of its handle first, and "
-        "use() again to serve it",
+        f"got attention implementation {value!r} for a served model; call remove() of its handle before you "
+        "set the implementation, then use() to serve the model again",
         found=value,
     )
 

@@ -64,8 +64,8 @@ def use(
     """Serves the attention and linear layers of a loaded model through Switchrail's dispatch.
 
     `model.generate` and calls of the model work as before: with padding, beams, sampling, and a
-    `DynamicCache` or no cache. A cache of the model is converted in its first call: from then on its keys,
-    values and states are in Switchrail's memory.
+    `DynamicCache` or no cache. The first call with a cache converts it: from then on the cache's keys, values
+    and states are in Switchrail's memory.
 
     Example:
         >>> import switchrail.bridges.transformers as sr
@@ -184,7 +184,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._base.__dict__[_ATTRIBUTE] = _Served(self, self._running)
 
     def remove(self) -> None:
-        """Restores the model. To continue caches that it filled while served, serve it again."""
+        """Restores the model. Caches that it filled while served work again once `use` serves it again."""
         if not self._unhook.alive:
             return
         self._base.__dict__.pop(_ATTRIBUTE, None)

@@ -63,7 +63,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers must not compile the code that backends run in."""
+        """False, since transformers must not compile the code that calls backends."""
         return False
 
     @property
@@ -117,7 +117,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
 
 def _plain(name: str) -> Callable[..., Any]:
-    """A method for layers that Switchrail doesn't serve, which works only on a plain cache."""
+    """Makes a method for layers that are not served: it makes the cache plain, then calls the original."""
 
     def method(self: ServedCache, *args: Any, **kwargs: Any) -> Any:
         self._become_plain()

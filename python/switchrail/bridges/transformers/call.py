@@ -1,4 +1,4 @@
-"""One call of a served model: its arguments packed, its results unpacked."""
+"""One call of a served model: packs the arguments and unpacks the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
         ids: [1, R] tokens or [1, R, H] embeddings without padding, R the sum of `counts`.
         positions: [1, R].
         arguments: The arguments of the packed call.
-        cache: The cache that was given, or that the call has to return; None for none.
+        cache: The given cache, or a new cache that the call must return; None if there is neither.
     """
 
     def __init__(self, given: Mapping[str, Any], cache_name: str, base: Any) -> None:
@@ -73,7 +73,7 @@ class Call:
         if mask is not None and mask.shape != (self.sequences, seen + self.columns):
             raise BridgeError(
                 f"got an attention mask of {_described(mask)}, expected [{self.sequences}, "
-                f"{seen + self.columns}], with the columns in the cache and those of the call"
+                f"{seen + self.columns}], for the columns in the cache and then the columns of the call"
             )
         self._before: torch.Tensor | None = None
         self._index: torch.Tensor | None = None
@@ -118,7 +118,7 @@ class Call:
             raise BridgeError("an earlier call with this cache failed, or still runs; expected another cache")
         if len(memory.lengths) != self.sequences:
             raise BridgeError(
-                f"got {self.sequences} sequences, expected {len(memory.lengths)}, those in the cache",
+                f"got {self.sequences} sequences, expected {len(memory.lengths)}, as in the cache",
                 found=self.sequences,
             )
         if self._before is not None and self._lengths != memory.lengths:
@@ -162,7 +162,7 @@ class Call:
         return self._padded(value) if is_flat else value
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of zeros for padding."""
+        """Puts rows of zeros at the padding."""
         if self._index is None:
             return rows
         whole = rows.new_zeros(self.sequences * self.columns, *rows.shape[1:])

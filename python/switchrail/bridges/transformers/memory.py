@@ -29,7 +29,7 @@ _GROWTH: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The data that the memory of all caches of one model shares."""
+    """The parts of a model that the memories of all its caches share."""
 
     mixers: Sequence[Mixer]
     shapes: Mapping[tuple[int, str], Shape]
@@ -46,7 +46,7 @@ class Model:
 
 
 class _Sequences:
-    """The pools for a number of sequences with equally many pages, and the model's connection to them."""
+    """The pools for a number of sequences with the same number of pages each, connected to the model."""
 
     @torch.inference_mode(False)
     def __init__(self, model: Model, count: int, pages: int) -> None:
@@ -77,7 +77,7 @@ class _Sequences:
                 self.dispatcher.add(layer, half)
 
     def pages_of(self, place: int, count: int) -> range:
-        """The first `count` pages of a place."""
+        """The first `count` pages of a sequence's place."""
         first = 1 + place * self.pages
         return range(first, first + count)
 
@@ -85,14 +85,14 @@ class _Sequences:
 class Memory:
     """The memory and progress of the sequences of one cache.
 
-    Each sequence has a place: as many pages as any other, and one slot. Padding is never stored, so a
-    sequence's tokens are consecutive.
+    Each sequence has a place: one slot, and the same number of pages as every other sequence. Padding is not
+    stored, so a sequence's tokens are consecutive.
 
     Attributes:
         lengths: The number of tokens of each sequence in memory, without padding.
         columns: The number of columns that the model was called with, padding included.
-        unpadded: The number of the newest columns in which no sequence has padding.
-        grows: Whether to allocate more if sequences become longer or more.
+        unpadded: The number of columns, counted from the newest one back, in which no sequence has padding.
+        grows: Whether more memory is allocated for longer sequences or for more of them.
         is_whole: Whether all layers have the same tokens. False during a call, and after a call has failed.
     """
 
@@ -117,10 +117,10 @@ class Memory:
         """Forget all tokens.
 
         Args:
-            sequences: The number of sequences that follow.
+            sequences: The number of sequences of the next calls.
 
         Raises:
-            BridgeError: The memory doesn't grow, and is for fewer sequences.
+            BridgeError: The memory doesn't grow, and is too small for so many sequences.
         """
         if sequences > self._capacity:
             self._check_growth(sequences)
@@ -225,14 +225,14 @@ class Memory:
         """Forget the newest columns.
 
         Raises:
-            BridgeError: The model has states, which can't be rolled back, or fewer columns without padding.
+            BridgeError: The model has states, which can't be rolled back; or one of the columns has padding.
         """
         if columns and self._model.has_state:
             raise BridgeError("a cache with recurrent states can't be cropped; generate without drafts")
         if not 0 <= columns <= self.unpadded:
             raise BridgeError(
-                f"got {columns} columns to remove, expected at most {self.unpadded}, the newest ones in "
-                "which no sequence has padding",
+                f"got {columns} columns to remove, expected at most {self.unpadded}: only the newest columns "
+                "in which no sequence has padding can be removed",
                 found=columns,
             )
         self.lengths = [length - columns for length in self.lengths]
@@ -240,13 +240,13 @@ class Memory:
         self.unpadded -= columns
 
     def hide(self, mask: torch.Tensor) -> None:
-        """Forget the newest tokens of some sequences, for instance those added after the end of a text.
+        """Forget the newest tokens of some sequences, for instance the tokens after the end of a text.
 
         Args:
             mask: [sequences, columns] bool, False for padding and for hidden tokens.
 
         Raises:
-            BridgeError: The model has states, or the mask hides or shows others than the newest tokens.
+            BridgeError: The model has states, or the mask changes tokens that are not a sequence's newest.
         """
         old, new = mask.tensor_split([self.columns - self.unpadded], dim=1)
         kept = new.sum(1)
@@ -255,17 +255,17 @@ class Memory:
         if self.has_state or old.sum(1).tolist() != before or not is_end:
             raise BridgeError(
                 f"got an attention mask with {mask.sum(1).tolist()} tokens before the call, expected "
-                f"{self.lengths}, those in the cache: a token can't be hidden later, except a sequence's "
-                "newest ones of a model without recurrent states"
+                f"{self.lengths}, as in the cache: a cached token can't be hidden later, except the newest "
+                "tokens of a sequence in a model without recurrent states"
             )
         self.lengths = [length + count for length, count in zip(before, kept.tolist(), strict=True)]
         self.unpadded = 0
 
     def select(self, parents: Sequence[int]) -> None:
-        """Continue other sequences than before, for instance those of the best beams.
+        """Continue other sequences than before, for instance the best beams.
 
-        The first sequence that continues a parent takes over the parent's memory. Further ones get copies of
-        it.
+        The first sequence that continues a parent takes over the parent's memory. Further sequences with the
+        same parent get copies of that memory.
 
         Args:
             parents: For each new sequence, the number of the sequence that it continues.
