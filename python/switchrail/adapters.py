@@ -1,7 +1,7 @@
 """The adapter kit: parts that bridges to other engines and vendors' plugins share.
 
 A bridge describes an engine's own memory as layers, calls and batches. `needed_features` determines the
-features that such a call needs. `Served` chooses backends that have these features or can be adapted, and
+features that a call needs. `Served` chooses backends that have these features or can be adapted, and
 constructs each backend once.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[str]:
-    """The features that a backend needs to serve a call with such tensors.
+    """The features that a backend needs to serve a call.
 
-    Tensor contents are not read, so the call's memory may be uninitialised.
+    The contents of the call's tensors are not read, so they may be uninitialised.
 
     Args:
         phase: The phase.
@@ -82,7 +82,7 @@ class Planned:
 
 
 class Served:
-    """The backends of one op for the layers of an engine, one instance each for all phases.
+    """The backends of one op for an engine's layers. A backend has one instance for all its phases.
 
     Attributes:
         decisions: The decision for each phase, with a reason for each rejected backend.
@@ -104,8 +104,8 @@ class Served:
         Args:
             runtime: The runtime with the registrations.
             op: The op.
-            needed: The phases, and the features that their calls need. Backends that lack features in
-                `ADAPTED` are adapted.
+            needed: For each phase, the features that its calls need. A backend that lacks features in
+                `ADAPTED` is adapted.
             device: As for `Runtime.resolve`.
             dtype: As for `Runtime.resolve`.
             flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
@@ -138,7 +138,8 @@ class Served:
         """Plans a batch with the backend that serves it, once for all layers of a step.
 
         Raises:
-            ContractError: The batch breaks the contract, or needs a feature that is not in `needed`.
+            ContractError: The batch breaks the contract, or needs a feature that the constructor's `needed`
+                lacks.
         """
         cached = getattr(batch, "kv_seqlens", None)
         name = self.decisions[phase].at(batch.seqlens, cached)

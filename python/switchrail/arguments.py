@@ -45,11 +45,11 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function that takes `**options`, so that its signature (and `help`) lists them one by one.
+    """Decorates a function that takes `**options`, so that its signature (and `help`) lists each option.
 
     Args:
         options: The `TypedDict` of the options.
-        defaults: Their defaults, in the order of the signature.
+        defaults: The options' defaults, in the order in which the signature lists them.
     """
 
     def decorate(function: F) -> F:

@@ -17,7 +17,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """Raises one error that lists all invalid values, if there are any.
 
     Args:
-        error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> text).
+        error: The class to raise, with the fields `problems` (name -> message) and `valid` (name -> text).
         owner: The name of the object that has the values, for the message.
         checks: For each value its name, the value, whether it is valid, and a description of valid values.
     """

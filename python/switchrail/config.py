@@ -23,7 +23,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
     """The type and the default values of a registration's `config`.
 
     Args:
-        config: None, a dataclass or pydantic model type, or an instance of one with the defaults.
+        config: None; a dataclass or a pydantic model; or an instance of one, whose values are the defaults.
         where: The registration, for messages.
 
     Raises:

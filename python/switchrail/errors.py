@@ -88,7 +88,7 @@ class BackendUnfitError(SwitchrailError, ValueError):
 
     @property
     def because(self) -> str:
-        """The reason for a decision, as text for messages."""
+        """Why the chosen backend can't serve the query, as text for messages."""
         return self.message.partition("\n")[0].partition(": ")[2]
 
 
@@ -129,7 +129,7 @@ class NoRouteError(SwitchrailError, LookupError):
 
 
 class StalePlanError(SwitchrailError, LookupError):
-    """A plan's backend is not registered as in the plan. Fields: `op`, `backend`, `origin`, `found`."""
+    """A plan's backend is missing or registered otherwise. Fields: `op`, `backend`, `origin`, `found`."""
 
 
 class SchemaError(SwitchrailError, ValueError):
@@ -200,7 +200,7 @@ class NotProvidedError(SwitchrailError, NotImplementedError):
 
 
 class CapabilityError(SwitchrailError, ValueError):
-    """A compute capability has no form as one integer. Fields: `found`, `valid`."""
+    """A compute capability can't be written as one integer. Fields: `found`, `valid`."""
 
 
 class NewPluginError(SwitchrailError, ValueError):
@@ -216,7 +216,7 @@ class RequestError(SwitchrailError, ValueError):
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """The engine is closed, in a step, or of another process. Fields: none, or `process` and `found`."""
+    """The engine is closed, in a step, or belongs to another process. Fields: none, or `process`, `found`."""
 
 
 class DispatchError(SwitchrailError, RuntimeError):

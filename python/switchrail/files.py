@@ -8,14 +8,14 @@ import stat
 from typing import Final
 
 LIMIT: Final = 64 << 20
-"""Size limit of documents to parse, in bytes. The largest index of a published model has 15 MB."""
+"""Size limit in bytes of a file to parse. The largest list of tensors of a published model is 15 MB long."""
 
 
 def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
     """Checks that a path leads to a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: The path does not lead to a regular file, or the file is larger.
+        OSError: The path does not lead to a regular file, or the file is larger than `limit`.
     """
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):

@@ -15,9 +15,9 @@ T = TypeVar("T")
 def lock_across_forks() -> threading.RLock:
     """A lock for short work.
 
-    A fork waits until no other thread holds it, since a child could never take a held lock. A fork takes
-    these locks in the reverse order of their creation. So a lock that is held while another is taken must be
-    created after it. The lock is reentrant, because a signal handler may fork.
+    A fork waits until no other thread holds the lock, since the child could never take a held lock. A fork
+    takes these locks in the reverse order of their creation. So if a thread takes lock B while it holds lock
+    A, B must be created before A. The lock is reentrant, because a signal handler may fork.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):
@@ -31,7 +31,8 @@ class SingleFlight:
     A fork doesn't wait. In a forked child no work is running, even if work was running in the parent.
 
     Args:
-        abandon: Called in a forked child if another thread was working: its work will never end there.
+        abandon: Called in a forked child if another thread of the parent was working, since that work never
+            ends in the child.
 
     Attributes:
         thread: The identifier of the working thread; None if no work is running.

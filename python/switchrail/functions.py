@@ -25,7 +25,7 @@ class Function:
         operation: The operation's name.
         target: The function, or its path `module:function`, which is imported when an engine is created.
         devices: The supported devices.
-        source: The plugin or program that registered it.
+        source: The plugin or program that registered the function.
     """
 
     operation: str
@@ -59,12 +59,12 @@ class ModelFamily:
     """A family of models.
 
     Attributes:
-        model_type: The model type of its configurations.
-        target: Its `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
-            when an engine is created.
-        kinds: Returns the kind of each layer of a configuration, or the path of such a function; None if the
-            core knows the model type.
-        source: The plugin or program that registered it.
+        model_type: The `model_type` in the configurations of the family's models.
+        target: A `switchrail.engine.models.families.Family`, or the path `module:name` of one, which is
+            imported when an engine is created.
+        kinds: A function that returns the kind of each layer of a configuration, or the function's path;
+            None if the core knows the model type.
+        source: The plugin or program that registered the family.
     """
 
     model_type: str
@@ -113,8 +113,8 @@ class Functions:
         """Adds functions and families: all, or none.
 
         Raises:
-            RegistrationError: An operation already has a function for such a device, or a model type has a
-            family.
+            RegistrationError: An operation already has a function for one of the devices, or a model type
+                already has a family.
         """
         with self._lock:
             every = self._all
@@ -139,8 +139,8 @@ class Functions:
         """The function for an operation on a device; None if there is none.
 
         Raises:
-            BackendImportError: Its path doesn't lead to a function.
-            RegistrationError: Its signature does not match the operation's.
+            BackendImportError: The function's path doesn't lead to a function.
+            RegistrationError: The function's signature does not match the operation's.
         """
         for function in self._all:
             if (
@@ -157,7 +157,7 @@ class Functions:
         """The family that was registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: Its path does not exist.
+            BackendImportError: The family's path does not exist.
         """
         found = self._family(model_type)
         if found is None or not isinstance(found.target, str):
@@ -183,7 +183,9 @@ class Functions:
         return next(found, None)
 
     def _check_call(self, function: Function, found: Any) -> Callable[..., Any]:
-        problem = call_problem(found, self._operations[function.operation]) if callable(found) else "is none"
+        problem = (
+            call_problem(found, self._operations[function.operation]) if callable(found) else "isn't callable"
+        )
         if problem is not None:
             raise RegistrationError(
                 f"{found!r} of {function.source} can't serve operation {function.operation!r}: it {problem}",

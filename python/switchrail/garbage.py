@@ -1,4 +1,4 @@
-"""Python's garbage collector while engines run, since a full collection delays a step by tens of ms."""
+"""Keeps Python's garbage collector off an engine's objects: scanning them delays a step by tens of ms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.forks import lock_across_forks
 _lock = lock_across_forks()
 _engines = 0
 OF_PYTHON: Final = 1000
-"""More objects than Python itself excludes when it starts (375 in 3.12)."""
+"""A number of objects above what Python itself excludes at its start (375 in 3.12)."""
 _was_frozen = False  # whether the program had called `gc.freeze` before the first engine
 
 
@@ -26,7 +26,7 @@ def freeze() -> None:
 
 
 def refreeze() -> None:
-    """Excludes also the objects made since `freeze`; does nothing without one."""
+    """Also excludes the objects made since `freeze`. Does nothing if no `freeze` is in effect."""
     gc.collect()
     with _lock:
         if _engines:
@@ -34,7 +34,10 @@ def refreeze() -> None:
 
 
 def thaw() -> None:
-    """Undoes one `freeze`. The last undo includes the objects again, unless the program had excluded them."""
+    """Undoes one `freeze`.
+
+    The last `thaw` includes all objects again, unless the program had called `gc.freeze` before the engines.
+    """
     global _engines
     with _lock:
         _engines -= 1

@@ -1,4 +1,4 @@
-"""Other engines in which Switchrail's backends can serve: the installed ones, and the layers served."""
+"""Other engines that can use Switchrail's backends: which are installed, and which layers are served."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Host:
     """An engine of another project.
 
     Attributes:
-        name: The name of its distribution.
-        how: How its users select Switchrail for all layers; empty if that depends on a layer's kind, or if
-            there is no bridge.
+        name: The name of the engine's distribution.
+        how: How users select Switchrail for all layers; empty if `kinds` tells this by the kind of layer, or
+            if there is no bridge.
         since: The oldest version that is served; None if only the listed `versions` are served.
         versions: The versions that the bridge was tested with.
-        kinds: By version, the kinds of layers that the bridge serves, and how users select it for each kind;
-        in other versions the bridge serves all kinds.
+        kinds: By version, the kinds of layers that the bridge serves, and how users select Switchrail for
+            each kind. In versions without an entry the bridge serves all kinds.
         needs: By op, the features that backends need to work on the engine's memory.
     """
 
@@ -36,7 +36,7 @@ class Host:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def problem(self, version: str) -> str | None:
-        """Why a version is not served; None if it is."""
+        """Why a version is not served; None if it is served."""
         if not (self.how or self.kinds):
             return "there is no bridge"
         if self.since is not None:
@@ -91,17 +91,17 @@ def served_in(
 ) -> list[tuple[str, str, str, str]]:
     """Whether and how Switchrail would serve a model in another engine, one line per op and phase.
 
-    A line has the op, the phase, the backend or the reason for none, and how to select it.
+    Each line has four texts: the op, the phase, the backend (or why there is none), and how users select it.
 
     The engine gives all layers of an op to one backend. So an op is served only if the bridge serves every
     kind of layer that runs it.
 
     Args:
         host: The engine.
-        version: Its version.
+        version: The engine's version.
         layout: The model's layout.
-        plan: A function that plans routes for a layout, preferences, and features by op; see `Runtime.plan`.
-        backends: The preferences; those for other ops are ignored.
+        plan: Plans routes from the arguments `layout`, `preferences` and `features`; see `Runtime.plan`.
+        backends: The preferences. Preferences for ops that the model does not run are ignored.
     """
     problem = host.problem(version)
     if problem is not None:

@@ -68,7 +68,7 @@ def check_class(
 ) -> type[AnyBackend]:
     """Checks that a class is a backend for an op, has its own `run`, and matches its base class.
 
-    Its optional steps must match the features of its registration.
+    The class's optional steps must match the features of its registration.
 
     Raises:
         BackendImportError: The class fails one of these checks.

@@ -42,7 +42,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
-    # The outermost class defines the signature, so it is applied last.
+    # Later owners replace earlier ones, so the base, which is last in the MRO, defines each signature.
     known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
     known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
     given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}
@@ -129,7 +129,7 @@ def _is_near(one: str, other: str) -> bool:
 
 
 def _mismatch(cls: type[Any], found: Any, expected: Any) -> str | None:
-    """Why an attribute can't override that of the base, for messages; None if it can."""
+    """Why an attribute can't override the base's, for messages; None if it can."""
     if not isinstance(expected, _METHODS):
         wanted = "a property" if isinstance(expected, property) else "a value"
         return f"is a method, expected {wanted}" if isinstance(found, _METHODS) else None

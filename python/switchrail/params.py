@@ -25,15 +25,17 @@ class SamplingParams:
     The filters apply in the same order as in transformers: temperature, top_k, top_p, min_p.
 
     Attributes:
-        n: Number of samples of the prompt, at most 1,024. The result equals that of n prompts with the seeds
-            `seed`, `seed` + 1 and so on, but samples that run together share the prompt's prefill and pages.
+        n: Number of samples of the prompt, at most 1,024. The samples equal those of n requests with the
+            seeds `seed`, `seed` + 1 and so on, but samples that run together share the prompt's prefill and
+            pages.
         max_new_tokens: Maximum number of tokens to generate.
-        temperature: 0 takes the most likely token. Otherwise logits are divided by it and a token is drawn.
+        temperature: 0 takes the most likely token. With any other temperature, the logits are divided by it
+            and a token is drawn.
         top_k: Draw among the k most likely tokens; None means all.
         top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
-        min_p: Draw among tokens whose probability is at least this fraction of the most likely one's.
-        seed: Seed of the request's own random numbers, one per token. Other requests do not affect the draws.
-            None means a seed from the operating system.
+        min_p: Draw among tokens whose probability is at least this fraction of the most likely token's.
+        seed: Seed of the request's own random numbers. Each token takes one number, so other requests do not
+            affect the draws. None means a seed from the operating system.
         stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
             before the first occurrence, even if that spans tokens. Each string adds to the time of each step;
             longer strings add more.
@@ -159,10 +161,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def capturable(choose: F) -> F:
-    """Mark a function that chooses tokens, so that captured greedy decodes contain its launches.
+    """Marks a function that chooses tokens, so that graphs of greedy decode steps contain its launches.
 
-    If no row is sampled, such a function only launches work that depends on the logits. It is then called
-    only at the capture, with parameters for greedy rows and without sources of random numbers.
+    For greedy rows, such a function must only launch device work that depends on the logits. A captured step
+    calls it once, at the capture, with parameters for greedy rows and without sources of random numbers.
     """
     choose.capturable = True  # type: ignore[attr-defined]
     return choose

@@ -1,4 +1,4 @@
-"""Reads the file that names, for all programs, backends to prefer and to deny, and configures backends."""
+"""Reads the policy file: backends to prefer and to deny, and their configurations, for all programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     """The contents of a TOML file.
 
     Raises:
-        ConfigError: It can't be read.
+        ConfigError: The file can't be read.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -135,7 +135,7 @@ def _is_name(found: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The contents of the file that `SWITCHRAIL_POLICY` names; empty if it names none.
+    """The contents of the file that `SWITCHRAIL_POLICY` names; empty if the variable is unset.
 
     Attributes:
         preferences: The choices, orders and denials.
@@ -146,7 +146,7 @@ class Policy:
     config: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     def completed(self, preferences: Mapping[str, str] | None) -> dict[str, str]:
-        """A program's preferences, completed by the policy's. Backends that the policy denies stay denied."""
+        """A program's preferences, with the policy's where it has none. The policy's denials always apply."""
         chosen = dict(preferences or {})
         own = choices_of(chosen)
         return with_denials(_left(choices_of(self.preferences), own) | own, chosen, self.preferences)

@@ -106,7 +106,7 @@ _DEFAULTS: Final[BackendOptions] = {
 
 
 class Registrar(ABC):
-    """Registers backends, functions for operations and hooks.
+    """Registers backends, functions for operations, families of models, and hooks.
 
     Base of `Runtime` and of its open transactions.
     """
@@ -156,8 +156,8 @@ class Registrar(ABC):
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
-            BackendImportError: The class is not a backend for that op and these phases.
-            ConfigError: `config` is none of these.
+            BackendImportError: The class is not a backend for the op and the phases.
+            ConfigError: `config` is neither a dataclass nor a pydantic model, or its defaults are invalid.
             ArgumentError: An argument has a wrong type or an unknown name.
             RegistrationError: An argument's value is invalid. Unknown ops, phases and so on raise their own
                 errors.
@@ -235,7 +235,7 @@ class Registrar(ABC):
     ) -> None:
         """Registers a function for an operation, for engines created from now on in this process.
 
-        A function of the platform itself takes precedence.
+        If the platform itself has a function for the operation, that function takes precedence.
 
         Args:
             name: A name in `switchrail.platforms.OPERATIONS`. The operation's class documents the arguments.
@@ -244,7 +244,7 @@ class Registrar(ABC):
 
         Raises:
             RegistrationError: There is no such operation, or the function's signature does not match. At the
-                commit: the operation already has a function for such a device.
+                commit: the operation already has a function for one of the devices.
             ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """
@@ -266,14 +266,14 @@ class Registrar(ABC):
         A registered family takes precedence over a built-in one.
 
         Args:
-            model_type: The `model_type` of its configurations.
+            model_type: The `model_type` in the configurations of the family's models.
             target: A `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
                 when an engine is created.
             kinds: A function from a configuration to the kind of each layer, such as "gated_delta"; or the
                 path of such a function. None if the core knows the model type.
 
         Raises:
-            RegistrationError: At the commit, if the model type already has a registered family.
+            RegistrationError: At the commit: the model type already has a registered family.
             ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """
@@ -302,13 +302,13 @@ class Registrar(ABC):
     ) -> Hook | Callable[[F], F]:
         """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` explains the arguments.
 
-        In a transaction the hook is checked at once, and becomes active with the commit. Its source is the
-        plugin's distribution, or the user.
+        In a transaction the hook is checked immediately, and becomes active with the commit. The hook's
+        source is the plugin's distribution, or the user.
 
         Raises:
-            HookError: The target can't be hooked, or the hook doesn't fit it; at the commit, the target
-                already has the hook.
-            OrderError: At the commit, the constraints of the hooks on the target form a cycle.
+            HookError: The target can't be hooked, or the hook doesn't fit the target. At the commit: the
+                target already has the hook.
+            OrderError: At the commit: the constraints of the hooks on the target form a cycle.
             TransactionClosedError: The transaction has ended.
         """
         arguments.check_names("hook", order, HOOK_ORDER)

@@ -210,11 +210,11 @@ class Runtime(Registrar):
             staging.registrations.configure(op, name, given)
 
     def apply_policy(self) -> tuple[SwitchrailError, ...]:
-        """Configures backends as the file of `SWITCHRAIL_POLICY` says, unless the program did.
+        """Configures backends with the values of the policy file, unless the program configured them.
 
         Returns:
             An error for each configuration of an unknown backend, or with invalid values; `plan` raises the
-            first.
+            first of these errors.
 
         Raises:
             ConfigError: The file can't be read or is invalid.
@@ -251,11 +251,11 @@ class Runtime(Registrar):
         Args:
             op: The op.
             name: The name.
-            phase: Selects the registration that is active in this phase. Without it, or if none serves the
-                phase, the last registration is returned.
+            phase: Selects the registration that is active in this phase. If it is None, or if no registration
+                of the name serves the phase, the last registration is returned.
 
         Raises:
-            UnknownBackendError: There is none; the error has the valid and the nearest names.
+            UnknownBackendError: There is no such backend; the error has the valid and the nearest names.
         """
         active = None if phase is None else self._core.active(op, name, phase)
         if active is not None:
@@ -304,7 +304,7 @@ class Runtime(Registrar):
     def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:
         """Constructs a backend with its current configuration. Same arguments as `backend`.
 
-        If the file of `SWITCHRAIL_POLICY` configures it, and the program does not, it is configured before.
+        If the program has not configured the backend, the policy file's values for it are applied first.
 
         Raises:
             UnknownBackendError: There is no such backend.
@@ -361,14 +361,15 @@ class Runtime(Registrar):
                 the file that `SWITCHRAIL_POLICY` names applies; backends that it denies are always denied.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
                 `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
-                optionally `spread` (by backend; a time whose spread exceeds 0.2 is increased by it). None
-                means the times that `switchrail tune` measured on the platform, if `device` is a platform.
+                optionally `spread` (by backend; a time whose spread exceeds 0.2 is multiplied by 1 + spread).
+                None means the times that `switchrail tune` measured on the platform, if `device` is a
+                platform.
 
         Raises:
             TimesError: The measured times can't be read.
             BackendUnfitError: The preferred backend doesn't fit. No other one is used instead.
-            NoBackendError: No backend fits; the error has every candidate's reasons.
-            UnknownBackendError: A preference names a backend that its ops don't have.
+            NoBackendError: No backend fits; the error has the reasons for rejecting each candidate.
+            UnknownBackendError: A preference names a backend that the ops of its key don't have.
             PreferenceError: A preference's key is invalid. Other unknown names raise their own errors.
             ArgumentError: An argument has a wrong type.
         """
@@ -414,8 +415,7 @@ class Runtime(Registrar):
         returns the backends for one batch. All backends of one op in a plan use the same form of state or
         cache.
 
-        Backends that the file of `SWITCHRAIL_POLICY` configures, and the program does not, are configured
-        before.
+        For backends that the program has not configured, the policy file's values are applied first.
 
         The plan is data. It can be pickled, and includes the registrations that it was made from, so later
         changes do not affect it.

@@ -88,7 +88,7 @@ class Staging:
 
     @property
     def source(self) -> HookSource:
-        """The source that its hooks have."""
+        """The source of the hooks that this transaction stages; empty for the user's."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -137,7 +137,7 @@ class Staging:
         return tuple(self._staged or ())
 
     def bring(self, function: Function | ModelFamily) -> None:
-        """Checks and stages a function for an operation.
+        """Checks and stages a function for an operation, or a family of models.
 
         Raises:
             RegistrationError: The function does not fit the operation.
@@ -240,7 +240,7 @@ class StagedHooks(Hooks):
         return super().prepare(target, fn, kind, **options)
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
-        """Activates prepared hooks; those of a plugin that is being loaded, with its transaction."""
+        """Activates prepared hooks. A plugin that is being loaded activates them with its transaction."""
         staging = staging_of(self)
         if staging is None:
             super().commit(hooks, strict=strict)

@@ -99,8 +99,8 @@ def read_machines(path: Path) -> list[Machine]:
 def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) -> None:
     """Writes a machine's entry into the file, atomically.
 
-    Existing measurements of the same device are kept if they were made with the installed versions and are
-    not in `machine`.
+    Existing measurements of the same device are kept if they were made with the installed versions, and if
+    `machine` does not replace them.
 
     Args:
         path: The file.
