@@ -344,7 +344,7 @@ def test_kernels_of_another_version(install, find):
     info = install("switchrail-kernels", version="9.9")
     (info / "entry_points.txt").unlink()
     finding = find("versions", "switchrail-kernels")
-    assert finding.problem == "installed is 9.9, but the running Switchrail is 0.1.0"
+    assert finding.problem == "the installed version is 9.9, but the running Switchrail is 0.1.0"
     assert finding.advice == "pip install switchrail-kernels==0.1.0"
 
 
@@ -440,7 +440,7 @@ def gpu(monkeypatch, tmp_path):
     ("defect", "problem", "advice"),
     [
         ({"cuda": None}, "was built without CUDA", "a torch that was built for CUDA"),
-        ({"driver": None}, "libcuda.so.1 is missing", "make it visible to the process"),
+        ({"driver": None}, "libcuda.so.1 is missing", "make the library visible to the process"),
         ({"driver": (12, 4)}, "supports CUDA up to 12.4", "a newer driver, or a torch built for CUDA 12"),
         ({"available": False}, "CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
         (

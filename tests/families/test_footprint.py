@@ -197,7 +197,7 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
 
     shown = run("--as", "cuda:9.0", "--memory", "1G")
     assert shown.exit_code == 0, shown.output
-    assert "tokens that fit beside these" in shown.output
+    assert "tokens that fit beside weights and states" in shown.output
     assert "85% of the rest (memory_fraction)" in shown.output
     assert "that fit: 32 (limited by max_sequences)" in shown.output
     for_host = run("--device", "cpu", "--memory", "80")

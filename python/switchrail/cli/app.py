@@ -51,7 +51,7 @@ class _FlagsAreFalse:
 
 
 class _Command(_FlagsAreFalse, TyperCommand):
-    """A subcommand. The help of `--backend` names the installed backends, for which plugins are loaded."""
+    """A subcommand. To show its help, it loads the plugins: the help of `--backend` names their backends."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:

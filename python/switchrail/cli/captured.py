@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
-    """Every key with its backends and reasons, or the reason why nothing is captured."""
+    """The captured steps with their backends and reasons, or the reason why nothing is captured."""
     if isinstance(capture, str):
         return {"steps": [], "reason": capture, "hooks": []}
     states = [asdict(state) for _, state in capture.states()]

@@ -70,7 +70,7 @@ def check_backend(
     chosen = [case for case in cases if matching is None or matching in case.id]
     if not chosen:
         reasons = "".join(f"\n  {what}: {why}" for why, what in _by_reason(left_out).items())
-        wanted = "" if matching is None else f" with {matching!r} in its id, of {len(cases)}"
+        wanted = "" if matching is None else f" with {matching!r} in its id (of {len(cases)} cases)"
         raise NoCaseError(f"there is no case for backend {name!r}{wanted}{reasons}", found=matching)
     for subject in {id(case.setting.subject): case.setting.subject for case in chosen}.values():
         _check_builds(subject)

@@ -44,7 +44,7 @@ class Choices:
 
 
 def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
-    """Reads the configuration file. Choices of the command line override it, except backends that it denies.
+    """Reads the configuration file. The command line overrides its choices, but not its denials.
 
     Raises:
         ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.

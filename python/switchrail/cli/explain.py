@@ -156,7 +156,7 @@ def _kinds(plan: RoutePlan) -> str:
 
 
 def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
-    """By optional step: the calls whose backends have it, by op and phase, and these backends."""
+    """For each optional step: the backends that have it, by op and phase."""
     features = {
         (backend.op, phase, backend.name): backend.capabilities["features"]
         for backend in plan.backends
@@ -178,7 +178,7 @@ def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
 def _elsewhere(
     found: Planned, phases: Sequence[str] | None, backends: Mapping[str, str]
 ) -> list[tuple[str, str, str, str, str, str]]:
-    """Tables of what Switchrail would serve in other installed engines."""
+    """For each other installed engine: its name, its version, and the lines of `served_in`."""
     make = found.make if phases is None else partial(found.make, phases=phases)
     if phases is not None:
         backends = {}

@@ -29,8 +29,8 @@ Config = Annotated[
         "--config",
         metavar="FILE",
         help="A TOML file with tables: backends (KEY = NAME or [NAMES], the first that fits), deny (KEY = "
-        "[NAMES]), config.OP.NAME (a backend's own values), engine (its sizes). Options of the command line "
-        "take precedence over the file.",
+        "[NAMES]), config.OP.NAME (a backend's own values), engine (the engine's options). Options of the "
+        "command line take precedence over the file.",
     ),
 ]
 OpOption = partial(typer.Option, metavar="OP", autocompletion=complete.ops)

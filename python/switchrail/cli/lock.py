@@ -32,7 +32,7 @@ CheckOption = Annotated[
 def lock(
     output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: flags.Json = False
 ) -> None:
-    """Record the installed distributions. If SWITCHRAIL_LOCK names the file, only these can be loaded."""
+    """Record the installed distributions. If SWITCHRAIL_LOCK names the file, only their plugins can load."""
     if check:
         differences = lock_differences(output)
         if as_json:

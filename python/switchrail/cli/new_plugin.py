@@ -22,7 +22,7 @@ from switchrail.runtime import Runtime
 
 _TEMPLATES = files("switchrail.cli") / "templates"
 
-OpOption = Annotated[str, flags.OpOption(help="The op that its backend computes.")]
+OpOption = Annotated[str, flags.OpOption(help="The op that the plugin's backend computes.")]
 PlatformOption = Annotated[
     bool, typer.Option("--platform", help="Also add a device family, which runs on the host.")
 ]

@@ -158,7 +158,7 @@ def _memory(needed: Footprint) -> Iterator[object]:
             f"{needed.fraction:.0%} of the rest (memory_fraction)"
         )
     if needed.tokens is not None:
-        yield f"tokens that fit beside these: {needed.tokens:,}"
+        yield f"tokens that fit beside weights and states: {needed.tokens:,}"
     sequences = f"sequences of {needed.max_length:,} tokens that fit: {needed.sequences:,}"
     yield sequences + " (limited by max_sequences)" * (needed.sequences == needed.max_sequences)
 

@@ -29,7 +29,7 @@ def plugins(
     with failures_shown():
         runtime = loaded_runtime(Choices())
     try:
-        runtime._platforms.ask_plugins()  # so that the records show which plugin is in use
+        runtime._platforms.ask_plugins()  # so that the records show which platform plugin is in use
     except PlatformPluginError:  # the plugin's record shows the error
         pass
     except PlatformError as error:

@@ -57,7 +57,7 @@ def run(
         float, typer.Option(help="Draw among the most likely tokens whose probabilities add up to this.")
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(help="Draw among tokens at least this likely, relative to the most likely one.")
+        float, typer.Option(help="Draw among tokens at least this likely, relative to the most likely token.")
     ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of each prompt's random numbers.")] = None,
     stop: Annotated[
@@ -255,13 +255,13 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
-    """Prints each prompt with its text: for the first one during generation, for others when finished.
+    """Prints the prompts in order, each with its text: the current one's as it is generated.
 
     On a terminal, control characters are escaped; elsewhere the text is unchanged.
 
     Args:
         out: The console for the generated texts, which are separated by blank lines.
-        told: The console for the prompts. Each is on its own line unless both consoles are terminals.
+        told: The console for the prompts. Each prompt has its own line unless both consoles are terminals.
         events: The engine's events.
         prompts: The prompts, in the order of their requests' ids.
     """

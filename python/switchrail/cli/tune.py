@@ -38,7 +38,7 @@ def tune(
     dtype: Annotated[
         list[str] | None,
         flags.DtypeOption(
-            help="A dtype of activations; can be given several times; by default those that suit the device."
+            help="A dtype of activations; can be given several times; by default bfloat16, on CPUs float32."
         ),
     ] = None,
     device: flags.Device = None,

@@ -29,7 +29,7 @@ def warmup(
     download: flags.Download = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Compile the kernels that a checkpoint needs and capture its decodes, before the first request.
+    """Compile the kernels that a checkpoint needs and capture its decode steps, before the first request.
 
     Triton's cache keeps the kernels on disk, for all later processes with the same versions.
     """

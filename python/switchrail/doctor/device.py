@@ -35,7 +35,10 @@ def check_device() -> Iterator[Finding]:
     elif driver is None:
         problem = "its kernel driver is loaded, but the driver's library libcuda.so.1 is missing"
         yield Finding(
-            "device", subject, problem, "make it visible to the process; in a container, its runtime does so"
+            "device",
+            subject,
+            problem,
+            "make the library visible to the process; in a container, use NVIDIA's runtime",
         )
     elif _version(built)[0] > driver[0]:
         found = ".".join(map(str, driver))
@@ -62,7 +65,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
         platform = runtime.platform
     except Exception as error:  # a broken torch can raise any exception
         yield Finding(
-            "platform", "the platform", str(error), f"set {PLATFORM} to one that works, such as cpu"
+            "platform", "the platform", str(error), f"set {PLATFORM} to a platform that works, such as cpu"
         )
         return
     subject, seconds = f"platform {platform.kind}", patience(runtime._loader.seconds())
@@ -71,7 +74,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
             work = getattr(platform.hardware, what)
             within(seconds, work, subject, f"its method {what}")
         except Exception as error:  # a vendor's code can raise any exception
-            advice = "ask its vendor: this method is mandatory"
+            advice = "ask the platform's vendor: this method is mandatory"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
     for backend in runtime.backends():
         if platform.kind not in {device["kind"] for device in backend.capabilities["devices"]}:

@@ -63,7 +63,7 @@ def _copies() -> Iterator[Finding]:
                 "copies",
                 name,
                 f"{version} in {folder} is hidden by {first[1]} in {first[0] or os.getcwd()}",
-                f"remove one: `pip uninstall {name}` in the environment that has it, or take its folder "
+                f"remove one of the two: `pip uninstall {name}` in its environment, or remove its folder "
                 "from PYTHONPATH",
             )
 
@@ -122,7 +122,7 @@ def _versions(runtime: Runtime) -> Iterator[Finding]:
     core = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     for name, found in ((CORE, packages.get(CORE)), (KERNELS, packages.get(KERNELS))):
         if found is not None and found != core:
-            what = "its metadata names version" if name == CORE else "installed is"
+            what = "its metadata names version" if name == CORE else "the installed version is"
             yield Finding(
                 "versions",
                 name,

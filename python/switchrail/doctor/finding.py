@@ -10,11 +10,11 @@ class Finding:
     """A problem, or a note.
 
     Attributes:
-        check: The check that found it.
-        subject: The variable, distribution, plugin, hook or device that it concerns.
+        check: The check that found the problem.
+        subject: The variable, distribution, plugin, hook or device that the problem concerns.
         problem: The problem.
         advice: The recommended action.
-        is_problem: Whether action is needed; otherwise it is only a note.
+        is_problem: Whether action is needed; False for a note.
     """
 
     check: str

@@ -32,7 +32,7 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
     try:
         runtime.load()
     except SwitchrailError as error:
-        yield Finding("plugins", "all", str(error), "correct this first; no plugin is loaded before")
+        yield Finding("plugins", "all", str(error), "correct this first; until then no plugin is loaded")
         return
     for plugin in runtime.plugins:
         name = plugin.qualified_name

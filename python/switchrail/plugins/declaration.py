@@ -35,7 +35,7 @@ def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str
         priority: Plugins of higher priority run earlier.
         before: Plugins that run after this one: a name, `DISTRIBUTION:NAME`, or a distribution's name for all
         of its plugins. Unknown names have no effect.
-        after: Plugins that run before this one, likewise.
+        after: Plugins that run before this one, in the same forms as `before`.
 
     Raises:
         ArgumentError: An argument has a wrong type.
@@ -63,7 +63,7 @@ def in_order(plugins: Sequence[Plugin], declarations: Sequence[Declaration]) -> 
     """The order of plugins, as indices.
 
     Raises:
-        OrderError: The declarations form a cycle; its members are qualified names.
+        OrderError: The declarations form a cycle; the error's `members` are the plugins' qualified names.
     """
     places = [(each.priority, list(each.before), list(each.after)) for each in declarations]
     return _core.order_plugins(list(zip(plugins, places, strict=True)))

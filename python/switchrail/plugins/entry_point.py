@@ -50,7 +50,7 @@ def check_function(plugin: Plugin, found: object, argument: str) -> Callable[...
         argument: A description of the argument.
 
     Raises:
-        EntryPointError: It can't be called with one argument, or its body would not run in the call.
+        EntryPointError: The target can't be called with one argument, or the call would not run its body.
     """
     valid = f"valid: a plain function that takes {argument}"
     if isinstance(found, type):

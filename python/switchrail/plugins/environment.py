@@ -19,7 +19,7 @@ PLATFORMS = "switchrail.platforms"
 
 
 def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
-    """Names of the plugins that may be loaded: the argument, else the environment's; None means all.
+    """Names of the plugins that may be loaded: `allow`, or else `SWITCHRAIL_PLUGINS`; None means all.
 
     Raises:
         ArgumentError: The argument is a single string, or contains something other than strings.
@@ -41,8 +41,8 @@ def seconds_allowed(timeout: float | None, default: float | None = None) -> floa
     """The time limit for one plugin in seconds; None means no limit.
 
     Args:
-        timeout: The given time; None means the environment's.
-        default: The time to use if the environment sets none.
+        timeout: The given time; None means `SWITCHRAIL_LOAD_TIMEOUT`.
+        default: The time to use if the variable is unset.
 
     Raises:
         ArgumentError: The time is not a number.

@@ -187,11 +187,11 @@ class Loader:
     def load_as(
         self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
     ) -> None:
-        """Loads the plugins that another process loaded, in that order, and copies the other records.
+        """Loads the plugins that another process loaded, in the same order, and copies the other records.
 
         Args:
-            plugins: The result of `in_order` in that process.
-            paths: The value of `paths` in that process.
+            plugins: The result of `in_order` in the other process.
+            paths: The value of `paths` in the other process.
             after_each: Called after each plugin.
 
         Raises:
@@ -220,7 +220,7 @@ class Loader:
     def _select(
         self, allow: Sequence[str] | None, platform: str | None = None, *, given: object = None
     ) -> set[tuple[str, str]]:
-        """Blocks plugins that may not be loaded. Returns those that differ from the lock."""
+        """Blocks plugins that may not be loaded. Returns the keys of plugins that differ from the lock."""
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None

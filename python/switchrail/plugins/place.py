@@ -18,8 +18,8 @@ _OTHERS = {"switchrail", "torch", "transformers", *sys.stdlib_module_names}
 def failing_place(error: BaseException) -> str:
     """The line in which a backend failed, as `FILE:LINE`; empty if the error has no traceback.
 
-    This is the innermost line of the backend's own package, or for a built-in backend of Switchrail, even if
-    the error was raised in torch or another package that it calls.
+    It is the innermost line in the backend's own package (`switchrail` for a built-in backend), even if a
+    package that the backend calls, such as torch, raised the error.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]

@@ -1,6 +1,6 @@
 """Memory of the sequences in attention layers: pages of keys and values, and slots of recurrent state.
 
-The pools depend on neither platform nor engine. A platform can provide classes of its own instead.
+The pools depend on neither platform nor engine. A platform can replace these classes by its own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ class FreeList:
     A platform's own class can override `__init__`, `__len__`, `take` and `give`.
 
     Attributes:
-        capacity: How many numbers there are, without the reserved one.
+        capacity: How many numbers there are, without the reserved number 0.
     """
 
     def __init__(self, count: int) -> None:

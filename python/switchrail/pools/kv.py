@@ -40,7 +40,7 @@ class KVPool(PagedPool, Generic[S]):
 
         Args:
             shapes: The cache shape of each layer, by layer id.
-            num_pages: The number of pages, with the reserved one.
+            num_pages: The number of pages, including the reserved page 0.
             page_size: Tokens per page.
             dtype: The dtype of the cache.
             device: The device of the cache.

@@ -23,7 +23,7 @@ class Pool:
 
         Args:
             sources: [N] int64, the places to copy.
-            targets: [N] int64, the place to copy each one to; no target is also a source.
+            targets: [N] int64, the place to copy each source to; no target is also a source.
         """
         for tensor in self.tensors():
             tensor[targets] = tensor[sources]
@@ -37,7 +37,7 @@ class PagedPool(Pool):
 
         Args:
             sources: [T] int64, rows of the tensors viewed as [pages * page, ...].
-            targets: [T] int64, the rows to copy them to; where several are equal, their sources are too.
+            targets: [T] int64, the row to copy each source to. Equal targets have equal sources.
         """
         for tensor in self.tensors():
             rows = tensor.flatten(0, 1)

@@ -34,7 +34,7 @@ class StatePool(Pool):
 
         Args:
             shapes: The shape of a sequence's state or window, by (layer id, op).
-            num_slots: The number of slots, with the reserved one.
+            num_slots: The number of slots, including the reserved slot 0.
             dtype: The dtype of convolution windows.
             state_dtype: The dtype of recurrent states.
             device: The device of the slots.

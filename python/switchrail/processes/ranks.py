@@ -97,7 +97,7 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
     """The reports of all ranks, exchanged through the job's key-value store.
 
     A collective would need a device that the group's backend supports, and could not tell which rank is
-    missing. There is no public access to the store in some supported versions of torch.
+    missing. Some supported versions of torch have no public function that returns the store.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store

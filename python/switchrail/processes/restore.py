@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# If two threads of a worker restore at once, both use the runtime of the first one.
+# If two threads of a worker restore at the same time, both get the first thread's runtime.
 _restoring = SingleFlight()
 
 

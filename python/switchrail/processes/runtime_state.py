@@ -56,8 +56,8 @@ class RuntimeState(State):
             The runtime.
 
         Raises:
-            InstallationError: The installation of this process differs, or something fails to load only here;
-                the error lists every difference. The default runtime stays as it was.
+            InstallationError: This process's installation differs, or a plugin or an object fails to load
+                only here; the error lists every difference. The default runtime stays as it was.
         """
         return restore(self)
 
@@ -68,7 +68,7 @@ class RuntimeState(State):
             runtime: The result of `restore`.
 
         Raises:
-            InstallationError: A plan has other routes or backends here; the error lists them.
+            InstallationError: A plan has other routes or backends here; the error lists the differences.
         """
         return make_plans(self, runtime)
 

@@ -25,8 +25,9 @@ class BackendState:
 
     Attributes:
         registration: The registration.
-        is_imported: True if it was registered with a class, False if with the path of a class.
-        config_type: The path of its configuration's type; None if it has none, or a plugin provides it.
+        is_imported: True if the backend was registered with a class, False if with the path of a class.
+        config_type: The path of the configuration's type; None if the backend has no configuration, or if a
+            plugin registered the backend.
     """
 
     registration: Registration
@@ -39,18 +40,18 @@ class HookState:
     """A hook, and the path to import its callable from.
 
     Attributes:
-        target: The dotted path of its target.
+        target: The dotted path of the hook's target.
         kind: `before`, `after`, `around` or `replace`.
         name: The module and qualified name of the callable.
         fn: The path to import the callable from; None if a plugin provides it.
-        source: The distribution that provides it, or another name for its author.
-        plugin: The plugin that added it, or None.
+        source: The distribution that provides the hook, or another name for the hook's author.
+        plugin: The plugin that added the hook, or None.
         version: The distribution's version, or None.
         priority: Hooks of higher priority are nearer to the caller.
         before: Sources, or names of hooks, that run after this one.
         after: Sources, or names of hooks, that run before this one.
         strict: Whether a missing target is an error.
-        is_enabled: Whether it runs.
+        is_enabled: Whether the hook is enabled.
     """
 
     target: str
@@ -98,7 +99,8 @@ class State:
         paths: The paths searched for plugins; None means `sys.path`.
         plugins: All plugins found; first the loaded ones, in the order of loading.
         packages: Installed versions of the distributions that registered backends require.
-        backends: All registrations, including overridden ones; those of one name in order of registration.
+        backends: All registrations, including overridden ones. Registrations of one op and name are in the
+            order in which they were made.
         hooks: All hooks, including waiting and disabled ones, in the order in which they were added.
         chains: For each target, its enabled hooks in the order in which they run.
         strict_hooks: The value of `Hooks.strict`.

@@ -1,4 +1,4 @@
-"""Times the backends that fit on a device, from which `auto` chooses the fastest; see `switchrail.times`."""
+"""Times the backends that fit a device, so that `auto` can choose the fastest; see `switchrail.times`."""
 
 from switchrail.tune.grid import SIZES, Batch, Size, batches, sizes_of
 from switchrail.tune.timing import ATTEMPTS, Timing, machine, tune, way_of

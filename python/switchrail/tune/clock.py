@@ -21,7 +21,7 @@ Way = Literal["graph", "queued", "eager", "host"]
 - `queued`: on the device, with the calls queued in advance so the device never waits for the host.
 - `eager`: the host launches as many calls as a model has layers; the time is the host's or the device's,
   whichever is longer.
-- `host`: each call is waited for before the next.
+- `host`: the host waits for each call before it makes the next.
 """
 
 LAYERS = 48

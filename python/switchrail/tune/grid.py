@@ -38,7 +38,7 @@ class Size:
         )
 
     def small(self) -> Size:
-        """The same op with an eighth of the heads or channels."""
+        """The same size with an eighth of the heads or channels."""
         return Size(
             head_size=self.head_size,
             heads=self.heads and (max(1, self.heads[0] // 8), max(1, self.heads[1] // 8)),
@@ -83,8 +83,9 @@ class Batch:
     """One batch of the grid.
 
     Attributes:
-        lengths: The rows of each sequence.
-        cached: The cached tokens of each sequence, including its rows; None for an op without a cache.
+        lengths: The number of rows of each sequence.
+        cached: The number of cached tokens of each sequence, including those of its rows; None for an op
+            without a cache.
     """
 
     lengths: tuple[int, ...]
@@ -109,16 +110,17 @@ _MOST_CACHED = 2**20
 """The most cached tokens of a batch, summed over its sequences."""
 
 _SMALLER = 16
-"""The factor by which batches are smaller on devices other than GPUs."""
+"""Batch sizes are divided by this number on devices other than GPUs."""
 
 
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase, with sizes that are powers of two.
 
-    For prefill without a cache, the grid has total numbers of rows, in 1 to 64 sequences of equal length. For
-    prefill with a cache, it has pairs of rows and cached tokens: as many cached tokens as rows, an eighth
-    more, and larger numbers. Some backends are much faster if nothing was cached before the rows, and that
-    time does not predict their other times. For decode and verify, the grid has numbers of sequences.
+    For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length. For
+    prefill with a cache, each number of rows is combined with several numbers of cached tokens. Among them
+    are the number of rows itself (nothing was cached before) and an eighth more: some backends are much
+    faster if nothing was cached before, and that time does not predict their other times. For decode and
+    verify, the grid has several numbers of sequences.
 
     Args:
         op: The op.

@@ -110,7 +110,7 @@ def tune(
     sizes: Mapping[str, Sequence[Size]] | None = None,
     large: bool | None = None,
 ) -> Iterator[Timing]:
-    """Times the backends of each op that fit.
+    """Times the fitting backends of each op.
 
     It skips backends of negative priority, which are never chosen automatically, and those that fail the
     conformance suite's first case. On a GPU, a backend that declares the feature `cuda_graph` is timed in a
@@ -277,7 +277,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
 
 
 def _calls(platform: Platform, call: Sample) -> list[Sample]:
-    """So many copies of a call that running one evicts the next one's data from the L2 cache."""
+    """Enough copies of a call that, when they run in turn, each finds its data evicted from the L2 cache."""
     device = torch.device(platform.device)
     if device.type != "cuda":
         return [call]
