@@ -22,7 +22,7 @@ use crate::{
     resolve::sequences,
 };
 
-/// A route plan with instances of its backends, which no other plan shares.
+/// A route plan with instances of its backends. No other plan shares these instances.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BoundPlan {
     plan: Py<RoutePlan>,
@@ -70,8 +70,8 @@ impl BoundPlan {
         self.plan.clone_ref(py)
     }
 
-    /// The routes for a batch in a phase. `seqlens` has the number of rows of each sequence, `kv_seqlens` the
-    /// number of its cached tokens after the call; without `kv_seqlens`, the two are equal.
+    /// The routes for a batch in a phase. For each sequence, `seqlens` has the number of rows, and
+    /// `kv_seqlens` the number of cached tokens after the call; without `kv_seqlens`, both numbers are equal.
     #[pyo3(signature = (phase, seqlens, kv_seqlens=None))]
     fn at(
         slf: &Bound<'_, Self>,
@@ -196,8 +196,8 @@ impl BoundPlan {
     }
 }
 
-/// The index of a name among interned names, compared by identity. `None` if the name itself is not interned,
-/// even if an equal one is.
+/// The index of a name among interned names, compared by identity. `None` if this object is not interned,
+/// even if an equal string is.
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())

@@ -10,7 +10,8 @@ use crate::{
     text::described,
 };
 
-/// The exception class for each code. Unknown codes give the base class; a test checks that there are none.
+/// The exception class for each code. Unknown codes give the base class; a test checks that every code is
+/// known.
 fn class_of(code: &str) -> &'static str {
     match code {
         "unknown_op" => "UnknownOpError",

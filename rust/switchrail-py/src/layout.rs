@@ -54,7 +54,7 @@ mirror! {
             self.0.layers().iter().cloned().map(Layer).collect()
         }
 
-        /// The layout of each step of the model's own draft head; empty if the config has none.
+        /// The layout of each step of the model's own draft head; empty if the config has no head.
         #[getter]
         fn drafts(&self) -> Vec<Self> {
             self.0.drafts().iter().cloned().map(Self).collect()

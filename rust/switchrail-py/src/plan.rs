@@ -80,8 +80,8 @@ impl RoutePlan {
         Ok(Self { core })
     }
 
-    /// The registration that serves an op of a layer in a phase; if there are several, the one for batches of
-    /// unknown size.
+    /// The registration that serves an op of a layer in a phase. If there are several, the registration for
+    /// batches of unknown size.
     ///
     /// The layer is given by its id or as an object. The `layer_id` or `layer_idx` of an object takes
     /// precedence.

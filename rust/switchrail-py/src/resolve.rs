@@ -117,8 +117,8 @@ impl Query {
     }
 }
 
-/// For each sequence of a batch, its rows and its cached tokens after the call. Without `kv_seqlens` the two
-/// are equal.
+/// For each sequence of a batch, the number of rows and the number of cached tokens after the call. Without
+/// `kv_seqlens` both numbers are equal.
 pub fn sequences(
     seqlens: &Bound<'_, PyAny>,
     kv_seqlens: Option<&Bound<'_, PyAny>>,

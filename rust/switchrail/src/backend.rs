@@ -249,8 +249,9 @@ impl fmt::Display for HeadSize {
 
 /// A backend that is a Rust value.
 ///
-/// The core stores it, and returns it with the route plans that pin it. The only method that the core calls
-/// checks a configuration. A service gets its own type back with [`Entry::native`] and computes with it.
+/// The core stores the value, and returns it with the route plans that pin it. The core calls only
+/// [`NativeBackend::check_config`]. A service gets its own type back with [`Entry::native`] and computes with
+/// it.
 pub trait NativeBackend: Any + fmt::Debug + Send + Sync {
     /// Checks a configuration (defaults merged with the user's values), at registration and at each change.
     ///

@@ -37,7 +37,8 @@ pub struct PluginPlace {
 /// ```
 ///
 /// # Errors
-/// [`OrderError::Cycle`] if the declared places contradict each other; its members are qualified names.
+/// [`OrderError::Cycle`] if the declared places contradict each other. The error's members are the plugins'
+/// qualified names.
 pub fn order_plugins<'a>(
     plugins: impl IntoIterator<Item = (&'a PluginRecord, &'a PluginPlace)>,
 ) -> Result<Vec<usize>, OrderError> {

@@ -14,7 +14,7 @@ use crate::error::core_error;
 pub struct OrderItem {
     /// The item's name, which other items' constraints use. Several items may share a name.
     pub key: String,
-    /// Name of the distribution that registered it.
+    /// Name of the distribution that registered the item.
     pub source: String,
     /// Items of higher priority come first.
     #[serde(default)]
@@ -23,7 +23,7 @@ pub struct OrderItem {
     /// belong to plugins that are not installed.
     #[serde(default)]
     pub before: Vec<String>,
-    /// Keys or sources that the item must come after. Unknown names are ignored likewise.
+    /// Keys or sources that the item must come after. Names that no item has are ignored.
     #[serde(default)]
     pub after: Vec<String>,
 }

@@ -134,8 +134,8 @@ core_error! { PreferenceError {
 /// `linear`. [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
 ///
 /// Several names, separated by commas, are an order ([`Preferences::order`]): the first backend that fits
-/// serves; if none fits, the automatic choice serves. [`AUTO`] can end an order: `acme, auto` is one with a
-/// single name.
+/// serves; if none fits, the automatic choice serves. [`AUTO`] can end an order: `acme, auto` is an order
+/// with a single name.
 ///
 /// `!` before a name denies the backend. The denials of all keys apply, even of keys that are less specific
 /// than the key with the choice ([`Preferences::denial`]).
@@ -194,7 +194,7 @@ impl Preferences {
         })
     }
 
-    /// The most specific key that denies a backend for an op and a phase; `None` if none does.
+    /// The most specific key that denies a backend for an op and a phase; `None` if no key denies it.
     #[must_use]
     pub fn denial(&self, op: Op, phase: Phase, name: &str) -> Option<PreferenceKey> {
         let denies = |value| names(value).filter_map(denied).any(|own| own == name);

@@ -39,10 +39,11 @@ core_error! { SelectionError {
 #[serde(default)]
 pub struct Selection {
     /// The allowed general plugins: `name`, or `distribution:name` if two distributions use the same name.
-    /// `None` allows all, an empty list none. Platforms are never blocked by it, so naming one has no effect.
+    /// `None` allows all plugins, an empty list allows none. Platforms are never blocked by this list, so
+    /// naming a platform has no effect.
     pub allow: Option<Vec<String>>,
-    /// The platform in use, if one is chosen. It blocks general plugins of distributions that provide only
-    /// other platforms.
+    /// The platform in use, if one is chosen. General plugins of distributions that provide only other
+    /// platforms are blocked.
     pub platform: Option<String>,
 }
 

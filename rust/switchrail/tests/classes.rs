@@ -71,7 +71,7 @@ fn each_load_goes_to_the_backend_that_is_fastest_there() {
             "{sample:?}"
         );
     }
-    // held-out real times, which the interpolated ones must approximate
+    // held-out real times, which the interpolated times must approximate
     for (rows, length) in [
         (32_768, 28_672),
         (32_048, 30_000),

@@ -434,11 +434,11 @@ fn a_namespace_package_is_held_but_for_what_others_have_recorded() {
     assert_eq!(told(&lock, &site), [difference]);
     let other = "space/vendor/kernel.py,,\nspace/pack/more.so,,\n";
     write(site.join("vendor-1.0.dist-info/RECORD"), other);
-    // Files in a package that only this distribution provides are locked, even if another one has recorded
-    // them too.
+    // Files in a package that only this distribution provides are locked, even if another distribution has
+    // recorded them too.
     let difference = "acme differs from the lock: files added: space/pack/more.so";
     assert_eq!(told(&lock, &site), [difference]);
-    // Discovery finds metadata with an ending in any case, so these own files too.
+    // Discovery ignores the case of the metadata folder's ending, so such distributions own files too.
     fs::rename(
         site.join("vendor-1.0.dist-info"),
         site.join("vendor-1.0.DIST-INFO"),

@@ -27,7 +27,7 @@ const MAX_ENTRY_POINTS: u64 = 1 << 20;
 pub struct Distribution {
     /// Its name, normalised as in PEP 503.
     pub name: String,
-    /// Its version. If the distribution has no plugins, it is read from the name of the metadata folder.
+    /// Its version. For a distribution without plugins, the version in the name of the metadata folder.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
@@ -48,7 +48,7 @@ pub enum ProblemCode {
 }
 
 impl ProblemCode {
-    /// A file or folder that discovery could not read, or that it ignored.
+    /// The code's name in documents, such as `left_over`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -103,8 +103,8 @@ impl Discovery {
 ///
 /// As in Python, a distribution shadows those of the same normalised name in later folders of the path. If
 /// one folder has several of the same name, the one whose metadata folder sorts first is used, and the others
-/// are listed as problems. Like Python, it ignores folders that do not exist. Other paths that cannot be read
-/// are listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the
+/// are listed as problems. As in Python, folders that do not exist are ignored. Other paths that cannot be
+/// read are listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the
 /// differences from `importlib.metadata`.
 ///
 /// ```
@@ -327,7 +327,7 @@ impl Found {
     }
 }
 
-/// Whether a file name is one of metadata, ignoring case. Called for every file in a folder.
+/// Whether a file name is that of a metadata folder or file, ignoring case. Called for each file in a folder.
 pub(crate) fn is_info(file_name: &OsStr) -> bool {
     let name = file_name.as_encoded_bytes();
     [&b".dist-info"[..], b".egg-info"].into_iter().any(|ending| {

@@ -77,8 +77,8 @@ impl Layout {
     /// Reads a transformers config.
     ///
     /// The kinds are those of the mixers that transformers would create. If the config nests its language
-    /// model under `text_config`, that part is read. The model's name is its `_name_or_path`, or else its
-    /// model type.
+    /// model under `text_config`, that part is read. The model's name is the config's `_name_or_path`, or
+    /// else the model type.
     ///
     /// # Errors
     /// [`LayoutError`] if the model type is unknown, or if the config does not name its layers or contradicts
@@ -100,7 +100,7 @@ impl Layout {
         )
     }
 
-    /// Reads a `config.json`, or the one in a folder. The model is named after the folder.
+    /// Reads the `config.json` at a path or in a folder. The model is named after the folder.
     ///
     /// Accepts `Infinity` and `NaN`, which Python writes.
     ///
@@ -192,8 +192,8 @@ impl Layout {
 
     /// The layouts of the model's own draft head (multi-token prediction), one per step.
     ///
-    /// Step k drafts the k-th token after the newest one. Each step counts its layers from 0, and nothing is
-    /// assumed about them. Empty if the config has no head.
+    /// Step k drafts the k-th token after the newest one. Each step counts its layers from 0, and may have
+    /// layers of any kind. Empty if the config has no head.
     #[must_use]
     pub fn drafts(&self) -> &[Self] {
         &self.drafts

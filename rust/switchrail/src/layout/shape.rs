@@ -283,7 +283,7 @@ pub(super) fn mamba(config: &Config) -> Shapes {
     )])
 }
 
-/// Shapes of models with attention layers only, of which some have a window.
+/// Shapes of models whose layers are all attention, some with a window.
 pub(super) fn softmax(config: &Config, head_size: Option<u32>) -> Shapes {
     softmax_of(attention(config, head_size)?, config)
 }

@@ -44,12 +44,12 @@ impl Unreadable {
 ///
 /// For a wheel: the files in its `RECORD`, and all other files that could be imported from its packages or in
 /// place of its modules. For an editable install, whose `RECORD` lists only `.pth` files and modules that
-/// lead to the sources: the packages and modules that these lead to. Without a `RECORD`, as for a project's
+/// lead to the sources: the packages and modules among the sources. Without a `RECORD`, as for a project's
 /// own `egg-info`: its top-level packages and modules. An archive is one file.
 ///
-/// `modules` are the top-level modules that the entry points name. If one is not found, that is an error,
-/// because it could be imported without being locked. `owners` tells which files of a shared namespace
-/// package belong to other distributions.
+/// `modules` are the top-level modules that the entry points name. It is an error if one of these modules is
+/// not found, because it could be imported without being locked. `owners` tells which files of a shared
+/// namespace package belong to other distributions.
 pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> Result<Files, Unreadable> {
     if let Some(archive) = info.ancestors().skip(1).find(|path| path.is_file()) {
         return Ok(Files::from([(file_name(archive), archive.to_owned())]));

@@ -1,4 +1,4 @@
-//! Route plans: the decisions which backend serves each layer of a model, taken once and read on each call.
+//! Route plans: which backend serves each layer of a model, decided once and read on each call.
 
 mod bind;
 mod document;
@@ -132,13 +132,14 @@ impl PlanRequest {
 pub struct Route {
     /// Ids of the layers, ascending.
     pub layers: Vec<usize>,
-    /// The backend that serves them, and the reason. Its query has the op and the phase.
+    /// The backend that serves the layers, and the reason. The decision's query has the op and the phase.
     pub decision: Decision,
 }
 
 /// The backend for each layer, op and phase of one model; or several backends, each for a class of batches.
 ///
-/// Backends of one op share a state or a cache, so all of them in a plan use the same form of it.
+/// Backends of one op share a state or a cache, so in a plan all backends of an op use the same form of state
+/// or cache.
 ///
 /// A plan has its own copy of the registrations that it uses, so later changes of the registry do not affect
 /// it. [`RoutePlan::is_stale`] tells whether there were such changes.
@@ -161,7 +162,7 @@ impl RoutePlan {
     ///
     /// # Errors
     /// [`PlanError`] if a preference is invalid, a layer computes something that no op covers, or no backend
-    /// fits an op. The last of these names every candidate with its reasons.
+    /// fits an op. In the last case the error names every candidate with the reasons against it.
     pub fn new(
         snapshot: &Arc<Snapshot>,
         layout: Arc<Layout>,
@@ -327,7 +328,7 @@ impl RoutePlan {
         self.version
     }
 
-    /// The plan's decisions, sorted by op, phase and first layer. Layers with equal queries share one.
+    /// The plan's decisions, sorted by op, phase and first layer. Layers with equal queries share a decision.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.routes

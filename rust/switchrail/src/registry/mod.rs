@@ -65,7 +65,7 @@ impl Runtime {
         self.snapshot.load()
     }
 
-    /// Opens a transaction on behalf of `origin`. Any number may be open at once.
+    /// Opens a transaction on behalf of `origin`. Any number of transactions may be open at the same time.
     pub fn begin(self: &Arc<Self>, origin: Origin) -> Transaction {
         Transaction::new(Arc::clone(self), origin)
     }

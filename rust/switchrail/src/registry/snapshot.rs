@@ -293,7 +293,7 @@ pub struct Commit {
     pub(super) schema: Schema,
     /// The version after the commit. A commit without changes keeps the version.
     pub version: u64,
-    /// The origin for which it was committed.
+    /// The origin on whose behalf the changes were committed.
     pub origin: Origin,
     /// The changes, in order. If there are none, no new version was published.
     pub changes: Vec<Change>,

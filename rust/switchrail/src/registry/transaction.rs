@@ -143,9 +143,9 @@ impl Registrar {
         Ok(id)
     }
 
-    /// Stages the removal of all registrations of an op and name except the built-in one. A plugin removes
-    /// only its own. If a phase is given, only registrations for that phase alone are removed. It is not an
-    /// error if there are none.
+    /// Stages the removal of all registrations of an op and name except the built-in one. For a plugin, only
+    /// its own registrations are removed. If a phase is given, only registrations for that phase alone are
+    /// removed. It is not an error if no registration is removed.
     ///
     /// # Errors
     /// [`RegisterError::NotOwn`] if a plugin would clear only registrations of other origins, or
@@ -197,7 +197,7 @@ impl Registrar {
         own.into_iter().try_for_each(|id| self.withdraw(id))
     }
 
-    /// Stages the user's values for the last registered backend of an op and name. They replace earlier
+    /// Stages the user's values for the last registered backend of an op and name. These replace earlier
     /// values.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub enum ResolveError {
         /// All registrations of the op, with their reasons.
         rejected: Vec<Rejection>,
     },
-    /// The backend that the user chose can't serve the query. No other one is used instead.
+    /// The backend that the user chose can't serve the query. No other backend is used instead.
     #[error("{:?}, chosen for {key}, can't serve {query}: {}{}", .chosen.backend.name, joined(&.chosen.reasons), lines(.rejected))]
     UnfitChoice {
         /// The query.

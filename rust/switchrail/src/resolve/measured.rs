@@ -12,12 +12,12 @@ use crate::{Dtype, HeadSize, Op, Phase};
 pub struct HeadCount(
     /// Number of query heads.
     pub u32,
-    /// Number of value heads; for attention, of key/value heads.
+    /// Number of value heads; for attention, the number of key/value heads.
     pub u32,
 );
 
 impl HeadCount {
-    /// How many doublings of either count lead from one to the other.
+    /// How many doublings lead from one pair of counts to the other, summed over both counts.
     fn distance(self, other: Self) -> i64 {
         let each = |a: u32, b: u32| (log2(a.into()) - log2(b.into())).abs();
         each(self.0, other.0) + each(self.1, other.1)

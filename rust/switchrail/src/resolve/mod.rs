@@ -53,17 +53,17 @@ pub struct Query {
     /// Optional features that the backend must have.
     #[serde(default)]
     pub features: BTreeSet<String>,
-    /// Number of heads. It selects the measured times with the nearest number, and rejects no backend.
+    /// Numbers of heads. They select the times measured with the nearest numbers, and reject no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the gates never decay. It selects the times measured without decay, and rejects no backend.
+    /// Whether the gates never decay. If so, the times measured without decay are used. Rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
     /// Largest number of tokens that a row attends to. Times are measured without a window, so the times of
     /// calls with this length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// Measured times of such calls on the device.
+    /// Times of the queried calls, measured on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Sample>,
 }
@@ -287,13 +287,14 @@ impl Snapshot {
     /// The user's choice ([`Preferences::choice`]) is always used; if it does not fit, that is an error. A
     /// denied backend ([`Preferences::denial`]) does not fit. If the user gave an order
     /// ([`Preferences::order`]), the first backend in it that fits serves. Otherwise the active backends that
-    /// fit are ranked by priority, then by [`Origin`], then by name. The first one serves, unless it was
-    /// measured ([`Query::measured`]). In that case the fastest measured backend serves, or at each load the
-    /// fastest at this load ([`Classes`]). Times between measured loads are interpolated linearly in
-    /// logarithms. If several backends are within 1 % of the fastest, the one that ranks first serves.
+    /// fit are ranked by priority, then by [`Origin`], then by name. The backend that ranks first serves,
+    /// unless it was measured ([`Query::measured`]). In that case the fastest measured backend serves; if
+    /// different backends are the fastest at different loads, each serves its class of loads ([`Classes`]).
+    /// Times between measured loads are interpolated linearly in logarithms. If several backends are within
+    /// 1 % of the fastest, the one that ranks first serves.
     ///
     /// # Errors
-    /// [`ResolveError`], with the reasons of every candidate.
+    /// [`ResolveError`], with the reasons against every candidate.
     pub fn resolve(
         &self,
         query: &Query,
