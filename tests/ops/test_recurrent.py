@@ -214,7 +214,9 @@ def test_raw_gates_need_their_parameters(op):
             tensors={k: v for k, v in call.tensors.items() if k != name},
             options={k: v for k, v in call.options.items() if k != name},
         )
-        with pytest.raises(ContractError, match=f"{name}: got None, expected a value where gate is"):
+        with pytest.raises(
+            ContractError, match=f"{name}: got None, expected a value where gate is 'sigmoid'"
+        ):
             broken.run(backend())
     broken = dataclasses.replace(call, options={**call.options, "lower_bound": 5.0})
     with pytest.raises(ContractError, match=r"lower_bound: got 5\.0, expected less than 0"):
