@@ -11,7 +11,7 @@ ROWS = {
     "usual": "usual",
     "beta up to 2, nearly parallel keys": "hard",
     "bfloat16 state": "bfloat16_state",
-    "alone against in a batch": "company",
+    "a sequence alone, compared with the same sequence in a batch": "company",
 }
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
