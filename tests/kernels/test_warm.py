@@ -29,6 +29,8 @@ from switchrail_kernels.launch import ALIGNMENT, Launcher, _specialization
 from switchrail_kernels.segments import Chunks
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
+from tests.engine.test_graphs import GraphPlatform
+
 TOKENIZER = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 SIZES = {
     "hidden_size": 64,
@@ -105,8 +107,8 @@ def forms(monkeypatch):
     return found
 
 
-@pytest.fixture
-def engine(tmp_path):
+@pytest.fixture(params=[CpuPlatform, GraphPlatform], ids=["eager", "captured"])
+def engine(request, forms, tmp_path):
     torch.manual_seed(0)
     Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES)).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -114,7 +116,7 @@ def engine(tmp_path):
     with isolated() as runtime:
         with runtime.transaction() as transaction:
             switchrail_kernels.register(OnCpu(transaction))
-        platform = CpuPlatform()
+        platform = request.param()
         platform.serving.register_oot_forward(
             ChooseTokens.name, lambda logits, params, draws: torch.zeros(len(params), dtype=torch.int64)
         )

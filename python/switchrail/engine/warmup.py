@@ -67,7 +67,7 @@ def rounds(engine: Engine) -> list[list[int]]:
     together = [*fits[:8], *[min(9, most)] * (options.max_sequences - 8)][: options.max_sequences]
     rows = options.max_tokens_per_step
     limits = options.max_sequences, rows, most, capacity, new
-    return [*alone, together, *_crowds(*limits), *_mixtures(*limits)]
+    return [*alone, together, *_crowds(*limits), *_mixtures(*limits), *_overflows(*limits)]
 
 
 def _new_tokens(engine: Engine) -> int:
@@ -101,6 +101,20 @@ def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> 
         )
         if count > 0 and max((length, *others)) <= most:
             yield [*others, *[length] * count]
+
+
+def _overflows(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
+    """Rounds of more tokens than fit into a step, whose first sequences decode while other prompts run.
+
+    Such decodes are not captured, so kernels may be launched in other forms than in captured decodes: caches
+    that are shorter than a graph's limit may not be split. There are no such rounds if the prompts of all
+    sequences fit into a step.
+    """
+    last = min(rows, most, capacity - new)
+    for length, count in dict.fromkeys(((1, 1), (1, sequences - 1), (min(1000, last), 1))):
+        needed = max(1, (rows - length * count) // last + 1) if last > 0 else sequences
+        if 0 < count <= sequences - needed:
+            yield [length] * count + [last] * needed
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
