@@ -195,8 +195,8 @@ class RaggedAttention(Operation):
     `forward(q, k, v, batch, *, scale, causal)` returns the output [T, H, V] in q's dtype and its log-sum-exp
     [T, H] float32 (natural log, -inf for rows that attend to nothing, whose outputs are zeros). q is [T, H,
     D], k [S, HKV, D] and v [S, HKV, V], with H a multiple of HKV. All may be strided views with a contiguous
-    last axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows and
-    the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each
+    last axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows
+    and the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each
     earlier row to one key less than the next row; otherwise every row attends to all keys. Two results over
     parts of the keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's
     prefill in chunks.
