@@ -22,8 +22,8 @@ class Pace:
         points: Pairs (number of programs, microseconds), ascending. The time is linear between points and
             constant before the first. If two points have the same number of programs, the first applies at
             that number.
-        each: Microseconds per further program, beyond the last point.
-        rounds: Whether programs beyond the last point run in rounds that each take as long as a full one.
+        each: Microseconds per program, counting all programs, if there are more than at the last point.
+        rounds: Whether that number of programs is then rounded up, because programs run in full rounds.
     """
 
     points: tuple[tuple[float, float], ...]

@@ -17,8 +17,8 @@ class Work:
     Attributes:
         items: [programs, 8] int32, most keys first: sequence, first row within it, first packed row, number
             of rows, piece, number of pieces, first slot of the parts, first row of the queries and results.
-        rows: [merged rows, 8] int32: packed row, slot of its first part, slots between parts, number of
-            parts, row of the query and result, unused.
+        rows: [merged rows, 8] int32: packed row, slot of its first part, slots from one part to the next,
+            number of parts, row of the query and result, unused.
         slots: The number of slots for partial results.
         base: The number of pieces of a tile of usual length.
     """
