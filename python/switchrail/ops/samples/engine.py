@@ -180,7 +180,7 @@ FORMS: Mapping[str, Callable[[Sample, bool], Sample]] = {
         *(transposed_state, strided_pool, strided_out, index_views),
     )
 }
-"""By feature, a function that converts a sample to a form that needs the feature. They apply in this order.
+"""By feature, the function that converts a sample to a form that needs the feature, in order of application.
 
 With `odd`, gaps have odd sizes, which breaks the alignment of addresses.
 """

@@ -171,7 +171,7 @@ class Sample:
         )
 
     def with_trees(self, seed: int = 0) -> Sample:
-        """The same verification with random trees: a row follows any earlier row of its sequence."""
+        """The same verification with random trees: a row follows the state or a random earlier row."""
         batch = self.batch
         random = Random(seed)
         rows = [i for length in batch.seqlens for i in range(length)]

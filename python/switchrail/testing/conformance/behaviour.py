@@ -150,7 +150,7 @@ def checkpoints(setting: Setting) -> Measured:
 
 
 def shared_pages(setting: Setting) -> Measured:
-    """Checks sequences that share pages, as those with a common prefix do."""
+    """Checks sequences that share pages, as sequences with a common prefix do."""
     call = setting.call((3, 1, 5), kv_lengths=(40, 40, 40))
     assert isinstance(call.batch, PagedBatch)
     call.batch.page_table[1:] = call.batch.page_table[0]
@@ -158,7 +158,7 @@ def shared_pages(setting: Setting) -> Measured:
 
 
 def merged(setting: Setting) -> Measured:
-    """Checks that attention over two parts of a cache, merged by log-sum-exp, equals that over the whole."""
+    """Checks that attention over two parts of a cache, merged by log-sum-exp, equals a single pass."""
     lengths = (1,) * 4
     small = setting.call(lengths)
     cache = small.tensors[caches(small)[0]]
