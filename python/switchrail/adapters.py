@@ -99,7 +99,7 @@ class Served:
         flags: Mapping[str, bool] | None = None,
         **query: Any,
     ) -> None:
-        """Choose and construct the backends.
+        """Chooses and constructs the backends.
 
         Args:
             runtime: The runtime with the registrations.

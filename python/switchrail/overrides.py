@@ -42,7 +42,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
-    # Later owners replace earlier ones, so the base, which is last in the MRO, defines each signature.
+    # Later owners win. The base is the last of `ours`, so its signatures count.
     known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
     known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
     given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}

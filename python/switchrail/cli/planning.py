@@ -140,7 +140,7 @@ def planned(
 def _draft_layouts(
     runtime: Runtime, checkpoint: Path, config: dict[str, Any], layout: Layout, options: EngineOptions
 ) -> list[Layout]:
-    """The layouts of the chosen draft, or those of the model's own head if none is chosen."""
+    """The layouts of the chosen draft, or of the model's own draft head if no draft is chosen."""
     from switchrail.engine.files import CONFIG, read_object
     from switchrail.engine.heads import find_mtp
     from switchrail.engine.options import MTP

@@ -81,7 +81,7 @@ class Loader:
         return tuple(self._plugins[key] for key in keys if key in self._plugins)
 
     def platforms(self) -> tuple[Plugin, ...]:
-        """The platform plugins; those that differ from the lock are blocked. Discovers them if necessary.
+        """The platform plugins. Plugins that differ from the lock are blocked. Runs a discovery if necessary.
 
         Raises:
             SwitchrailError: The environment's settings are invalid; see `load`.

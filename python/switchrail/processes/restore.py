@@ -118,7 +118,7 @@ def _paths(state: State) -> Iterator[str]:
 def _stack(
     runtime: Runtime, key: tuple[str, str], wanted: Sequence[BackendState], found: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Replaces the registrations of one op and name by the wanted ones, in their order."""
+    """Replaces the registrations of one op and name by `wanted`, in the same order."""
     here = runtime._core.stack(*key)
     if [*map(_document, here)] == [_document(backend.registration) for backend in wanted]:
         return
@@ -194,7 +194,7 @@ def _register(runtime: Runtime, registration: Registration, implementation: Impl
 
 
 def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, Any]) -> Iterator[str]:
-    """Replaces the runtime's hooks by the wanted ones, in their order."""
+    """Replaces the runtime's hooks by `wanted`, in the same order."""
     here = [hook for hook in chain.added() if hook.owner is runtime.hooks]
     known: dict[tuple[Any, ...], list[Hook]] = {}
     for hook in here:

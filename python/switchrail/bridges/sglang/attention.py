@@ -21,7 +21,7 @@ def attach(runtime: Runtime, places: Places) -> None:
     for name in names_for(runtime, PAGED_OPS):
 
         def make(model_runner: Any, name: str = name) -> Any:
-            """Make the attention backend of this name for one of SGLang's model runners."""
+            """Makes the attention backend of this name for one of SGLang's model runners."""
             if model_runner.use_mla_backend:
                 from switchrail.bridges.sglang.latent import LatentAttention as Backend
             else:

@@ -54,7 +54,7 @@ def _sglangs() -> Iterator[ListedHook]:
 
 
 def attach(runtime: Runtime, places: Places) -> None:
-    """Logs plugins' hooks when a model runner's attention is made. SGLang's log is set up by then."""
+    """Logs plugins' hooks when a model runner's attention is made, because SGLang's log is set up by then."""
 
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):

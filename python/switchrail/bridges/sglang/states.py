@@ -75,7 +75,7 @@ class Kind(ABC):
 
 
 class UnknownLayersError(BridgeError):
-    """A model has layers with states, but Switchrail knows none of them."""
+    """A model has layers with states, but none of a kind that Switchrail serves."""
 
 
 class ServedLayers:

@@ -230,7 +230,7 @@ class Handle(AbstractContextManager["Handle"]):
         return found
 
     def explain(self) -> str:
-        """Describe which backend serves each layer and why, and which parts stay with transformers."""
+        """Describes which backend serves each layer and why, and which parts stay with transformers."""
         return explain(self.plan, self._base, [mixer for _, mixer, _ in self._model.mixers])
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

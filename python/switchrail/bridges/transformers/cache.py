@@ -140,7 +140,7 @@ def _served_class(cls: Any) -> type[ServedCache]:
 
 
 def check_adoptable(found: Any) -> None:
-    """Check that `adopt` accepts a cache.
+    """Checks that `adopt` accepts a cache.
 
     Raises:
         BridgeError: The cache is not a `DynamicCache`, is not empty, or has an unsupported option.

@@ -33,7 +33,7 @@ class Call:
     """
 
     def __init__(self, given: Mapping[str, Any], cache_name: str, base: Any) -> None:
-        """Check and pack the arguments.
+        """Checks and packs the arguments.
 
         Args:
             given: The arguments by name.
@@ -108,7 +108,7 @@ class Call:
         self.cache = None if found is None else adopt(found)
 
     def check(self, memory: Memory) -> None:
-        """Check that the call continues the sequences in memory.
+        """Checks that the call continues the sequences in memory.
 
         Raises:
             BridgeError: The call and the memory differ in the number of sequences, the mask hides tokens in

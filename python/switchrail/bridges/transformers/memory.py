@@ -97,7 +97,7 @@ class Memory:
     """
 
     def __init__(self, model: Model, sequences: int, tokens: int, *, grows: bool = True) -> None:
-        """Allocate the memory.
+        """Allocates the memory.
 
         Args:
             model: The model.
@@ -114,7 +114,7 @@ class Memory:
         self.clear(sequences)
 
     def clear(self, sequences: int) -> None:
-        """Forget all tokens.
+        """Forgets all tokens.
 
         Args:
             sequences: The number of sequences of the next calls.
@@ -161,7 +161,7 @@ class Memory:
         return self._own.pools.tensors()
 
     def step(self, counts: Sequence[int], ids: torch.Tensor, positions: torch.Tensor) -> Step:
-        """Make the step that appends tokens to sequences; `advance` follows when it has run.
+        """Makes the step that appends tokens to sequences; `advance` follows when it has run.
 
         Args:
             counts: The number of new tokens of each sequence.
@@ -216,13 +216,13 @@ class Memory:
         )
 
     def advance(self, counts: Sequence[int], columns: int) -> None:
-        """Count the tokens of a step that has run."""
+        """Counts the tokens of a step that has run."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.columns += columns
         self.unpadded = self.unpadded + columns if min(counts) == columns else 0
 
     def drop(self, columns: int) -> None:
-        """Forget the newest columns.
+        """Forgets the newest columns.
 
         Raises:
             BridgeError: The model has states, which can't be rolled back; or one of the columns has padding.
@@ -240,7 +240,7 @@ class Memory:
         self.unpadded -= columns
 
     def hide(self, mask: torch.Tensor) -> None:
-        """Forget the newest tokens of some sequences, for instance the tokens after the end of a text.
+        """Forgets the newest tokens of some sequences, for instance the tokens after the end of a text.
 
         Args:
             mask: [sequences, columns] bool, False for padding and for hidden tokens.
@@ -262,7 +262,7 @@ class Memory:
         self.unpadded = 0
 
     def select(self, parents: Sequence[int]) -> None:
-        """Continue other sequences than before, for instance the best beams.
+        """Continues other sequences than before, for instance the best beams.
 
         The first sequence that continues a parent takes over the parent's memory. Further sequences with the
         same parent get copies of that memory.
@@ -327,7 +327,7 @@ class Memory:
         )
 
     def _move(self, sequences: int, pages: int) -> None:
-        """Move all contents to memory of a different size."""
+        """Moves all contents to memory of a different size."""
         old, self._own = self._own, _Sequences(self._model, sequences, pages)
         used = pages_of(max(self.lengths), self._model.options.page_size)
         for kind, pool in old.pools.kv.items():
@@ -342,7 +342,7 @@ class Memory:
         self._place()
 
     def _place(self) -> None:
-        """Send the sequences' places to the device."""
+        """Sends the sequences' places to the device."""
         table = [list(self._own.pages_of(place, self._own.pages)) for place in self._places]
         slots = [place + 1 for place in self._places]
         self._table = sent(table, torch.int32, self._device, pin_memory=self._pinned)
