@@ -124,7 +124,10 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         if plan.__class__ is Adapted:
             if plan.seqlens != batch.seqlens:
                 raise foreign("plan", plan)
+            plan.reread(self.contract, batch, call[0])
             batch, plan = plan.batch, plan.plan
+            if isinstance(plan, self.pieces):
+                plan.batch = batch
         layer = call[0]
         brought: Tensors = (*call[1:], batch.cu_seqlens, batch.page_table, batch.kv_lens)
         count = (len(batch.seqlens),)

@@ -90,6 +90,26 @@ def test_a_call_reads_of_a_batch_what_lies_on_the_device(device, op, lengths):
 
 
 @EACH
+def test_tables_of_another_form_are_read_in_each_step(device, op):
+    """An engine's graph may write them after `refresh`."""
+    backend = OPS[op][1]()
+    first, second = make(op, [3, 0, 40, 9], device), make(op, [1, 0, 256, 129], device)
+    tables = {name: getattr(first.batch, name).long() for name in ("page_table", "kv_lens")}
+    first = dataclasses.replace(first, batch=dataclasses.replace(first.batch, **tables))
+    plan = backend.plan("decode", first.batch, WITHIN)
+    run = first.bind(backend, plan)
+    run()
+    for name, tensor in second.tensors.items():
+        if first.tensors[name] is not None:
+            first.tensors[name].copy_(tensor)
+    backend.refresh(plan, dataclasses.replace(second.batch, **tables))
+    for name, table in tables.items():
+        table.copy_(getattr(second.batch, name))
+    run()
+    hold(first, second)
+
+
+@EACH
 def test_what_a_plan_holds_follows_from_its_bounds(device, op):
     backend = OPS[op][1]()
     plans = []
@@ -153,7 +173,7 @@ def test_what_is_not_within_the_bounds_is_refused(device, op):
     call.clone().bind(backend, plan)()
     table = call.batch.page_table[:, :2].contiguous()
     narrow = dataclasses.replace(call, batch=dataclasses.replace(call.batch, page_table=table))
-    match = "page_table: got 2 pages of 16 .* for the longest, 40 tokens"
+    match = "page_table: got 2 pages of 16 .* for the longest sequence, 40 tokens"
     with pytest.raises(ContractError, match=match):
         backend.refresh(plan, narrow.batch)
     with pytest.raises(ContractError, match=match):

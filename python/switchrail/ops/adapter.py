@@ -111,11 +111,21 @@ class Adapted:
         lengths: tuple[int, ...] = self.batch.seqlens
         return lengths
 
-    def starts_step(self, layer: Layer) -> bool:
-        """Whether a layer's call is the first of a step. The layers have the same order in all steps."""
+    def reread(self, contract: Contract, batch: SequenceBatch, layer: Layer) -> None:
+        """Copy the batch's tables, in the first call of a step, if the plan has bounds.
+
+        Within a graph, the graph itself may write the engine's tables, after `refresh`. The layers have the
+        same order in all steps.
+
+        Raises:
+            ContractError: See `update`.
+        """
+        if self.bounds is None:
+            return
         if self.first is None:
             self.first = layer
-        return self.first is layer
+        if self.first is layer:
+            self.update(contract, batch)
 
     def update(self, contract: Contract, batch: SequenceBatch) -> Any:
         """Copy another batch's tables into the plan's own tables. Return the plain form that uses these.
@@ -234,9 +244,7 @@ class Adapter(Wrapper):
         self._contract.check_call(call, batch, self._features)
         if not isinstance(plan, Adapted) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
-        if plan.bounds is not None and plan.starts_step(call[0]):
-            # Copied within the graph too: the graph itself may write the engine's tables after `refresh`.
-            plan.update(self._contract, batch)
+        plan.reread(self._contract, batch, call[0])
         own, results = dense_call(self._contract, self._activated(call))
         record = self.backend.run(own, plan.batch, plan.plan)
         for result, dense in results:
