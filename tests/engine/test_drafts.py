@@ -548,6 +548,31 @@ def test_commits_are_left_to_the_next_verification(
 
 
 @pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
+def test_a_change_of_hooks_keeps_deferred_commits(
+    make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
+) -> None:
+    """The verification that makes them is captured again first."""
+    prompts = make_prompts(3)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    engine = make_engine(
+        runtime=verified_runtime,
+        device=GraphPlatform(),
+        options={**OPTIONS, "draft": Oracle(expected, FORCED["random"]), "capture": "decode"},
+    )
+    requests = [engine.submit(prompt, FREE) for prompt in prompts]
+    verifications = graphs_of(engine)._verifications
+    assert verifications is not None
+    changes = 0
+    while engine.busy:
+        if not verifications._is_settled:
+            engine._runner.model.register_forward_hook(lambda *_: None)
+            changes += 1
+        engine.step()
+    assert changes > 5
+    assert [request.tokens for request in requests] == [list(output.tokens) for output in expected]
+
+
+@pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
 def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
     make_engine: Make,
     plain_engine: Any,

@@ -144,7 +144,7 @@ class Proposals:
         self._trees = [
             VerifyInputs(page_table, newest, width=width, are_trees=True, **given) for width in widths
         ]
-        self._extended.set_chains()
+        self._extended.set_branches(1)
         for inputs in self._trees:
             inputs.set_branches(form.branches)
         self._rows = torch.zeros(4, sequences, dtype=torch.int64, device=device)

@@ -132,12 +132,8 @@ class VerifyInputs:
             index = sent(places, torch.int64, self.device, pin_memory=self._pin_memory)
             self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self.device)
 
-    def set_chains(self) -> None:
-        """Let all rows form chains from now on, for `take`."""
-        self.set_branches(1)
-
     def set_branches(self, branches: int) -> None:
-        """Let all rows form trees from now on: after a tree's first row, its branches are chains."""
+        """Let all rows form trees for `take`: after a tree's first row, its branches are chains."""
         before = (self._columns - branches).clamp(min=0)
         before[0] = -1
         self._table[_PARENTS] = before
