@@ -3,12 +3,13 @@
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
 
-*trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
+*trained*: float32, 200 prompts of 1 to 600 tokens, 32 new tokens each, greedy. Eager, captured, compiled and
     overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers'
     torch code. *slice*: 12 layers at real widths with random weights, where the two largest logits are often
     close. If tokens differ, the model in float64 must choose each of them: with the experts that it chooses
-    itself, or with those of the run, if each different choice that no earlier one has caused is between
-    logits within 1e-4 of each other in float64. A logit within 1e-4 of the largest counts as chosen.
+    itself, or with the experts of the run. The run's experts are only allowed if their logits in float64 are
+    within 1e-4 of those of float64's own choice; choices that an earlier different choice has caused are not
+    checked. A token whose logit is within 1e-4 of the largest logit counts as chosen.
     *bfloat16*: the mean distance of the log-probabilities of prompt tokens, and of all tokens of the
     vocabulary, from those in float32, for the engine and for transformers, with the interval of the ratio in
     95% of samples of the prompts.

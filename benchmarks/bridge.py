@@ -1,7 +1,8 @@
-"""Cost of `generate` with a model of transformers alone, and served through Switchrail's bridge, in one run.
+"""Times `generate` of a plain transformers model and of one served by Switchrail's bridge, in one run.
 
-Both generate from the same padded batch of random prompts, greedily, in alternating rounds. A prompt pass is
-the run with one new token; a decode step is the rest of the run divided by its steps. The extra cost per
+Both models generate from the same padded batch of random prompts, greedily, in alternating rounds. The time
+of a prompt pass is that of a run with one new token. The time of a decode step is that of the rest of a
+longer run, divided by the number of its steps. The extra cost per
 dispatched call is the difference of the decode steps divided by the number of dispatched calls in a step. On
 a CPU, times are CPU times of all threads, on a GPU wall times. With FLA installed, transformers alone uses
 FLA's kernels on a GPU. Exits with 1 if tokens differ before the first near tie.

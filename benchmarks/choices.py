@@ -2,7 +2,7 @@
 
 If two experts have almost equal logits, a rounding error decides which one a router chooses. The two experts
 give different results, which stay in the states and keys of the sequence. So later logits differ by far more
-than the error.
+than the rounding error.
 """
 
 from __future__ import annotations

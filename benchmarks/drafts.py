@@ -7,14 +7,15 @@
 
 Steps of a Qwen3-Next slice with random weights are timed on the device (medians): a *decode*; a *verify* of 4
 rows per sequence up to the logits; and the *commit* after it, which determines the accepted rows and writes
-states. With deferred commits, a verify includes the commit of the previous verify. Both ways are timed. Then
+states. With deferred commits, a verify includes the commit of the previous verify. Steps are timed with and
+without deferred commits. Then
 the trained checkpoint continues texts without drafts and with each kind of draft, greedily. First, the
 outputs are compared with those without drafts; in bfloat16 some differ by rounding.
 
 Accepted drafts of a slice with random weights would say nothing. So the part `forced` replaces the tokens
 that a draft proposes: the number of right ones has the distribution that the trained head has (`ACCEPTED`),
-or n-gram lookup. The head has random weights and the slice's widths, and runs all of its steps. The slice's
-embeddings are so large, and its output layer such, that each token determines the next one.
+or the distribution of n-gram lookup. The head has random weights and the slice's widths, and runs all of its
+steps. The slice's embeddings and output layer are made so that each token determines the next token.
 
 `--accepted` continues 200 passages from chapters that were not in the training text, by 32 tokens each, in
 float32, with each kind of draft and different numbers of drafts.

@@ -2,9 +2,9 @@
 
 Both run 32 prompts of 1 to 600 tokens with 64 new tokens each, greedy, in float32, in the same run with the
 same threads. The prompts are random cuts of text that the checkpoint was not trained on. transformers runs
-with its cache, once prompt by prompt and once as a padded batch. Before the timing, all three must produce
-the same tokens, except where the first two logits of transformers differ by less than `TIE`; these cases are
-listed.
+with its cache, once prompt by prompt and once as a padded batch. Before the timing, these two runs and the
+engine's run must produce the same tokens, except where the two largest logits of transformers differ by less
+than `TIE`; these cases are listed.
 
 Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
 affected least. The floor is the time of the model's matrix products by themselves, at the rate of one large

@@ -8,8 +8,8 @@ the length requires a second launch. Prints, in microseconds per call:
 
 - `again`: a call repeated with other tensors of the same shapes, like the layers of a step. Calls are timed
   in blocks of 50 between synchronisations, so the device's queue is never full, with garbage collection off.
-  Lower quartile and median over the blocks, and the median of the thread's CPU time, including the creation
-  of the call.
+  The output has the lower quartile and the median over the blocks, and the median of the thread's CPU time.
+  These times include the creation of the call.
 - `first`: the first call of a layer, with a plan of new lengths, when the kernels are compiled.
 - `plan`: making that plan, once per step.
 - `check`: the contract's check of a call that it has not checked before.

@@ -4,7 +4,8 @@
     python -m benchmarks.sampling --dtype float32 --json FILE
 
 *switchrail* is the kernels' operation `choose_tokens`, *sort* samples by sorting in torch, and *flashinfer*
-is its `top_k_top_p_sampling_from_logits`, if installed. The greedy choice is torch's maximum in all three.
+is FlashInfer's `top_k_top_p_sampling_from_logits`, if installed. For *sort* and *flashinfer*, the greedy
+choice is torch's maximum.
 Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have the mass). Prints
 milliseconds from the logits to the tokens on the device, the median of calls with different logits; in
 brackets the difference to the greedy choice. Before the timing, every drawn token is checked against the

@@ -1,6 +1,6 @@
 """Makes random calls on the device from the contracts.
 
-Unlike the generators of the tests, it is fast for large calls.
+Unlike the generators of the tests, this module is fast for large calls.
 """
 
 from __future__ import annotations
