@@ -44,7 +44,7 @@ from safetensors.torch import save_file
 from switchrail import SamplingParams
 from switchrail.engine import Engine
 from switchrail.engine.drafts import Drafted, Drafts
-from switchrail.engine.files import MTP_WEIGHTS
+from switchrail.engine.files import WEIGHTS
 from switchrail.engine.models.mtp import QwenHead
 from switchrail.engine.runner import Runner
 from switchrail.engine.scheduler import Schedule
@@ -243,7 +243,7 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
 
 
 def add_head(path: Path, device: str) -> None:
-    """Add a head with random weights to a checkpoint without one."""
+    """Add a head with random weights to a slice that is not stored: its one weight file has only the head."""
     config = json.loads((path / "config.json").read_text()) | {
         "mtp_num_hidden_layers": 1,
         "mtp_layer_types": ["full_attention"],
@@ -257,7 +257,7 @@ def add_head(path: Path, device: str) -> None:
     for name, weight in head.state_dict().items():
         scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.0
         weights[f"mtp.{name}"] = (torch.randn_like(weight) * scale).cpu()
-    save_file(weights, path / MTP_WEIGHTS)
+    save_file(weights, path / WEIGHTS)
 
 
 @torch.no_grad()

@@ -49,15 +49,26 @@ class WithBatch(Planned):
 
 
 class Nested(Delegate):
+    """A wrapper inside a wrapper."""
+
     op = "mla"
+    kind: type[Planned] = WithFlag
 
     def __init__(self, config: object = None) -> None:
-        self.inner = WithFlag()
+        self.inner = self.kind()
         super().__init__({"a": Around(self.inner), "b": Planned()}, lambda phase, batch: "a")
 
     @property
     def noted(self) -> list[Any]:
         return self.inner.noted
+
+
+class NestedWithBatch(Nested):
+    kind = WithBatch
+
+
+class NestedWithout(Nested):
+    kind = Planned
 
 
 class Around(Delegate):
@@ -119,9 +130,11 @@ def backend_of(dispatcher: Dispatcher) -> Any:
 
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("cls", [WithFlag, WithBatch, Planned, Nested])
+@pytest.mark.parametrize("cls", [WithFlag, WithBatch, Planned, Nested, NestedWithBatch, NestedWithout])
 def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, chunked: bool) -> None:
-    features = ("plan_chunked_prefix",) if cls is not Planned else ()
+    """A step of 8,218 rows follows one of 800, then one of 800 again."""
+    kind = cls.kind if issubclass(cls, Nested) else cls
+    features = ("plan_chunked_prefix",) if kind is not Planned else ()
     dispatcher, made = make(cls, *features, ragged=ragged, chunked=chunked)
     steps = ((800,), (8000, 218), (800,))
     for lengths in steps:
@@ -132,10 +145,9 @@ def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, 
         WithBatch: [(count,) for count in rows],
         Planned: [],
     }
-    expected = known[WithFlag if cls is Nested else cls]
     # A backend that does not know a flag is not called where it is off.
-    is_called = chunked and (ragged or cls is not WithBatch)
-    assert backend_of(dispatcher).noted == (expected if is_called else [])
+    is_called = chunked and (ragged or kind is not WithBatch)
+    assert backend_of(dispatcher).noted == (known[kind] if is_called else [])
 
 
 def test_an_unknown_flag_is_refused(make: Make) -> None:

@@ -286,6 +286,77 @@ def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make, pl
     assert engine.stats.accepted_tokens > 0
 
 
+def end_by_text(engine: Engine, plain: Output) -> tuple[SamplingParams, Output]:
+    """A stop string that ends the first request inside the first verified run, and its output."""
+    for letter in dict.fromkeys(plain.text):
+        params = replace(FREE, stop=(letter,))
+        (ended,) = engine.generate([plain.prompt_tokens], params)
+        if len(ended.tokens) in (3, 4):
+            return params, ended
+    raise AssertionError(f"no letter of {plain.text!r} ends inside a run")
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_stop_string_in_an_accepted_run_ends_there(
+    is_last: bool, make_engine: Make, plain_engine: Any
+) -> None:
+    """Tokens after a stop string are not counted. It comes before the length if its token is the last
+    possible one."""
+    (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
+    params, ended = end_by_text(plain_engine(OPTIONS), plain)
+    assert ended.tokens == plain.tokens[: len(ended.tokens)]
+    if is_last:
+        params = replace(params, max_new_tokens=len(ended.tokens))
+    engine = make_engine(options=DRAFTED)
+    use(engine, Oracle([plain], FORCED["all"], ragged=False))
+    assert engine.generate([[5, 6]], params) == [ended]
+    assert ended.finish_reason == "stop"
+    given, stats = len(ended.tokens) - 1, engine.stats
+    assert stats.decode_tokens == given
+    assert (stats.drafted_tokens, stats.accepted_tokens) == ((given - 1,) * 2 if is_last else (4, given))
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize("end", ["token", "text", "length"])
+def test_only_delivered_tokens_become_keys(end: str, make_engine: Make, plain_engine: Any) -> None:
+    """A sequence's length counts delivered tokens only; accepted tokens after an end stay in no memory that
+    is read.
+
+    Requests run one after the other in the same slot and the same pages, which nothing keeps for later
+    prompts.
+    """
+    prompts = [[5, 6], [5, 6, 7], [9] * 5, [5, 6]]
+    plain = plain_engine(OPTIONS).generate(prompts, FREE)
+    params = {
+        "token": replace(FREE, stop_token_ids=(plain[0].tokens[2],)),
+        "text": end_by_text(plain_engine(OPTIONS), plain[0])[0],
+        "length": replace(FREE, max_new_tokens=4),
+    }[end]
+    expected = [plain_engine(OPTIONS).generate([prompt], params)[0] for prompt in prompts]
+    assert len(expected[0].tokens) < 5
+    engine = make_engine(options={**DRAFTED, "max_sequences": 1, "num_pages": 7, "max_length": 25})
+    use(engine, Oracle(plain, FORCED["all"], ragged=False))
+    build, used = engine._runner.builder.build, dict[Task, set[int]]()
+
+    def checking(schedule: Any, *given: Any, **named: Any) -> Any:
+        for task in schedule.decode:
+            assert task.length == len(task.ids) + len(task.tokens) - 1
+        for task, _ in schedule.prefill:
+            assert task.length == 0
+        for task in schedule.tasks:
+            used.setdefault(task, set()).update(task.pages)
+        return build(schedule, *given, **named)
+
+    engine._runner.builder.build = checking  # type: ignore[method-assign]
+    for prompt, output in zip(prompts, expected, strict=True):
+        assert engine.generate([prompt], params) == [output]
+        assert is_idle(engine)
+    first, *others = used.values()
+    assert len(others) == 3
+    assert all(first & pages for pages in others)
+    assert engine.stats.accepted_tokens > 0
+
+
 def test_sequences_reordered_between_verify_and_commit(
     make_engine: Make, plain_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
