@@ -6,8 +6,8 @@ The kernels' plans use these times. `python -m switchrail_kernels.describe` prin
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import switchrail
 
@@ -57,7 +57,7 @@ def _row(registration: Registration) -> tuple[str, ...]:
         ", ".join(claims["state_dtypes"]),
         _head_sizes(claims["head_sizes"]),
         ", ".join(f"`{feature}`" for feature in claims["features"]),
-        ", ".join(_device(device) for device in claims["devices"]),
+        ", ".join(device_range(device) for device in claims["devices"]),
         ", ".join(text.replace(", ", ",") for text in claims["packages"]),
     )
 
@@ -69,23 +69,29 @@ def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
     and k, then the size of v.
 
     If any listed size of q and k can be combined with any listed size of v, the result is, for instance,
-    `any two of 64, 128`.
+    `64, 128 (in any combination)`.
     """
     if not sizes:
         return "any"
     pairs = {(size, size) if isinstance(size, int) else tuple(size) for size in sizes}
     numbers = sorted({number for pair in pairs for number in pair})
     if len(numbers) > 1 and pairs == {(k, v) for k in numbers for v in numbers}:
-        return f"any two of {_list(numbers)}"
+        return f"{_list(numbers)} (in any combination)"
     return _list(f"{k}" if k == v else f"{k} / {v}" for k, v in sorted(pairs))
 
 
-def _device(device: dict[str, object]) -> str:
-    least, most = (device[name] for name in ("min_capability", "max_capability"))
-    text = str(device["kind"])
-    if isinstance(least, tuple):
-        text += f" {least[0]}.{least[1]}" + ("" if least == most else " on")
-    return text
+def device_range(device: Mapping[str, Any]) -> str:
+    """A kind of device and its range of compute capabilities, for instance `cuda 8.0 or later`."""
+    least, most = (
+        device[name] and ".".join(map(str, device[name])) for name in ("min_capability", "max_capability")
+    )
+    if least is None:
+        limits = "" if most is None else f" up to {most}"
+    elif most is None:
+        limits = f" {least} or later"
+    else:
+        limits = f" {least}" if least == most else f" {least} to {most}"
+    return f"{device['kind']}{limits}"
 
 
 def _list(values: Iterable[object]) -> str:

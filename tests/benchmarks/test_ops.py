@@ -13,7 +13,7 @@ import torch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
 from switchrail.times import device_of, times_path, write_machine
-from switchrail_kernels.describe import support, timed
+from switchrail_kernels.describe import device_range, support, timed
 from switchrail_kernels.lightning.triton import TritonLightning
 
 from benchmarks.ops import document, plots, tables
@@ -372,6 +372,20 @@ def test_no_name_is_used_twice():
             [case.name for case in cases(op) if case.phase == phase] for phase in ("prefill", "decode")
         ):
             assert len(set(names)) == len(names) > 0
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "text"),
+    [
+        (None, None, "cuda"),
+        ((8, 0), None, "cuda 8.0 or later"),
+        (None, (9, 0), "cuda up to 9.0"),
+        ((9, 0), (9, 0), "cuda 9.0"),
+        ((8, 0), (9, 0), "cuda 8.0 to 9.0"),
+    ],
+)
+def test_ranges_of_devices_show_both_limits(least, most, text):
+    assert device_range({"kind": "cuda", "min_capability": least, "max_capability": most}) == text
 
 
 def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch):

@@ -21,7 +21,7 @@ def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
         b_g: The natural log of the decay, or the raw gate.
         b_rate: exp(A_log).
         b_bias: dt_bias.
-        lower: The lower bound of the log decay, for the kind `sigmoid`.
+        lower: The lower bound of the natural log of the decay; used by the kind `sigmoid` only.
         GATE: The kind: 0 for activated gates, 1 `softplus`, 2 `sigmoid`.
     """
     b_g = b_g.to(tl.float32)

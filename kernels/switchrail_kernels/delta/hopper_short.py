@@ -1,7 +1,8 @@
-"""The scan of many short sequences on Hopper, in programs that scan one sequence after another.
+"""The scan of many short sequences on Hopper, in programs that scan several items each.
 
-A scan can only begin once the sequence's tables, state and first chunks are loaded. Waiting for them would
-take as long as scanning a few chunks. So each program loads them for its next sequence while it still scans
+An item is a sequence, a value head, and `BV` rows of that head's state; a program scans one item after
+another. A scan can only begin once the item's tables, state and first chunks are loaded. Waiting for them
+would take as long as scanning a few chunks. So each program loads them for its next item while it still scans
 the present one.
 """
 

@@ -47,8 +47,9 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *,
     """Normalise rows and gate them; see `switchrail.platforms.operations.GatedRMSNorm`.
 
     Args:
-        x: [..., D].
-        gate: [..., D]; strided views are not copied.
+        x: [..., D]. A strided view is copied only if two strides can't describe its rows, or if its last
+            axis is not contiguous.
+        gate: [..., D]; copied like x.
         weight: [D], of x's dtype or float32.
         eps: Added to the mean of squares.
 

@@ -32,7 +32,7 @@ class CpuHardware(Hardware):
         return ("cpu",)
 
     def name(self) -> str:
-        """The operating system's name of the processor, or else its instruction set."""
+        """The processor's name as the operating system reports it; its instruction set if it reports none."""
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
@@ -53,10 +53,10 @@ class CpuHardware(Hardware):
         return self.device
 
     def set_device(self, device: str) -> None:
-        """Accepts `cpu` only.
+        """Accepts `cpu` and `cpu:0`, which mean the same.
 
         Raises:
-            PlatformError: The device is not `cpu`.
+            PlatformError: The device is neither.
         """
         CpuHardware(device)
 
@@ -82,7 +82,7 @@ class CpuHardware(Hardware):
 
 
 class CpuServing(Serving):
-    """The serving part of a CPU: the defaults of engines on it."""
+    """The serving part of the CPU platform: the default options of engines that run on a CPU."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
         """A quarter of the memory for the pools, because the host also runs other programs."""

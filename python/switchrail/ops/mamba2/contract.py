@@ -43,7 +43,8 @@ class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
     """The selective state space of Mamba 2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060).
 
     The time step of a head is dt + dt_bias, then its softplus if `dt_softplus`, then clamped to `dt_min` and
-    `dt_max`. With h the [P, S] state of a head, for each token: h <- exp(dt A) h + dt x B^T; out = h C + D x.
+    `dt_max`. With s the time step and h the [P, S] state of a head, for each token:
+    h <- exp(s A) h + s x B^T; out = h C + D x.
 
     Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G (head i uses group i // (H / G)); dt [T,
     H], float32 or x's dtype; A [H] float32, <= 0 (-exp of a model's A_log); D and dt_bias [H], float32 or x's
@@ -64,9 +65,19 @@ CONTRACT = Contract(
     tensors={
         "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS, time_innermost=True),
         "B": rows(
-            "T", "G", "S", about="direction in the state that an input is written to", time_innermost=True
+            "T",
+            "G",
+            "S",
+            about="the direction of the state along which an input is written",
+            time_innermost=True,
         ),
-        "C": rows("T", "G", "S", about="direction in the state that the output reads", time_innermost=True),
+        "C": rows(
+            "T",
+            "G",
+            "S",
+            about="the direction of the state along which the output is read",
+            time_innermost=True,
+        ),
         "dt": TensorSpec(
             axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
         ),
@@ -91,7 +102,10 @@ CONTRACT = Contract(
     },
     options={
         "dt_softplus": OptionSpec(types=(bool,), about="whether softplus is applied to dt + dt_bias"),
-        "dt_min": OptionSpec(types=(float,), about="lower bound of the time step, applied last; 0 or more"),
+        "dt_min": OptionSpec(
+            types=(float,),
+            about="lower bound of the time step, applied after softplus and before dt_max; 0 or more",
+        ),
         "dt_max": OptionSpec(types=(float,), about="upper bound of the time step; inf for none"),
     },
     batch_features={
@@ -103,12 +117,15 @@ CONTRACT = Contract(
     state_layout="VK",
     gate={
         "space": "log",
-        "kind": "A times the time step; raw if dt_softplus, else activated; one value per head",
+        "kind": (
+            "A times the time step; dt is raw if dt_softplus (softplus is applied to dt + dt_bias), "
+            "else already activated; one value per head"
+        ),
         "range": "finite, 0 or less",
     },
     notes=(
         "head i uses group i // (H / G) of B and C",
-        "a backend may take any product of A and a time step below -80 as -inf",
+        "if A times a time step is below -80, a backend may treat it as -inf",
         "in the state layout, P corresponds to V and S to K",
         FINITE_SLOTS,
         *STATE_NOTES,
