@@ -15,12 +15,14 @@ class Work:
     """The programs for tiles of rows whose keys are split into pieces.
 
     Attributes:
-        items: [programs, 8] int32, most keys first: sequence, first row within it, first packed row, number
-            of rows, piece, number of pieces, first slot of the parts, first row of the queries and results.
-        rows: [merged rows, 8] int32: packed row, slot of its first part, slots from one part to the next,
-            number of parts, row of the query and result, unused.
-        slots: The number of slots for partial results.
-        base: The number of pieces of a tile of usual length.
+        items: [programs, 8] int32, sorted by falling number of keys. Columns: sequence, first row within it,
+            first packed row, number of rows, piece, number of pieces, index of the tile's first partial
+            result, first row in the tensors of queries and results.
+        rows: [merged rows, 8] int32, the rows whose partial results must be merged. Columns: packed row,
+            index of its first partial result, distance to its next one, number of partial results, row in
+            the tensors of queries and results; the others are unused.
+        slots: The number of partial results.
+        base: In latent attention, `Cut.base`; otherwise 0.
     """
 
     items: torch.Tensor
@@ -45,8 +47,9 @@ class Work:
             keys: [tiles], the number of keys visible to each tile.
             pieces: [tiles], the number of pieces of each tile.
             device: The device of the tables.
-            at: [tiles], the first row of each tile's queries; None means its first packed row.
-            base: The number of pieces of a tile of usual length.
+            at: [tiles], where each tile's rows start in the query tensor, if that tensor holds only these
+                tiles' rows; None if it holds all packed rows.
+            base: In latent attention, `Cut.base`, from which `pieces` was computed; otherwise 0.
         """
         rows = tiles[:, 3].astype(np.int64)
         first = tiles[:, 2] if at is None else at

@@ -1,4 +1,4 @@
-"""FlashQLA's kernels (TileLang, Hopper) as a backend of the gated delta rule: prefill."""
+"""FlashQLA's kernels (TileLang, Hopper) as a backend of `gated_delta` for prefill."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -52,7 +52,7 @@ class _Sequences:
         starts: [M + 1] int32 on the host, the first row of each, and the number of all rows.
         chunks: [chunks, 4] int32, the library's chunks, as in `split_rows`.
         device: The device of the call's tensors.
-        contexts: By number of value heads, how the library splits the sequences.
+        contexts: How the library splits the sequences, for each number of value heads.
     """
 
     seqlens: tuple[int, ...]
@@ -74,7 +74,7 @@ class _Sequences:
     def context(self, value_heads: int) -> FlashQLACPContext:
         """How the library splits the sequences, computed once."""
         if value_heads not in self.contexts:
-            # The kernels that split sequences have no layout for other numbers of heads.
+            # The kernels for split sequences only compile if the number of value heads is a multiple of 4.
             cuts = value_heads % 4 == 0
             host = build_cp_context(
                 self.starts, enable_intra=cuts, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
@@ -94,8 +94,9 @@ class _Sequences:
 class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
-    The library splits a long sequence if, unsplit, it would leave much of the device idle. If the decay
-    between two splits is less than e^-10, the library ignores everything before the first of the two splits.
+    The library cuts a long sequence if, uncut, it would leave much of the device idle. If the decays between
+    two cuts multiply to less than e^-10, the library ignores, for the rows after the second cut, everything
+    before the first.
     """
 
     contract = CONTRACT
@@ -122,8 +123,8 @@ def _run(
 ) -> torch.Tensor:
     """Runs the kernels of `flash_qla.chunk_gated_delta_rule_fwd`, which would also copy the output.
 
-    The running sums of g in each chunk are computed here, since the library's kernel for them has no layout
-    for 3 heads.
+    The running sums of g in each chunk are computed here, since the library's kernel for them can't be
+    compiled for some numbers of value heads, such as 3.
 
     Returns:
         The states after the sequences, [M, HV, V, K] float32.

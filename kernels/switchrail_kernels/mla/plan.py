@@ -55,7 +55,7 @@ class Cut:
     graph splits caches like a separate call would.
 
     Attributes:
-        base: Pieces of a cache of usual length.
+        base: Pieces of a cache of `base * LEAST` to `base * LONG` keys.
         most: Pieces of the longest cache; 1 for no split.
     """
 

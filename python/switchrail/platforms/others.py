@@ -70,11 +70,14 @@ class MpsHardware(Accelerator):
         return torch.backends.mps.is_available()
 
     def name(self) -> str:
-        """The operating system's name of the processor."""
+        """The processor's name, as the operating system reports it; its architecture if that is unknown."""
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """The memory that the operating system recommends to use at most, or else the host's, in bytes."""
+        """The most memory that the operating system recommends using, in bytes.
+
+        If it recommends none, the host's total memory.
+        """
         return int(self._module().recommended_max_memory()) or CpuHardware().total_memory()
 
     def current_memory_usage(self) -> int:

@@ -1,4 +1,4 @@
-"""Restores a runtime from its state in another process."""
+"""Rebuilds, in a worker process, a runtime from the state that another process sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# If two threads of a worker restore at the same time, both get the first thread's runtime.
+# Threads restore one after the other. If two restore the same state, both get the first thread's runtime.
 _restoring = SingleFlight()
 
 
@@ -57,7 +57,8 @@ def make_plans(state: State, runtime: Runtime) -> tuple[RoutePlan, ...]:
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
         raise InstallationError(
-            f"this process has another installation: {'; '.join(problems)}", differences=tuple(problems)
+            f"this process's installation differs from the original process's: {'; '.join(problems)}",
+            differences=tuple(problems),
         )
 
 
@@ -97,7 +98,10 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
-    """Withdraws registrations that the original runtime had cleared, before later plugins use the names."""
+    """Withdraws the registrations that the original runtime no longer had.
+
+    So plugins that are loaded later can use their names.
+    """
     cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
         for registration in cleared:
@@ -134,7 +138,7 @@ def _stack(
             if implementation is None:
                 implementation = _implementation(backend, found)
             if implementation is None:
-                return  # `restore` compares the runtimes afterwards, and reports the missing one
+                return  # `restore` compares the runtimes later and reports the missing implementation
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
             for registration in here:
@@ -209,7 +213,7 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
             elif state.fn is not None and state.fn in found:
                 hooks[_prepared(runtime, state, found[state.fn])] = state
             else:
-                return  # `restore` compares the runtimes afterwards, and reports the missing one
+                return  # `restore` compares the runtimes afterwards, and reports the missing hook
         if [*hooks] != here:
             runtime.hooks.remove(*here)
             runtime.hooks.commit([*hooks], strict=False)

@@ -56,13 +56,14 @@ class RuntimeState(State):
             The runtime.
 
         Raises:
-            InstallationError: This process's installation differs, or a plugin or an object fails to load
-                only here; the error lists every difference. The default runtime stays as it was.
+            InstallationError: This process's installation differs from the original's, or a plugin or an
+                object that loaded in the original process can't be loaded in this one; the error lists every
+                difference. The default runtime stays as it was.
         """
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that were passed to `RuntimeState.of` again, in this process.
+        """Makes again, in this process, the plans that `RuntimeState.of` was given.
 
         Args:
             runtime: The result of `restore`.

@@ -176,7 +176,8 @@ def opened(version: str, values: bytes) -> tuple[Any, ...]:
     if version != here:
         difference = f"switchrail: version is {here!r}, not {version!r}"
         raise InstallationError(
-            f"this process has another installation: {difference}", differences=(difference,)
+            f"this process's installation differs from the original process's: {difference}",
+            differences=(difference,),
         )
     found: tuple[Any, ...] = pickle.loads(values)
     return found

@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of a call in words, and the findings about its cause."""
+    """A sentence that says what is wrong with a call, and the findings about the cause."""
 
     headline: str
     findings: tuple[Finding, ...] = ()
