@@ -311,10 +311,12 @@ class Runtime(Registrar):
             BackendImportError: Its path doesn't lead to a backend.
             ConfigError: Its configuration is invalid.
         """
-        values = read_policy().config.get((op, name))
-        if values is not None:
-            self._configure_by((op, name), values)
         registration = self.backend(op, name, phase)
+        key = registration.op, registration.name
+        values = read_policy().config.get(key)
+        if values is not None:
+            self._configure_by(key, values)
+            registration = self.backend(op, name, phase)
         implementation: Implementation = self._core.object(registration.id)
         return implementation.build(registration)
 

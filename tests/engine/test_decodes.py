@@ -99,7 +99,8 @@ def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> No
         count = len(gc.get_objects())
         for _ in range(20):
             engine.step()
-        assert len(gc.get_objects()) - count <= 20
+        # a second object of each step would make 40; other threads may keep a few
+        assert len(gc.get_objects()) - count < 40
         assert gc.collect() == 0
     finally:
         gc.enable()
