@@ -93,17 +93,21 @@ def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> No
     requests = [engine.submit(prompt, params(40)) for prompt in make_prompts()[:3]]
     while not all(len(request.tokens) > 4 for request in requests):
         engine.step()
-    gc.collect()
-    gc.disable()
-    try:
-        count = len(gc.get_objects())
-        for _ in range(20):
-            engine.step()
-        # a second object of each step would make 40; other threads may keep a few
-        assert len(gc.get_objects()) - count < 40
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    kept, cycles = [], []
+    for _ in range(3):
+        gc.collect()
+        gc.disable()
+        try:
+            count = len(gc.get_objects())
+            for _ in range(10):
+                engine.step()
+            kept.append(len(gc.get_objects()) - count)
+            cycles.append(gc.collect())
+        finally:
+            gc.enable()
+    # What a step leaves appears in each round; garbage of earlier tests, such as engines just closed, in one.
+    assert min(kept) <= 10, kept
+    assert min(cycles) == 0, cycles
 
 
 @pytest.mark.parametrize(("ahead", "files"), [(0, FILES[:-1]), (1, FILES)], ids=["at-once", "later"])
