@@ -127,7 +127,7 @@ class Proposals:
         self._page_size, self._device, self._pin_memory = page_size, device, pin_memory
         self._most_cached = page_table.shape[1] * page_size
         self._has_states = not dispatcher.ops <= {*PAGED_OPS}
-        first = torch.zeros_like(newest)
+        self._first = torch.zeros_like(newest)
         given: dict[str, Any] = {
             "sequences": sequences,
             "page_size": page_size,
@@ -136,10 +136,7 @@ class Proposals:
             "derived": derived,
             "deferred": None,
         }
-        self._first, self._extended = (
-            first,
-            VerifyInputs(page_table, first, width=form.width, are_trees=False, **given),
-        )
+        self._extended = VerifyInputs(page_table, self._first, width=form.width, are_trees=False, **given)
         widths = range(1 + form.branches, 1 + form.tokens, form.branches) if form.held else ()
         self._trees = [
             VerifyInputs(page_table, newest, width=width, are_trees=True, **given) for width in widths
