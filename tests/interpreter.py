@@ -78,7 +78,7 @@ def avoid_repeated_work() -> None:
     core.tensor.__init__ = types.init_tensor
     core.dtype.__eq__ = _equal(core.dtype.__eq__)
     core._unwrap_if_constexpr = _unwrap(core)
-    semantic.broadcast_impl_value = _broadcast(semantic.broadcast_impl_value)
+    semantic.broadcast_impl_value = _broadcast(semantic.broadcast_impl_value, interpreter_builder)
 
 
 class _Types:
@@ -218,11 +218,13 @@ def _unwrap(core: Any) -> Callable[[Any], Any]:
     return unwrap_quickly
 
 
-def _broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Broadcasts as Triton does, but without creating types if shapes are equal or one operand is a
-    scalar."""
+def _broadcast(broadcast: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+    """Broadcasts as the interpreter does, but without creating types if shapes are equal or one operand is a
+    scalar. With another builder, which compiles, nothing is changed."""
 
     def of_two(self: Any, left: Any, right: Any) -> Any:
+        if self.builder is not builder:
+            return broadcast(self, left, right)
         one, other = left.type, right.type
         if one.is_block():
             if not other.is_block():

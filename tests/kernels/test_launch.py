@@ -48,11 +48,14 @@ def _kernel(p_x, p_y, n, stride, one, factor, BLOCK: tl.constexpr):
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def compiled(tmp_path_factory):
+    """A kernel compiled here: one from the cache wouldn't show that it can be compiled."""
     types = {"p_x": "*fp32", "p_y": "*fp32", "n": "i32", "stride": "i64", "one": "constexpr"}
     signature = {**types, "factor": "fp32", "BLOCK": "constexpr"}
     source = ASTSource(triton.JITFunction(_kernel), signature, {"one": 1, "BLOCK": 64})
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     names = ("metadata", "packed_metadata", "src", "asm")
     return {"run": None, "function": 7} | {name: getattr(kernel, name) for name in names}
 
