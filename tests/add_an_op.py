@@ -1,8 +1,8 @@
 """Adds the toy op of CONTRIBUTING.md to a copy of this repository: `make toy-op`.
 
-Each block below a path is the content of that file, or a `diff` to apply to it. Then the core is compiled,
-and the commands of the last block are run. The script fails if a command fails, or if more files change than
-CONTRIBUTING.md says.
+A code block below a path is the content of that file, or a `diff` to apply to it. The script writes these
+files, compiles the core, and runs the commands of the last block. It fails if a command fails, or if more
+files change than CONTRIBUTING.md says.
 """
 
 from __future__ import annotations

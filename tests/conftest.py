@@ -38,10 +38,10 @@ hypothesis.settings.load_profile("busy")
 
 
 class YoungCollector:
-    """The garbage collector for engines that capture, which collects new objects only and freezes none.
+    """Replaces the garbage collector for engines that capture: collects new objects only, and freezes none.
 
-    Each such engine would otherwise collect all objects, most of which are imports and collected tests. That
-    took a third of the time of tests with such engines. Tests of the collector itself use `whole_heap`.
+    A full collection would visit all imports and collected tests, which took a third of the time of these
+    tests. Tests of the collector itself use `whole_heap`.
     """
 
     get_freeze_count = staticmethod(gc.get_freeze_count)
@@ -84,11 +84,11 @@ WHOLE_FILES = (
 def pytest_collection_finish() -> None:
     """Turn the garbage collector on again, and let torch's loggers print through the logger `torch`.
 
-    Full collections visit all imports and collected tests. They follow 50 smaller ones instead of 10, since
-    they took a twentieth of the time of tests with engines.
+    A full collection visits all imports and collected tests. It runs after 50 smaller collections instead of
+    10, where it took a twentieth of the time of tests with engines.
 
-    pytest adds handlers to each logger that doesn't propagate, three times per test. That took a sixth of an
-    empty test's time.
+    pytest adds handlers to each logger that doesn't propagate, three times per test, which takes a sixth of
+    an empty test's time.
     """
     gc.enable()
     gc.set_threshold(*gc.get_threshold()[:2], 50)
@@ -102,10 +102,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run all tests of these files, and all cases of a function, in one process; functions with most cases
-    first.
+    """Run each file of `WHOLE_FILES`, and all cases of a function, in one process.
 
-    If cases were distributed one by one, xdist's bookkeeping would take as long as ten files of tests.
+    Distributing cases one by one would take xdist as long as running ten files of tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 

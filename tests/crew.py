@@ -12,7 +12,7 @@ from switchrail.errors import StalePlanError
 def run_watched(
     working: Sequence[threading.Thread], watching: Sequence[threading.Thread], done: threading.Event
 ) -> None:
-    """Starts all threads, and sets `done` for the watching ones when the others have ended."""
+    """Starts all threads, and sets `done` for the watching threads once the working threads have ended."""
     for thread in (*working, *watching):
         thread.start()
     for thread in working:
@@ -26,7 +26,7 @@ def bind_beside_writers(runtime: switchrail.Runtime, plan: switchrail.RoutePlan,
     """Binds a plan and checks the backend of its gated delta layer 0.
 
     Returns:
-        Whether it could be bound; not if a writer has removed the backend since it was planned.
+        Whether the plan could be bound. It can't if a writer has removed its backend meanwhile.
     """
     try:
         bound = runtime.bind(plan)

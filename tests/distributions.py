@@ -16,7 +16,7 @@ def write_distribution(
         source: The module's code.
         plugin: The name of the distribution's entry point.
         version: The distribution's version.
-        entry: GROUP:FUNCTION: the entry point's group is "switchrail.GROUP"; the module has FUNCTION.
+        entry: "GROUP:FUNCTION": the entry point's group without "switchrail.", and its function.
 
     Returns:
         The distribution's metadata folder.

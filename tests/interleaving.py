@@ -44,9 +44,8 @@ def every_interleaving(
 
     Args:
         make: Prepares a run. Returns the two functions, and a function that checks and cleans up after both.
-        places: Files and folders of the package whose lines are used, in addition to those of weak
-            dictionaries.
-        locks: Pairs of an object and the name of its lock attribute, in addition to Switchrail's modules.
+        places: Files and folders of the package at whose lines to switch, besides lines of weak dictionaries.
+        locks: More locks than those of Switchrail's modules, as pairs of an object and an attribute.
         alike: Whether both functions do the same, so that one order is enough.
 
     Returns:

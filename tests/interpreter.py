@@ -19,8 +19,8 @@ def avoid_repeated_work() -> None:
     launch has replaced them already. It computes each integer sum in int64 as well, for an overflow check
     that is omitted unless the interpreter's option `debug` is on. It creates a type, a shape and a size for
     each value, although a kernel has only a few dozen of each. It compares and converts the types of both
-    operands of each sum; see `tests.operators`. It parses and compiles a function again when a module is
-    loaded again.
+    operands of each sum (see `tests.operators`). It parses and compiles a function again if the function's
+    module is loaded again.
 
     With a GPU nothing is replaced, since the same classes compile kernels.
     """
@@ -128,7 +128,7 @@ class _Types:
 
 
 def _share(kind: Any, find: Callable[..., Any]) -> None:
-    """Let calls of a class give known instances instead of new ones."""
+    """Make calls of a class return the instance that `find` has for the arguments."""
     init = kind.__init__
 
     def make(*args: Any) -> Any:

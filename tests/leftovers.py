@@ -318,7 +318,7 @@ def remember_triton() -> None:
 
 
 def put_back_triton() -> None:
-    """Undo the interpreter's changes to Triton's language module, with which nothing can be compiled."""
+    """Undo the interpreter's changes to Triton's language module; nothing can be compiled with them."""
     for place, was in _triton.items():
         if vars(place) != was:
             for name, value in was.items():

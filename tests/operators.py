@@ -1,8 +1,9 @@
 """Shortcuts for the operators of Triton's interpreter.
 
 An operator of the interpreter converts both operands to a common type and shape, checks them, and calls a
-function of numpy, which takes a tenth of the time. A shortcut calls only that function. The first time that
-two types meet, both ways are tried; the shortcut serves these types from then on if the results are equal.
+numpy function. This call takes only a tenth of the time, so a shortcut makes only this call. The first
+operation on two types runs both ways. If the results are equal, later operations on these types use the
+shortcut.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LOGIC = np.bitwise_and, np.bitwise_or
 
 
 class _Result(NamedTuple):
-    """What all results for the same types have in common."""
+    """The common part of all results for the same types."""
 
     type: Any
     dtype: Any
@@ -50,7 +51,7 @@ class _Result(NamedTuple):
 
 
 KNOWN: dict[str, dict[Any, _Result | None]] = {}
-"""By operator: for each pair of types met so far, the shortcut's result, or None if it can't serve."""
+"""By operator and pair of types: the common part of the results, or None if the shortcut is wrong."""
 
 
 class Operators:

@@ -1,8 +1,6 @@
-"""Processes for tests. They are forked from a process with the large imports done, five times as fast as new
-ones.
-
-That process imports no package of this repository. Each fork imports them itself, with its own environment
-variables.
+"""Starts processes for tests by forking a helper process, which is five times as fast as a new interpreter.
+The helper has imported torch and other large packages, but no package of this repository: each fork imports
+those itself, with its own environment variables.
 """
 
 from __future__ import annotations

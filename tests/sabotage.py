@@ -1,4 +1,4 @@
-"""Backends with a mistake: correct ones with one extra action, and cases of the suite for classes."""
+"""Makes backends with a deliberate mistake, and the conformance suite's cases for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.testing.conformance.cases import Case
 
 
 def sabotaged(backend: type[Any], then: Callable[..., None]) -> Any:
-    """A backend of this class that calls `then` with all arguments of each call after running it."""
+    """A backend of this class that runs `then` with the arguments of each call after the call."""
 
     class Sabotaged(backend):  # type: ignore[misc]
         def run(self, call: Any, batch: Any, plan: Any) -> None:

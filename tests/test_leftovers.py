@@ -164,6 +164,6 @@ def test_tritons_language_is_as_it_was_before_the_interpreter() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         add_up[(1,)](x, y, 16)
         assert y.item() == 16
-        assert tl.core.load is not before[0], "Triton puts it back itself now: `put_back_triton` can go"
+        assert tl.core.load is not before[0], "Triton restores it itself: remove `put_back_triton`"
     leftovers.put_back_triton()
     assert (tl.core.load, tl.core.tensor.__add__, tl.math.exp) == before

@@ -1,5 +1,4 @@
-"""No loop has an end at which a signal handler's exception would skip a `try` or `with`; checked in syntax
-trees."""
+"""Searches the code for loops at whose end a signal handler's exception would skip a `finally` or `with`."""
 
 import ast
 from collections.abc import Iterator
@@ -30,11 +29,10 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
 
 
 def test_no_interrupt_passes_by_a_finally() -> None:
-    """At the end of a guarded block, no loop can skip the guard.
+    """No loop inside a `try` or `with` ends in a conditional jump back.
 
-    From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table. The
-    interpreter checks for signals before it jumps. So a handler's exception there skips every `finally`,
-    `except` and `with` of the same function.
+    From CPython 3.13 on, no exception table has this jump, and the interpreter checks for signals before it.
+    So a signal handler's exception there skips every `finally`, `except` and `with` of the same function.
     """
     loops = ast.parse("try:\n while a: b()\n for a in b:\n  if a: b()\n [a for a in b if a]\nfinally: b()")
     assert len(list(while_guarded(loops))) == 3

@@ -533,8 +533,8 @@ def test_drafts_of_a_model_without_states(small_of: Get) -> None:
 
 
 def test_a_call_that_fails_half_way(small: Small) -> None:
-    """After a failed call the cache is refused, since the first layers' states are ahead. After a reset it
-    can be used."""
+    """After a failed call, the cache is refused, since some layers have new states. After a reset, it can be
+    used."""
     prompt = torch.tensor([small.prompts[1]])
 
     def fail(*_: object) -> None:

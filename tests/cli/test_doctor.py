@@ -132,7 +132,7 @@ def test_a_variable_that_names_nothing(install, find, monkeypatch, variable, val
     ],
 )
 def test_a_configuration_that_fits_no_backend(tmp_path, before, monkeypatch, text, problem):
-    """It is found once, not also as a backend that can't be constructed."""
+    """`doctor` reports the configuration once, and doesn't report a backend that can't be constructed."""
     (tmp_path / "policy.toml").write_text(text)
     monkeypatch.setenv("SWITCHRAIL_POLICY", str(tmp_path / "policy.toml"))
     (finding,) = [finding for finding in diagnose() if finding not in before]
@@ -244,7 +244,7 @@ def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tm
 
 
 def test_little_time_for_plugins_is_not_little_time_for_torch(install, clock, monkeypatch):
-    """The time limit for plugins does not affect imports of torch, of backends' modules and of hooked
+    """The time limit for plugins does not limit imports of torch, of backends' modules or of hooked
     modules."""
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.01")
     slow = "import ill_clock\nill_clock.pass_time()\n"

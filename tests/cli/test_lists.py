@@ -97,7 +97,7 @@ def test_what_a_plugin_prints_in_c_is_not_in_the_document(plugins, checkpoint, p
     add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", LOUD)
     given = [str(checkpoint) if each == "CHECKPOINT" else each for each in arguments]
     environment = {**os.environ, "PYTHONPATH": str(plugins)}
-    if arguments == ("plugins",):  # a process of its own also writes what C's buffers hold when it ends
+    if arguments == ("plugins",):  # a new process also flushes C's buffers when it ends
         command = [sys.executable, "-m", "switchrail", *given, "--json"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     else:

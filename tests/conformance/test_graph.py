@@ -174,7 +174,8 @@ def test_a_plan_made_anew_by_refresh_fails(device):
 
 
 def test_tables_that_refresh_copies_fail(device):
-    """An engine's graph writes the tables of its batch after `refresh`."""
+    """The suite reports a `refresh` that copies tables: an engine's graph writes the tables after
+    `refresh`."""
 
     class Early(Refreshed):
         def refresh(self, plan, batch):

@@ -1,9 +1,9 @@
-"""The plain-torch backends pass the whole suite; the reference passes the part that means something for it.
+"""The plain-torch backends pass the whole suite; the reference passes the scenarios that apply to it.
 
-A scenario compares a backend with the reference. For the reference itself, that would compare a function with
-itself, so only scenarios about memory that must not be touched run here. The tests of the torch backends
-compare the reference with an independent computation in each scenario. The reference computes everything in
-float64, so other dtypes only affect the rounding of its results.
+Most scenarios compare a backend with the reference, so the reference runs only scenarios about memory that
+must not be touched. The tests of the torch backends compare the reference with an independent computation in
+each scenario. The reference computes everything in float64, so other dtypes only affect the rounding of its
+results.
 """
 
 import pytest

@@ -17,7 +17,7 @@ from switchrail.testing.graph import RecordedGraph
 
 
 class Capturable:
-    """Base of the backends: their plan depends only on the bounds. Records the batches that refreshed it."""
+    """Base of the backends. A plan is its bounds; `refreshed` has the lengths of later batches."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -138,7 +138,7 @@ class CapturableDelta(Verifying, Capturable, GatedDeltaBackend):
 
 
 class DeferringDelta(CapturableDelta):
-    """Commits a verification in the next one. Its states are spoilt until then, and so are used records."""
+    """Commits a verification in the next one, from records of the states after each row."""
 
     def run(self, call: Any, batch: Any, plan: Any) -> Any:
         if not isinstance(batch, DeferredBatch):
@@ -182,7 +182,7 @@ CAPTURABLE = {"attention": CapturableAttention, "gated_delta": CapturableDelta, 
 
 
 def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
-    """Registers backends for verification that can be captured; if `defers`, one leaves its commits."""
+    """Registers capturable backends for verification; if `defers`, that of gated_delta defers commits."""
     own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
     backends: dict[str, Any] = CAPTURABLE
     if defers:

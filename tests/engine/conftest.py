@@ -79,10 +79,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint with one layer of each kind, for files in which layers of a kind are not told apart.
-
-    Such a file names a fixture of its own `checkpoint`, which returns this one.
-    """
+    """The checkpoint with one layer of each kind, for test files whose fixture `checkpoint` returns it."""
     changes = {"num_hidden_layers": 2, "layer_types": CONFIG["layer_types"][:2]}
     return make_checkpoint(tmp_path_factory.mktemp("small"), **changes)
 
@@ -102,7 +99,7 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
 
 
 class Plain:
-    """In place of an engine of the tiny checkpoint without drafts and graphs: runs equal requests once."""
+    """Stands in for an engine without drafts and graphs, and runs equal requests only once."""
 
     def __init__(self, checkpoint: Path, options: Mapping[str, Any], known: dict[str, list[Output]]) -> None:
         self._checkpoint = checkpoint
@@ -129,5 +126,5 @@ def known_outputs() -> dict[str, list[Output]]:
 def plain_engine(
     checkpoint: Path, known_outputs: dict[str, list[Output]]
 ) -> Callable[[Mapping[str, Any]], Plain]:
-    """Give the outputs that other engines' outputs are compared with."""
+    """Make an engine whose outputs other engines' outputs are compared with."""
     return lambda options: Plain(checkpoint, options, known_outputs)

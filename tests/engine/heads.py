@@ -1,4 +1,4 @@
-"""Random MTP heads for checkpoints, with the names of published weights, and a head from scratch."""
+"""Random MTP heads for checkpoints, with the names of published weights, and a reference without caches."""
 
 from __future__ import annotations
 

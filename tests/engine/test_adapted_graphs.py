@@ -1,4 +1,4 @@
-"""A backend that an adapter completes can be captured: a graph reads the tables of each of its steps."""
+"""Captured decodes of backends that wrap themselves in an `Adapter`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_rows_are_sent_only_when_the_sequences_change(make_engine: Make, engine:
 
 
 def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine: Engine) -> None:
-    """A prompt that arrives makes steps in which decoding sequences run elsewhere."""
+    """When a prompt arrives, the decoding sequences run in an eager step, without effect on tokens."""
     prompts = make_prompts()[:4]
 
     def run(engine: Engine) -> list[list[int]]:
@@ -89,7 +89,7 @@ def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine
 
 
 def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> None:
-    """No reference cycles; only the test's own backend keeps an object of each step."""
+    """A step leaves no reference cycles; only the test's own backend keeps an object of each step."""
     requests = [engine.submit(prompt, params(40)) for prompt in make_prompts()[:3]]
     while not all(len(request.tokens) > 4 for request in requests):
         engine.step()
@@ -105,7 +105,7 @@ def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> No
             cycles.append(gc.collect())
         finally:
             gc.enable()
-    # What a step leaves appears in each round; garbage of earlier tests, such as engines just closed, in one.
+    # Objects that a step leaves appear in each round; garbage of earlier tests appears in one round only.
     assert min(kept) <= 10, kept
     assert min(cycles) == 0, cycles
 
@@ -141,7 +141,7 @@ def interrupt(place: Place, run: Callable[[], None]) -> None:
 def test_the_likeliest_tokens_are_chosen_in_the_graph(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a batch with a sampled row the function is called; for other batches its launches are replayed."""
+    """The function is called for batches with a sampled row, and replayed for other batches."""
     prompt = make_prompts()[2]
     expected = engine.generate([prompt], params())
     called: list[int] = []

@@ -88,8 +88,7 @@ def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) ->
 def test_outputs_are_the_models_and_proposals_the_drafts(
     make_engine: Make, plain_engine: Any, draft: Path
 ) -> None:
-    """With ragged prompts in chunks, outputs are the same as without drafts, and proposals as from
-    scratch."""
+    """Outputs are those without drafts, and proposals those from scratch, for ragged prompts in chunks."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
@@ -190,7 +189,7 @@ def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, draft: Path) -> 
 
 
 def test_trees_of_a_draft_equal_to_the_model(make_engine: Make, plain_engine: Any, checkpoint: Path) -> None:
-    """The first branch, of two tokens, is accepted; drawn trees of sampled requests are verified as well."""
+    """Both tokens of the first branch are accepted. Sampled requests with drawn trees run too."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": checkpoint, "draft_branches": 2})

@@ -171,7 +171,7 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
 
 
 def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make, plain_engine: Any) -> None:
-    """A step runs one row per draft and one more; neither accepted nor rejected tokens run again."""
+    """A step has one row per drafted token and one more; no token runs twice."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
@@ -214,9 +214,9 @@ class Repeats(Drafts):
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("new", [1, 2, 3, 9, 24])
 def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, make_engine: Make) -> None:
-    """Drafts end with the length and the last page.
+    """No token is drafted beyond the request's length or its last page.
 
-    The pool has exactly the pages that the request needs, since the last token has no key.
+    The pool has exactly the pages that the request needs; the last token has no key.
     """
     ids, params = list(range(prompt)), SamplingParams(max_new_tokens=new, ignore_eos=True)
     pages = -(-(prompt + new - 1) // 4)
@@ -319,11 +319,10 @@ def test_a_stop_string_in_an_accepted_run_ends_there(
 
 @pytest.mark.parametrize("end", ["token", "text", "length"])
 def test_only_delivered_tokens_become_keys(end: str, make_engine: Make, plain_engine: Any) -> None:
-    """A sequence's length counts delivered tokens only; accepted tokens after an end stay in no memory that
-    is read.
+    """A sequence's length counts delivered tokens only.
 
-    Requests run one after the other in the same slot and the same pages, which nothing keeps for later
-    prompts.
+    The requests run one after the other, in the same slot and pages. So each would be wrong if it read
+    accepted tokens that an earlier request had not delivered.
     """
     prompts = [[5, 6], [5, 6, 7], [9] * 5, [5, 6]]
     plain = plain_engine(OPTIONS).generate(prompts, FREE)
@@ -579,10 +578,7 @@ def test_commits_are_left_to_the_next_verification(
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of other kinds make the deferred commits first.
-
-    Some steps have no drafts, and prompts arrive between verifications.
-    """
+    """Decodes and steps with prompts between verifications apply the deferred commits first."""
     commits = list[Any]()
     commit = DeferringDelta.commit
     monkeypatch.setattr(DeferringDelta, "commit", lambda *given: (commits.append(given), commit(*given)))
@@ -622,7 +618,7 @@ def test_commits_are_left_to_the_next_verification(
 def test_a_change_of_hooks_keeps_deferred_commits(
     make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """The verification that makes them is captured again first."""
+    """The next verification, which applies them, is captured again first."""
     prompts = make_prompts(3)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(
@@ -727,7 +723,7 @@ def test_padding_reads_nothing_of_others(
 ) -> None:
     """Sequences have padding rows in a captured verification, and the pools contain only NaN before.
 
-    The sequences end with their last page, and the page table has entries of earlier ones after it.
+    The sequences fill their last page; after it, the page table has entries of earlier sequences.
     """
 
     class Few(Drafts):

@@ -337,8 +337,7 @@ def test_a_closed_engine_frees_what_was_captured_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """If backends differ by the length of caches, a key's padding does not affect the choice, as it has no
-    tokens."""
+    """If backends differ by the length of caches, a key's padding does not affect the choice."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None

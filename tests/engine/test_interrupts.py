@@ -60,7 +60,7 @@ SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, see
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
 LONGER = SamplingParams(max_new_tokens=7, ignore_eos=True)
 AFTERWARDS = PROMPTS[: SMALL["max_sequences"]], SamplingParams(max_new_tokens=2, ignore_eos=True)
-"""Requests that show damage: together they need all slots, and more rows than a step has."""
+"""Requests that would show damage: together they need all slots, and more rows than a step has."""
 
 
 class Broken(Exception):
@@ -196,7 +196,7 @@ class Subject:
 
 
 class Capturing(Subject):
-    """An engine with the real model, whose verifications are captured and leave their commits.
+    """An engine with the real model, whose verifications are captured and defer their commits.
 
     The graphs of its platform repeat torch's operations on the CPU.
     """
@@ -281,7 +281,7 @@ def drafting(checkpoint: Path, subject: Subject) -> Iterator[Subject]:
 
 @pytest.fixture(scope="module")
 def capturing(checkpoint: Path) -> Iterator[Subject]:
-    """An engine whose verifications are captured, and leave their commits to the next ones."""
+    """An engine whose verifications are captured, and defer their commits."""
     with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL) as plain:
         expected = plain.generate(PROMPTS, LONGER)
         afterwards = plain.generate(AFTERWARDS[0], LONGER)
@@ -307,7 +307,7 @@ def places_of(subject: Subject, scenario: Scenario, files: list[Path] = FILES) -
 def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scenario, Place]]:
     """Each place that no other scenario passes, and at least one in `INTERRUPT_EVERY` of the others.
 
-    Versions of Python have different numbers of places, so more of the others follow until there are `least`.
+    If these are fewer than `least`, because Python's versions differ in places, more of the others are added.
     """
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
@@ -358,7 +358,7 @@ def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> N
 def test_an_interrupt_leaves_captured_verifications_and_their_commits_whole(
     capturing: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in later verifications, which apply the commits of earlier ones; then slots get new owners."""
+    """Interrupts strike the first verifications, and later ones, which apply deferred commits."""
     monkeypatch.setattr(places, "OFTEN", 3)
     passed = interrupt_everywhere(capturing, [generating, stepping], 150, CAPTURED)
     steps = {"run", "fill", "replay", "_accept_rows", "_replay", "settle"}

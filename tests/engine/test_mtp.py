@@ -203,7 +203,7 @@ def recorded(steps: list[Any], forward: Callable[[Any], torch.Tensor], step: Any
 
 
 def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:
-    """Samples share full pages, and have copies of the last one; requests come and go."""
+    """Samples share full pages and copy the last page, while requests come and go."""
     prompts, params = make_prompts(24), make_params(24)
     plain = make_engine(options=OPTIONS)
     engine = make_engine(headed, options=MTP)
@@ -237,7 +237,11 @@ def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: P
 def test_samples_share_no_keys_that_depend_on_their_own_tokens(
     length: int, make_engine: Make, headed: Path
 ) -> None:
-    """The entry of the prompt's last token depends on the first sampled one; later steps look further."""
+    """Samples share no page with entries of the head that depend on sampled tokens.
+
+    The entry of the prompt's last token depends on the first sampled token. Entries of a head's later steps
+    depend on further tokens.
+    """
     engine = make_engine(headed, options={**MTP, "draft_tokens": 3, "max_tokens_per_step": 64})
     params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.5, n=4, seed=7)
     prompt = [*range(length)]

@@ -1,4 +1,4 @@
-"""Hooks on modules whose work an operation's function does."""
+"""Hooks on modules whose work a platform's function does: the hook is called, and the function is not."""
 
 from __future__ import annotations
 

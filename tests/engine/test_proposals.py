@@ -171,8 +171,8 @@ class Launches(TorchDispatchMode):
 def test_a_step_launches_four_graphs_and_reads_once(
     make_engine: Make, checkpoint: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graphs are a verification, the acceptance, the copy of what it accepted, and the next proposal;
-    then the tokens are read.
+    """The graphs are a verification, the acceptance, the copy of the accepted tokens, and the next proposal;
+    then the host reads the tokens.
 
     Without captured proposals, each step of the draft is launched separately.
     """

@@ -39,13 +39,13 @@ PROPOSALS: dict[str, Proposal] = {
 
 @pytest.fixture(autouse=True)
 def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits for a small vocabulary, with which the filters find their cuts faster."""
+    """Use digits that suit a small vocabulary, so that the filters find their cut-offs faster."""
     monkeypatch.setattr(sampling, "_BITS", 4)
 
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """No garbage collector, which looks at the many small tensors again and again."""
+    """Turn off the garbage collector, which would visit the many small tensors repeatedly."""
     gc.disable()
     yield
     gc.enable()
@@ -158,7 +158,7 @@ def sequences(
     logits: torch.Tensor,
     tree: bool = False,
 ) -> torch.Tensor:
-    """[count, 2], the first two new tokens of sequences with drafted tokens: two, or a tree of two branches.
+    """The first two new tokens [count, 2] of sequences with two drafted tokens or a tree of two branches.
 
     Args:
         params: The sampling parameters.
@@ -402,7 +402,7 @@ def test_pairs_of_tokens_of_each_kind_of_draft(
 
 @pytest.mark.parametrize("mutant", ["p for all", "not normalised"])
 def test_the_test_notices_wrong_residuals(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant tests each sibling against p, or against a rest of p that doesn't sum to 1."""
+    """A mutant tests each sibling against p itself, or against max(0, p - q) without normalising it."""
 
     def without(rest: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         less = (rest - q).clamp(min=0) if mutant == "not normalised" else rest

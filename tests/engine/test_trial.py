@@ -90,7 +90,7 @@ OPTIONS = {"max_sequences": 8, "max_length": 1024, "page_size": 16, "max_tokens_
 
 @pytest.fixture
 def platform(memory: Memory) -> GraphPlatform:
-    """A platform on which choosing tokens takes memory in proportion to the number of rows."""
+    """A platform on which the choice of tokens takes memory in proportion to the number of rows."""
 
     def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
         memory.steps = max(memory.steps, STEP * len(logits) // 8)

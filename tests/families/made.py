@@ -1,7 +1,7 @@
-"""A small checkpoint of each family, made by transformers from a seed, in which the past matters.
+"""A small checkpoint of each family, made by transformers from a seed, whose logits depend on earlier tokens.
 
 With plain random weights, logits would depend only on the newest token, so an engine that forgets everything
-would pass. Here embeddings are small compared with the mixers' outputs, and the layers remember long.
+would pass. Here, embeddings are small compared with the mixers' outputs, and states decay slowly.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.families.made import CONFIGS
 __all__ = ["ieee_products"]
 
 EAGER = ("nemotron_h", "gpt_oss")
-"""Families whose experts don't fit the platform's operations; in float32, transformers' own experts wait."""
+"""Families with transformers' own experts, which wait for the device in float32, so nothing is captured."""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.families]
 

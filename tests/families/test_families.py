@@ -22,10 +22,8 @@ FORGOTTEN: dict[str, Callable[[Any], Iterable[torch.Tensor]]] = {
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> None:
-    """A batch of prompts of different lengths gives the results of each prompt alone.
-
-    And if any part of a sequence's cache or state is erased, the results change.
-    """
+    """A batch of prompts of different lengths gives the results of each prompt alone. If any part of a
+    sequence's cache or state is erased, the results change."""
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 7, 33, 70))
     runs = family.run(prompts, 16)

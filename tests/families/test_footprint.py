@@ -68,7 +68,7 @@ def bytes_of(engine: Engine) -> int:
 
 
 def test_mixers_are_found_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each kind of layer; the target has two kinds, its draft one."""
+    """The mixers are searched for once per model, not once per kind of layer."""
     found = []
 
     def finding(*arguments: Any) -> Any:

@@ -230,7 +230,7 @@ def test_a_cycle_of_waiting_hooks(hooks, package):
 
 
 def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
-    """If two hooked paths turn out to be one function, the second hook is refused and the import
+    """If the import shows that two hooked paths are one function, the second hook is refused; the import
     continues."""
     runtime = Runtime()
     with (package / "rope.py").open("a") as file:

@@ -82,7 +82,7 @@ def add(target, hooks, module):
 
 
 def steps(hooks, target):
-    """Check that the target's reported replacement runs, or that a different replacement precedes it."""
+    """Check that `explain` reports the target's hooks as running, or as preceded by another replacement."""
     found = hooks.explain(target).steps
     assert all(step.state == "runs" or "replaces the target first" in step.reason for step in found)
     assert all(each.steps for each in hooks.explain_all())
@@ -103,8 +103,7 @@ PAIRS = {
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
 def test_one_adds_and_the_other(target, other, what):
-    """While one thread adds a hook, another adds a hook on the same or a nearby target, removes one, or
-    reads."""
+    """While one thread adds a hook, another adds, removes or reads hooks of the same or a nearby target."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -139,7 +138,7 @@ def test_one_adds_and_the_other(target, other, what):
 
 
 def test_one_adds_an_object_and_the_other_the_function_that_stands_for_it():
-    """A hook added to an object that was read while it was hooked goes to the object's place."""
+    """A hook added to the function that another hook put on a subclass is a hook on the inherited method."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()

@@ -1,4 +1,4 @@
-"""Decorators, disabling and strictness."""
+"""Hooks added by decorators, disabled hooks, and the option `strict`."""
 
 import pytest
 from switchrail.errors import HookError

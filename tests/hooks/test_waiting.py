@@ -1,5 +1,4 @@
-"""Targets that no import announces: loaded from a file path, inserted by hand, found by others, created
-later."""
+"""Targets whose import Switchrail can't notice: loaded from a file path, inserted by hand, created later."""
 
 import importlib
 import importlib.util
@@ -325,8 +324,7 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether a class fits a target that comes later is known only at the import, which then raises or
-    logs."""
+    """Whether a class fits a target that is imported later is checked at the import, which raises or logs."""
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

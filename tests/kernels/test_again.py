@@ -105,12 +105,11 @@ class Gpu:
         return 0
 
     def layer(self, backend, call):
-        """The layer for a backend's calls: that of the backend's first call, or of this call if it is the
-        first."""
+        """The layer of the backend's first call, which is this call if there was none before."""
         return self.layers.setdefault(backend, call.made.layer)
 
     def run(self, backend, call, plan, layer=None):
-        """Run one call, and return only those launches that are not repeated from a record."""
+        """Run one call, and return its launches, except those repeated from a record."""
         self.slow.clear(), self.fast.clear()
         self.values: list[list[int]] = []
         layer = self.layer(backend, call) if layer is None else layer
@@ -162,7 +161,7 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 def test_a_repeated_call_launches_the_same_as_one_without_records(gpu, op, phase):
     """A repeated call launches the same as a call without records.
 
-    Batches have few different shapes, so that calls match records of other calls.
+    The batches have only a few different shapes, so calls match records of other calls.
     """
     chance = random.Random(0)
     backend = make_backend(op)
@@ -247,8 +246,8 @@ def test_a_prefill_without_a_plan_is_not_run_as_a_decode(gpu, op):
 def test_single_tokens_are_only_run_as_a_decode_in_a_decode(gpu, op, recorded):
     """A prefill of single tokens is not mistaken for a decode.
 
-    A decode's plan is refused for such a call: run as a decode, a verify call would overwrite the state, and
-    a prefill would not write its checkpoints.
+    A decode's plan is refused for calls of other phases: as a decode, a verify call would overwrite the
+    state, and a prefill would not write its checkpoints.
     """
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
@@ -328,7 +327,7 @@ def copies(layer, count):
 def test_layers_of_one_kind_share_their_records_and_launch_on_their_own_addresses(gpu, op, phase):
     """Layers of one kind share records, but each launches with its own addresses.
 
-    For each of two batches, any layer may be called first, and any may follow.
+    For each of two batches, a random layer is called first, and then all layers.
     """
     chance = random.Random(1)
     backend = make_backend(op)

@@ -1,7 +1,7 @@
 """The kernel in the CuTe DSL, run as Python on warps of 32 lanes that are numpy arrays.
 
-This shows that the kernel computes correct results for every size and dtype, with the addresses that it gets.
-It does not show that the kernel compiles or works on hardware; the conformance suite shows that on a GPU.
+The tests check the kernel's results for every size and dtype. Only the conformance suite on a GPU checks that
+the kernel compiles and works on hardware.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = (64, 128, 256)
 class Lanes(np.ndarray):
     """A number for each lane of a warp. All lanes take the same branch of a comparison.
 
-    So all lanes of a row write the row's result, to one address.
+    All lanes of a row write the row's result to one address.
     """
 
     def __eq__(self, other):

@@ -36,7 +36,7 @@ def normal(*shape, dtype, device, seed=0):
 def check(found, expected, apart=1):
     """Check that float32 numbers are within 1e-6 of the largest, and 16-bit numbers are equal or adjacent.
 
-    Numbers that are rounded and then multiplied may be two apart.
+    With `apart=2`, for numbers that are rounded and then multiplied, there may be one number in between.
     """
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape

@@ -74,7 +74,7 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def let_pass(monkeypatch):
-    """Records the features passed to each check, by the calling method. Calls end there."""
+    """Records the features passed to each check, by the calling method, and ends the call there."""
     told = {"check_batch": [], "check_call": []}
     check_batch = Contract.check_batch
 

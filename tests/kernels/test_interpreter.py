@@ -123,7 +123,7 @@ def combine_bools(p_a, p_b, p_out, DIFFERENCE: tl.constexpr):
 @where_replaced
 @pytest.mark.parametrize("difference", [False, True])
 def test_sums_of_bools_are_those_of_the_interpreter(difference):
-    """Numpy's sum of two bools is true if both are, Triton's is not; for other bools they agree."""
+    """In numpy, True + True is true; in Triton, it is false."""
     zero, one = torch.tensor([0]), torch.tensor([1])
     found = []
     for a, b in ((zero, one), (one, one)):

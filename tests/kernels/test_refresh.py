@@ -91,7 +91,7 @@ def test_a_call_reads_of_a_batch_what_lies_on_the_device(device, op, lengths):
 
 @EACH
 def test_tables_of_another_form_are_read_in_each_step(device, op):
-    """An engine's graph may write them after `refresh`."""
+    """An engine's graph may write the tables after `refresh`."""
     backend = OPS[op][1]()
     first, second = make(op, [3, 0, 40, 9], device), make(op, [1, 0, 256, 129], device)
     tables = {name: getattr(first.batch, name).long() for name in ("page_table", "kv_lens")}

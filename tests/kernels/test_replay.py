@@ -94,7 +94,7 @@ def test_a_kernel_whose_programs_begin_early(driver: Driver) -> None:
 
 
 def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Calls that each differ in one property from the call of `test_what_differs_is_not_repeated`."""
+    """Calls that each differ in one property from the recorded call."""
     x, slots = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
     return {
         "shape": ((torch.zeros(5, 8), None, slots), (1.0, True)),
@@ -427,7 +427,7 @@ def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu
 def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
     """A call that passes a tensor of its layer is not repeated.
 
-    Another call's tensor would otherwise be used in both places.
+    If it were, another call's tensor would be used in both places.
     """
     layer, owner = make_layer(A_log=torch.zeros(4)), object()
     assert layer.A_log is not None

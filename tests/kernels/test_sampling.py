@@ -190,7 +190,7 @@ def test_a_low_temperature_takes_the_best(temperature, device, dtype):
 
 
 def test_the_last_number_below_one_takes_a_token_that_can_be(device, dtype, monkeypatch):
-    """The largest random number below 1 draws a token that the filters keep."""
+    """The largest random number below 1 still draws a token that the filters keep."""
     seed = next(n for n in range(1 << 20) if uniform(n, 0) > 1 - 1e-5)
     source = SimpleNamespace(random=lambda: seed / (1 << 53))
     logits = torch.tensor([[1.0, 1.0, -math.inf, 0.0, -math.inf]], device=device, dtype=dtype)

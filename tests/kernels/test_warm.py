@@ -69,7 +69,7 @@ class OnCpu:
 
 
 def unspecialized(kernel):
-    """The parameters that a kernel is not specialized for: by value, and by alignment."""
+    """The parameters that a kernel is not specialized for: first by value, then by alignment."""
     if hasattr(kernel, "kwargs"):  # the kernel is interpreted
         found = [kernel.kwargs[name] for name in ("do_not_specialize", "do_not_specialize_on_alignment")]
         return [set(names or ()) for names in found]

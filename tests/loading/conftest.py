@@ -48,7 +48,7 @@ class Clock:
     """The time that plugins report in `acme_target.seconds`, which does not depend on the machine's load."""
 
     def monotonic(self) -> float:
-        # Another thread may have executed only the plugin's first lines.
+        # The module may be half imported by another thread.
         return getattr(sys.modules.get("acme_target"), "seconds", 0.0)
 
 

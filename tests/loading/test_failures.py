@@ -47,7 +47,7 @@ class Case:
     """A distribution that can't be loaded.
 
     Attributes:
-        code: Its module; None for none.
+        code: The code of its module; None if it has no module.
         reason: The reason that its record must give.
         target: The target of its entry point.
         frame: The frame that the traceback must show; None if none of its code ran.

@@ -138,7 +138,7 @@ def test_between_plugins(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
-    """A real signal at any moment of the call leaves the runtime as before. A later load then works."""
+    """A real signal at any moment of `load` leaves the runtime as it was, and a later `load` works."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
     names = ["acme-aa", "acme-bb", "acme-cc"]
@@ -367,7 +367,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
 
 class Interrupted(str):
-    """A string whose conversion raises a signal's exception, because Python checks for signals there."""
+    """A string whose conversion raises a signal handler's exception, as Python may do there."""
 
     def __repr__(self) -> str:
         raise KeyboardInterrupt
@@ -376,7 +376,7 @@ class Interrupted(str):
 
 
 class NoText:
-    """An object that is not a string and whose conversion to one raises a signal's exception."""
+    """An object, not a string, whose conversion to a string raises a signal handler's exception."""
 
     __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
 

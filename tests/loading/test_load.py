@@ -299,8 +299,8 @@ def test_a_fork_while_this_thread_loads_can_load(runtime: Runtime, install: Inst
 def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a process forks while another thread commits a plugin, the child has all its hooks and registrations
-    or none."""
+    """If a process forks while another thread commits a plugin, the child has all of the plugin's hooks and
+    registrations, or none."""
     install(
         "acme-both",
         "def register(registry):\n"

@@ -8,9 +8,8 @@
 The changes are drawn with a seed, a fixed number per area. `cover` keeps the changes of `list.json` that
 still apply, and draws others to replace the rest. `run` writes each outcome to the list.
 
-Existing libraries were considered: mutmut leaves decorated functions unchanged, and so all kernels, and wraps
-others in a way that hides their source from Triton; cosmic-ray runs one command, and so all tests, for each
-change.
+Existing libraries were considered. mutmut doesn't change decorated functions such as kernels, and hides the
+source of other functions from Triton. cosmic-ray runs all tests for each change.
 """
 
 from __future__ import annotations

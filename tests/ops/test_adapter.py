@@ -67,7 +67,8 @@ def test_an_adapter_adds_a_feature(op, feature, phase):
 @pytest.mark.parametrize("op", [op for op in CONTRACTS if "row_states" in CONTRACTS[op].features])
 @pytest.mark.parametrize("phase", LENGTHS)
 def test_a_pool_for_states_by_row_is_no_need_of_calls_that_store_none(op, phase):
-    """In an engine with drafts, layers have the pool in all phases."""
+    """In an engine with drafts, layers have the pool `row_states` in all phases, but only some calls use
+    it."""
     by_row = FORMS["row_states"](GENERATORS[op](LENGTHS["verify"], phase="verify"), False)
     pool = by_row.tensors["row_states"]
     call = GENERATORS[op](LENGTHS[phase], phase=phase, initial="all")

@@ -246,7 +246,7 @@ def test_a_plugin_that_fails(
     vendor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failing platform plugin is not skipped automatically, only if a different platform is named."""
+    """A failing platform plugin is an error, unless another platform is named."""
     code, target, words = FAILURES[case]
     install("acme", code, target=target)
     vendor("umbrella").answer = None
@@ -272,7 +272,7 @@ def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> 
 
 
 def check_reentry(runtime: Runtime, did: str) -> None:
-    """Checks that the choice fails because of what a plugin did meanwhile."""
+    """Checks that the choice fails because a plugin did this while it was asked."""
     with pytest.raises(PlatformPluginError, match=f"{did} while the platform was being chosen") as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)
@@ -503,13 +503,13 @@ def test_the_records_say_what_came_of_each(
     assert states(runtime) == {"acme": ("loaded", None), "umbrella": declines}
     assert {plugin.state for plugin in runtime.load() if plugin.name == "acme"} == {"loaded"}
     assert {plugin.state for plugin in runtime.discover() if plugin.name == "acme"} == {"loaded"}
-    assert runtime.fingerprint() == before, "asking for the platform changes nothing that decides"
+    assert runtime.fingerprint() == before, "asking for the platform does not change decisions"
     runtime.use_platform("cpu")
     assert states(runtime)["acme"] == ("discovered", None)
     acme.answer = 5
     with pytest.raises(PlatformPluginError):
         runtime.use_platform("acme")
-    assert states(runtime)["acme"] == ("discovered", None), "the choice is what it was"
+    assert states(runtime)["acme"] == ("discovered", None), "the choice has changed"
     other = Runtime()
     with pytest.raises(PlatformPluginError) as caught:
         other.platform  # noqa: B018

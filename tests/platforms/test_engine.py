@@ -1,4 +1,4 @@
-"""The engine's calls of a platform. They include everything that a platform must provide."""
+"""The engine's calls of the methods that a platform provides."""
 
 from __future__ import annotations
 
@@ -71,12 +71,10 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
         with Engine(CHECKPOINT, runtime=runtime, options={"seed": 1}) as engine:
             engine.generate(PROMPTS, PARAMS)
             steps = engine.stats.steps
-    # the platform and its users call the first method; the option `compile` needs the others
+    # the first is for registering functions, the others are for the option `compile`
     own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
-    # Programs that start a process group call the first method. The others are in the platform's identity,
-    # which the
-    # command shows.
+    # Programs that start a process group call the first method; the command shows the others.
     elsewhere = {"distributed_backend", "name", "support_piecewise_cuda_graph"}
     assert methods(Hardware) - set(platform.of_hardware) == elsewhere | {
         "set_device"
@@ -358,7 +356,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 def test_an_operation_is_called_as_it_says(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
-    """With the function that the operation documents, a module computes the same as in transformers."""
+    """A function that follows the operation's documentation gives the results of transformers."""
     platform = serving_platform()
     calls = []
 

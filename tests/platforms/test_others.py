@@ -113,7 +113,7 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
 def test_memory_that_is_not_told(
     kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size of memory that a device doesn't report comes from another source or is None, never 0."""
+    """If a device doesn't report its memory, the size comes from another source or is None, never 0."""
     bring(kind)
     hardware = detect(kind).hardware
     if kind == "tpu":

@@ -1,4 +1,4 @@
-"""Plugins' classes are checked against the base that they derive from."""
+"""Plugins' classes are checked against their base classes."""
 
 from __future__ import annotations
 

@@ -584,7 +584,7 @@ def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog, mod
 
 @only_v23
 def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(served):
-    """SGLang's fused verification starts from states that its own kernels for prompts put in place."""
+    """SGLang's fused verification reads states that only SGLang's kernels for prompts write."""
     pool = torch.ones(9, dtype=torch.int32)
     made = partial(served, family="kda", drafts=(6, 1), accept_lens_pool=pool)
     with pytest.raises(BridgeError, match="--linear-attn-verify-backend"):

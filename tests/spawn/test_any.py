@@ -72,7 +72,7 @@ def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
             getattr(runtime.hooks, what)(hooks[index % len(hooks)])
 
 
-# A plugin that may take a name only because another one's was cleared before.
+# The second plugin can take a name only because the first plugin's registration was cleared.
 @example(steps=[("load", "acme-first"), ("clear", "x"), ("load", "acme-second")])
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, max_size=12))

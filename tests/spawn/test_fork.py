@@ -106,8 +106,8 @@ def test_a_plugin_that_forks_while_it_is_restored(
 ) -> None:
     """A plugin that forks while it is restored fails.
 
-    With a timeout, the plugin runs in a thread of its own, for which the restoring code waits, so the fork
-    can't wait too.
+    With a timeout, the plugin runs in a separate thread. The restoring thread holds the locks while it waits
+    for the plugin, so the fork can't wait for the locks.
     """
     install(
         "acme-one",

@@ -73,7 +73,7 @@ def doubled(engine, options, batches):
 
 @pytest.fixture(scope="module")
 def drafted(engine, options, batches):
-    """Trees of drafts from the texts so far, so that repeated prompts have drafts that are accepted."""
+    """Run with n-gram drafts as trees. Prompts are repeated, so some drafts are accepted."""
     first, again, _ = batches
     run = engine({**options, **OURS, **DRAFTS}, [first, first, again, again])
     assert run.status == 0, run.log[-4000:]
