@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from switchrail.ops.catalog import CONTRACTS
-from switchrail.ops.describe import describe, document
+from switchrail.ops.describe import describe, describe_batches, document
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
 
@@ -16,7 +16,7 @@ def test_the_document_is_up_to_date():
 @pytest.mark.parametrize("op", CONTRACTS)
 def test_a_description_has_everything(op):
     contract = CONTRACTS[op]
-    text = describe(contract)
+    text = describe(contract) + describe_batches(contract.batch_type)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     for name in (*contract.tensors, *contract.options, *contract.batch):
         assert sum(row.startswith(f"| `{name}` |") for row in rows) == 1

@@ -714,9 +714,9 @@ ROW_SLOTS = _indices("N", "X", dtype="int64", about="slots of the states after e
 """The tensor that a `RowStatesBatch` adds to a `VerifyBatch`."""
 
 DEFERRED: Mapping[str, TensorSpec] = {
-    "pending_records": _indices("N", dtype="int64", about="the record to apply first; -1: none"),
-    "pending_rows": _indices("N", "X", dtype="bool", about="whether to apply each of its rows"),
-    "records": _indices("N", dtype="int64", about="the record that keeps the rows; -1: none"),
+    "pending_records": _indices("N", dtype="int64", about="number of the record to apply first; -1: none"),
+    "pending_rows": _indices("N", "X", dtype="bool", about="whether to apply each row of that record"),
+    "records": _indices("N", dtype="int64", about="number of the record that keeps the rows; -1: none"),
 }
 """The tensors that a `DeferredBatch` adds to a `VerifyBatch`."""
 
@@ -745,6 +745,6 @@ STATE_FEATURES: Mapping[str, str] = {
 
 PAGED_FEATURES: Mapping[str, str] = {
     "device_parents": _PARENTS,
-    "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are upper bounds",
+    "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are then upper bounds",
 }
 """The features that allow more values in fields of a `PagedBatch`, each with a description."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 
-from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, VerifyBatch
+from switchrail.ops.batch import (
+    CheckpointBatch,
+    DeferredBatch,
+    RowStatesBatch,
+    SequenceBatch,
+    StateBatch,
+    VerifyBatch,
+)
 from switchrail.ops.catalog import CONTRACTS, DEFINITIONS
 from switchrail.ops.contract import (
     CHECKPOINTS,
@@ -29,60 +36,86 @@ _OWN = {
 _HEAD = """# Contracts
 
 The valid arguments of each op, their meaning, and the tensors that a call writes. This page is generated from
-the contracts (`python -m switchrail.ops.describe`). The checks of inputs and the calls of the conformance
-suite come from the same contracts.
+the contracts by `python -m switchrail.ops.describe`. The checks of calls and the cases of the conformance
+suite are made from the same contracts.
 
-- A tensor's axes are named, outermost first; an axis has one size in all tensors of a call. T is the number
-  of packed rows, N the number of sequences.
+- The column *axes* names a tensor's axes, outermost first. An axis has one size in all tensors of a call. T
+  is the number of packed rows, N the number of sequences.
 - *{input}* is the dtype of the op's first tensor. *{compute}* is float64 if *{input}* is, else float32.
-- *dense* gives the order of the axes in memory, innermost last, without gaps. *stride 1 along* an axis, or
-  one of several, leaves the other strides free.
-- A feature is an ability that not every backend of the op has. A call that doesn't use a feature omits its
-  arguments or gives None for them. Only backends that declare the feature can serve a call that uses it; the
-  others are rejected with a reason that names the feature. Some features allow more forms of a tensor: the
-  column
-  *memory* or *dtypes* lists these forms, each with its feature.
-- Tensors *of the layer* are the same in all calls of a layer. Each call passes the other tensors, with one
-  row per token.
+- *dense* lists the axes as they lie in memory, innermost last, without gaps. *stride 1 along* names the axis,
+  or the alternatives, that must have stride 1; the other strides may have any value.
+- A feature is an ability that a backend of the op may declare. Only backends that declare a feature can serve
+  a call that uses it. A call that doesn't use it omits the feature's arguments or passes None. With some
+  features, a tensor may have further dtypes or orders in memory, which the tables list.
+- A layer holds the tensors *of the layer*. Each call passes the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
 - `run` returns None, except in verify, where it returns the record that `commit` takes.
+
+The page ends with the batches: [`PagedBatch`](#pagedbatch) for ops with a paged cache, and
+[`StateBatch`](#statebatch) for ops with a state per sequence.
 """
 
 
 def describe(contract: Contract) -> str:
-    """One contract as Markdown."""
+    """One op's contract as Markdown, without its batches."""
     interface = DEFINITIONS[contract.op].interface
     parts = [f"## `{contract.op}`", inspect.cleandoc(interface.__doc__ or "")]
     tensors = [_tensor_row(name, spec, contract) for name, spec in contract.tensors.items()]
     parts.append(_table(("tensor", "axes", "dtypes", "memory", "about"), tensors))
     options = [_option_row(name, spec) for name, spec in contract.options.items()]
     parts.append(_table(("option", "type", "about"), options))
-    rows = [_tensor_row(name, spec, contract) for name, spec in contract.batch.items()]
-    kinds = {f"feature `{name}`: a `{kind.__name__}`": kind for name, kind in contract.batch_features.items()}
-    if "read_slots" in contract.batch:
-        kinds["in verify: a `VerifyBatch`"] = VerifyBatch
-    for condition, kind in kinds.items():
-        for name, spec in _OWN.get(kind, {"parents": PARENTS}).items():
-            *row, about = _tensor_row(name, spec, contract)
-            rows.append((*row, f"{about}; {condition}"))
-    parts.append(_table((f"`{contract.batch_type.__name__}`", "axes", "dtypes", "memory", "about"), rows))
     facts = [f"{axis} is a multiple of {divisor}" for axis, divisor in contract.multiples]
     facts += [f"{whole} = {' + '.join(rest)}" for whole, *rest in contract.sums]
     facts += [
-        f"`{needed}` must be given where `{option}` is {value!r}" for option, value, needed in contract.needs
+        f"`{needed}` must be given if `{option}` is {value!r}" for option, value, needed in contract.needs
     ]
-    facts += [f"with the feature `{name}`, {text}" for name, text in contract.field_features.items()]
     if contract.state_layout is not None:
         facts.append(f"the layout of the state is called `{contract.state_layout}`")
-    facts += [f"gate: {name}: {text}" for name, text in contract.gate.items()]
-    parts.append("\n".join(f"- {fact}" for fact in [*facts, *contract.notes]))
+    if contract.gate:
+        facts.append("gate, in {space} space: {kind}; range: {range}".format_map(contract.gate))
+    common = _common_notes(contract.batch_type)
+    facts += [note for note in contract.notes if note not in common]
+    facts.append(f"features: {', '.join(f'`{name}`' for name in sorted(contract.features))}")
+    parts.append("\n".join(f"- {fact}" for fact in facts))
     return "\n\n".join(parts) + "\n"
+
+
+def describe_batches(kind: type[SequenceBatch]) -> str:
+    """The tensors of a class of batches and of its subclasses, and the rules for batches, as Markdown."""
+    contracts = _contracts_of(kind)
+    widest = max(contracts, key=lambda contract: len(contract.batch_features))
+    rows = [_tensor_row(name, spec, widest) for name, spec in widest.batch.items()]
+    classes = {f"feature `{name}`": each for name, each in widest.batch_features.items()}
+    if kind is StateBatch:
+        classes["phase verify"] = VerifyBatch
+    for condition, each in classes.items():
+        for name, spec in _OWN.get(each, {"parents": PARENTS}).items():
+            *row, about = _tensor_row(name, spec, widest)
+            rows.append((*row, f"{about}; in a `{each.__name__}` ({condition})"))
+    ops = ", ".join(f"`{contract.op}`" for contract in contracts)
+    head = f"The batches of {ops}. `help(switchrail.ops.{kind.__name__})` also has the fields on the host."
+    table = _table(("tensor", "axes", "dtypes", "memory", "about"), rows)
+    facts = [f"with the feature `{name}`, {text}" for name, text in widest.field_features.items()]
+    notes = "\n".join(f"- {fact}" for fact in [*facts, *_common_notes(kind)])
+    return "\n\n".join((f"## `{kind.__name__}`", head, table, notes)) + "\n"
 
 
 def document() -> str:
     """All contracts as one Markdown document."""
-    return "\n".join([_HEAD.format(input=INPUT, compute=COMPUTE), *map(describe, CONTRACTS.values())])
+    head = _HEAD.format(input=INPUT, compute=COMPUTE)
+    kinds = dict.fromkeys(contract.batch_type for contract in CONTRACTS.values())
+    return "\n".join([head, *map(describe, CONTRACTS.values()), *map(describe_batches, kinds)])
+
+
+def _contracts_of(kind: type[SequenceBatch]) -> list[Contract]:
+    return [contract for contract in CONTRACTS.values() if contract.batch_type is kind]
+
+
+def _common_notes(kind: type[SequenceBatch]) -> list[str]:
+    """The notes that all ops with this class of batches have."""
+    first, *others = _contracts_of(kind)
+    return [note for note in first.notes if all(note in other.notes for other in others)]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -93,24 +126,21 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, ...]:
     dtypes = [f"*{d}*" if d in (INPUT, COMPUTE) else d for d in spec.dtypes]
     if spec.raw_with is not None:
-        dtypes.append(f"*{INPUT}* with `{spec.raw_with}`")
+        dtypes.append(f"*{INPUT}* if `{spec.raw_with}` is given")
     if spec.optional:
         dtypes.append("or None")
+    valid = ", ".join(dtypes)
     memory = (
         f"dense [{', '.join(spec.memory)}]" if spec.memory else f"stride 1 along {_any(spec.unit_stride)}"
     )
     for allowance in spec.also:
         if allowance.dtypes:
-            dtypes.append(f"any of {', '.join(allowance.dtypes)} with `{allowance.feature}`")
+            valid += f"; with `{allowance.feature}` {_any(allowance.dtypes)}"
         wider = []
         if allowance.memory:
             wider.append(f"dense [{', '.join(allowance.memory)}]")
         if allowance.free:
-            wider.append(
-                "any strides"
-                if allowance.free == len(spec.axes)
-                else f"gaps between the outermost {allowance.free}"
-            )
+            wider.append(f"any strides{_outermost(allowance.free, spec)}")
         if allowance.unit_stride:
             wider.append(f"stride 1 along {_any(allowance.unit_stride)}")
         memory += "".join(f"; with `{allowance.feature}` {text}" for text in wider)
@@ -123,7 +153,13 @@ def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, .
         about.append("of the layer")
     if spec.feature is not None:
         about.append(f"feature `{spec.feature}`")
-    return f"`{name}`", f"[{', '.join(spec.axes)}]", ", ".join(dtypes), memory, "; ".join(about)
+    return f"`{name}`", f"[{', '.join(spec.axes)}]", valid, memory, "; ".join(about)
+
+
+def _outermost(axes: int, spec: TensorSpec) -> str:
+    if axes == len(spec.axes):
+        return ""
+    return " along the outermost axis" if axes == 1 else f" along the outermost {axes} axes"
 
 
 def _option_row(name: str, spec: OptionSpec) -> tuple[str, ...]:
