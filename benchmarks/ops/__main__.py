@@ -2,7 +2,7 @@
 
     python -m benchmarks.ops                             # everything, one line per case
     python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
-    python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs/kernels.md
+    python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs
 
 Each backend is compared with the float64 oracle on ragged inputs with the timed heads. The results of all
 timed backends must agree; if there is only one, it must agree with plain torch. Times are medians of three
@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the results; those of other cases are kept")
     parser.add_argument("--no-run", action="store_true", help="time nothing; use the results in --json")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables between this page's marks")
-    parser.add_argument("--tuned", type=Path, metavar="FILE", help="what `switchrail tune` wrote, for --docs")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="folder of the pages that get the tables")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="file of `switchrail tune`, for --docs")
     options = parser.parse_args(arguments)
     if options.no_run:
         if options.json is None:
@@ -74,12 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
         for path in plots.draw(kept, options.plot):
             print(f"drawn: {path}")
     if options.docs:
-        tables.replace(options.docs, "support", support())
-        tables.replace(options.docs, "timed", timed())
-        tables.replace(options.docs, "times", tables.times(kept))
+        kernels, page = options.docs / "kernels.md", options.docs / "times.md"
+        tables.replace(kernels, "support", support())
+        tables.replace(kernels, "timed", timed())
+        tables.replace(page, "times", tables.times(kept))
         if options.tuned:
-            tables.replace(options.docs, "tuned", tables.tuned(document.read(options.tuned)))
-        print(f"written: {options.docs}")
+            tables.replace(page, "tuned", tables.tuned(document.read(options.tuned)))
+        print(f"written: {kernels}, {page}")
     return status
 
 

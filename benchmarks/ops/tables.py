@@ -16,7 +16,7 @@ TUNED = ("triton", "cutedsl", "flashinfer", "flashqla", "torch")
 """The backends in the tuned tables; the last is only shown where it is the fastest for some batch. Among
 backends within 1% of the fastest, `auto` takes the first."""
 
-WAYS = {"graph": "in a graph", "queued": "with the host ahead", "eager": "as the host calls"}
+WAYS = {"graph": "in a graph", "queued": "with calls queued", "eager": "call by call"}
 """How a backend was timed, in words."""
 
 
@@ -45,7 +45,7 @@ def tuned(kept: Mapping[str, Any]) -> str:
         lines = [
             [
                 "rows",
-                "seen" if found["op"] in PAGED else "longest",
+                "attended" if found["op"] in PAGED else "longest",
                 *(f"`{name}`" for name in names),
                 "`auto`",
             ]
@@ -61,10 +61,10 @@ def tuned(kept: Mapping[str, Any]) -> str:
         if found["heads"] is not None:
             sizes = " and ".join(str(size) for size in dict.fromkeys(found["head_size"]))
             title += f", {found['heads'][0]} and {found['heads'][1]} heads of {sizes}"
-        title += ", gates of 1" if found["no_decay"] else ""
+        title += ", without decay" if found["no_decay"] else ""
         ways = ", ".join(f"`{name}` {WAYS[found['ways'][name]]}" for name in names)
         rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts.append(f"{title}, as tuned\n\nTimed: {ways}.\n\n{rows}")
+        parts.append(f"{title}\n\nTimed: {ways}.\n\n{rows}")
     return "\n\n".join(parts)
 
 

@@ -193,15 +193,18 @@ def test_a_later_run_takes_the_place_of_the_same_cases_only():
 
 
 def test_tables_have_every_case_and_go_between_the_marks(kept, tmp_path):
-    page = tmp_path / "page.md"
-    marks = [f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->" for name in ("support", "timed", "times")]
-    page.write_text("\n".join(["before", *marks, "after"]) + "\n")
-    assert main(["--no-run", "--json", str(kept), "--docs", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "\nold\n" not in text
-    lines = text.splitlines()
+    pages = {"kernels.md": ("support", "timed"), "times.md": ("times",)}
+    for page, names in pages.items():
+        marks = [f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->" for name in names]
+        (tmp_path / page).write_text("\n".join(["before", *marks, "after"]) + "\n")
+    assert main(["--no-run", "--json", str(kept), "--docs", str(tmp_path)]) == 0
+    lines = []
+    for page in pages:
+        text = (tmp_path / page).read_text()
+        assert text.startswith("before\n")
+        assert text.endswith("\nafter\n")
+        assert "\nold\n" not in text
+        lines += text.splitlines()
     for op in OPS:
         for case in map(tiny, cases(op)):
             assert any(line.startswith(f"| {case.name}") for line in lines)
@@ -246,7 +249,7 @@ def test_a_tuned_batch_that_a_backend_failed_still_has_its_row():
     found["ways"] = {"flashqla": "queued", "triton": "graph", "torch": "queued"}
     machine = {"device": {"name": "none"}, "packages": {}, "measurements": [found]}
     lines = tables.tuned({"machines": [machine]}).splitlines()
-    assert lines[2] == "### `gated_delta`, prefill, 16 and 32 heads of 128, as tuned"
+    assert lines[2] == "### `gated_delta`, prefill, 16 and 32 heads of 128"
     assert lines[-3:] == [
         "| 2,048 | 1,024 | 2.0 | 2.0 | `triton` |",
         "| 8,192 | 8,192 |  | 3.0 | `flashqla` |",
@@ -263,7 +266,7 @@ def test_plain_torch_is_in_a_tuned_table_where_it_is_the_fastest_of_a_batch():
     found |= {"head_size": [64, 64], "heads": [8, 2], "ways": {"triton": "graph", "torch": "queued"}}
     machine = {"device": {"name": "none"}, "packages": {}, "measurements": [found]}
     assert tables.tuned({"machines": [machine]}).splitlines()[-4:] == [
-        "| rows | seen | `triton` | `torch` | `auto` |",
+        "| rows | attended | `triton` | `torch` | `auto` |",
         "| --- | --- | --- | --- | --- |",
         "| 64 | 32 | 1.0 | 9.0 | `triton` |",
         "| 512 | 256 | 2.0 | 1.9 | `torch` |",
@@ -390,15 +393,15 @@ def test_ranges_of_devices_show_both_limits(least, most, text):
 
 def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    page = (ROOT / "docs" / "kernels.md").read_text()
+    page, timings = ((ROOT / "docs" / name).read_text() for name in ("kernels.md", "times.md"))
     kept = json.loads((ROOT / "docs" / "times.json").read_text())
-    command = "run: python -m benchmarks.ops --no-run --json docs/times.json --docs docs/kernels.md "
+    command = "run: python -m benchmarks.ops --no-run --json docs/times.json --docs docs "
     command += "--tuned docs/tuned.json"
     measured = json.loads((ROOT / "docs" / "tuned.json").read_text())
     assert tables.section(page, "support")[1] == support(), command
     assert tables.section(page, "timed")[1] == timed(), command
-    assert tables.section(page, "times")[1] == tables.times(kept), command
-    assert tables.section(page, "tuned")[1] == tables.tuned(measured), command
-    figures = re.findall(r"\]\((plots/[\w.]+)\)", page)
+    assert tables.section(timings, "times")[1] == tables.times(kept), command
+    assert tables.section(timings, "tuned")[1] == tables.tuned(measured), command
+    figures = re.findall(r"\]\((plots/[\w.]+)\)", timings)
     assert figures
     assert all((ROOT / "docs" / figure).exists() for figure in figures)
