@@ -75,8 +75,8 @@ def main() -> int:
         "--sampled", action="store_true", help="interrupt and switch at some places, not at all"
     )
     parser.add_argument("--busy", type=int, default=4, help="busy processes beside each lane")
-    parser.add_argument("--lane", type=int, default=2, help="cores of a lane, and processes that test there")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first round")
+    parser.add_argument("--lane", type=int, default=2, help="cores per lane; as many processes run its tests")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed of the first round")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "switchrail-soak")
     options, arguments = parser.parse_known_args()
     arguments += racing() if options.racing else []

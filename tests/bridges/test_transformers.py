@@ -74,7 +74,7 @@ def test_a_definition_without_caches(model_type: str, small_of: Get) -> None:
 
 
 def test_the_first_use_of_each_op_is_logged(small: Small, caplog: pytest.LogCaptureFixture) -> None:
-    """A plan is made once per served model, whatever the number of calls and caches."""
+    """Each op and phase is logged once per served model, whatever the number of calls."""
     with caplog.at_level("INFO", logger="switchrail"), sr.use(small.model) as handle:
         small.generate(3)
         small.generate(3)

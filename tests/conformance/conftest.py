@@ -39,7 +39,7 @@ def _mutated(
     assert spec.origin is not None
     source = Path(spec.origin).read_text()
     found = source.count(old)
-    assert found == 1, f"{old!r} stands {found} times in {name}; it must stand there once, to be changed"
+    assert found == 1, f"{old!r} occurs {found} times in {name}; it must occur once"
     file = folder / f"{name}.py"
     file.write_text(source.replace(old, new))
     entry, _, attribute = path.partition(":")

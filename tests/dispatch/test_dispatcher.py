@@ -384,7 +384,7 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
         assert same_bits(call.out, out)
         assert same_bits(call.layer.state, state)
     changed = [call.layer.state.clone() for call in calls]
-    dispatcher.commit(accepted)  # one call is enough
+    dispatcher.commit(accepted)  # a second commit changes nothing
     assert all(same_bits(call.layer.state, state) for call, state in zip(calls, changed, strict=True))
 
 

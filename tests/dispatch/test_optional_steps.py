@@ -132,7 +132,7 @@ def backend_of(dispatcher: Dispatcher) -> Any:
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("cls", [WithFlag, WithBatch, Planned, Nested, NestedWithBatch, NestedWithout])
 def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, chunked: bool) -> None:
-    """A step of 8,218 rows follows one of 800, then one of 800 again."""
+    """Steps of 800, 8,218 and again 800 rows run one after the other; none runs on the plan of another."""
     kind = cls.kind if issubclass(cls, Nested) else cls
     features = ("plan_chunked_prefix",) if kind is not Planned else ()
     dispatcher, made = make(cls, *features, ragged=ragged, chunked=chunked)
@@ -145,7 +145,7 @@ def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, 
         WithBatch: [(count,) for count in rows],
         Planned: [],
     }
-    # A backend that does not know a flag is not called where it is off.
+    # A backend whose step doesn't take a flag is not called if the flag is off.
     is_called = chunked and (ragged or kind is not WithBatch)
     assert backend_of(dispatcher).noted == (known[kind] if is_called else [])
 

@@ -23,8 +23,7 @@ class Oracle(Drafts):
     """Proposes right tokens, then wrong ones.
 
     Attributes:
-        steps: The accepted tokens of each verification.
-        most: Whether to draft as many tokens as allowed; if not, the number is random.
+        steps: The numbers of right and of drafted tokens of each proposal.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Oracle(Drafts):
         found = []
         for task, limit in zip(tasks, limits, strict=True):
             due = self._due.pop(task, None)
-            assert due is None or len(task.tokens) == due, "another number of drafts was accepted"
+            assert due is None or len(task.tokens) == due, "unexpected number of accepted tokens"
             after = self._right(task)[len(task.tokens) :]
             count = self._draw.randint(0, limit) if self._ragged else limit
             right = self._forced(self._draw, count)
@@ -78,7 +77,7 @@ class Trees(Oracle):
         found, trees = [], []
         for task, limit in zip(tasks, limits, strict=True):
             due = self._due.pop(task, None)
-            assert due is None or len(task.tokens) == due, "another number of drafts was accepted"
+            assert due is None or len(task.tokens) == due, "unexpected number of accepted tokens"
             after = self._right(task)[len(task.tokens) :]
             count = self._draw.randint(0, limit) if self._ragged else limit
             right = min(self._forced(self._draw, count), len(after))

@@ -433,7 +433,7 @@ def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], 
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """An engine refuses a checkpoint that needs its own code, without asking the user to allow the code."""
+    """An engine never runs a checkpoint's own code, and never asks the user to allow it."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

@@ -34,7 +34,7 @@ Make = Callable[..., Engine]
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
 KINDS = ["linear_attention", "full_attention"]
 ONE = [[7]]
-"""Requests whose steps have one row only, which are compiled once per kind of layer."""
+"""A prompt of one token: all its steps have one row, so each kind of layer is compiled only once."""
 
 
 class Platform(CpuPlatform):
@@ -426,7 +426,7 @@ def test_the_platforms_functions_give_way_to_torchs_own(
 ) -> None:
     """Compiled layers call torch's own functions instead of the platform's; eager layers call the platform's.
 
-    Some weights were prepared for the platform's functions.
+    The platform's functions need some weights in another form, in eager layers too.
     """
     calls: Counter[str] = Counter()
 

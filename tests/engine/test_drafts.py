@@ -99,12 +99,8 @@ def test_greedy_tokens_are_those_without_drafts(kind: str, trained: tuple[Engine
 @pytest.mark.parametrize("branches", [1, 2], ids=["chains", "trees"])
 @pytest.mark.parametrize("draft", ["mtp", str(CHECKPOINTS / "kjv-draft")], ids=["mtp", "model"])
 def test_trained_drafts_are_accepted(draft: str, branches: int, trained: tuple[Engine, list[Output]]) -> None:
-    """Drafts come from the trained head, whose layer is full attention, or from a model whose layer 0 is
-    linear.
-
-    Greedy tokens are the same as without drafts. Outputs are short, so fewer drafts are accepted than for the
-    longer outputs in docs/drafts.md.
-    """
+    """Greedy tokens are the same as without drafts, with a trained head and with a trained draft model.
+    Outputs are short, so fewer drafts are accepted than in docs/drafts.md."""
     engine, expected = trained
     options = replace(engine.options, draft=draft, draft_branches=branches)
     folder = CHECKPOINTS / "kjv-qwen3-next"
@@ -136,7 +132,7 @@ def test_greedy_tokens_after_trees_are_those_without_drafts(
 def use_samples(
     engine: Engine, kind: str, params: Iterable[SamplingParams], expected: Iterable[Output]
 ) -> Oracle:
-    """An oracle that drafts the expected outputs of each request's samples."""
+    """Make an engine use an oracle, which drafts the expected outputs of each request's samples."""
     oracle = Oracle([], FORCED[kind])
     outputs = iter(expected)
     for param in params:
@@ -300,8 +296,7 @@ def end_by_text(engine: Engine, plain: Output) -> tuple[SamplingParams, Output]:
 def test_a_stop_string_in_an_accepted_run_ends_there(
     is_last: bool, make_engine: Make, plain_engine: Any
 ) -> None:
-    """Tokens after a stop string are not counted. It comes before the length if its token is the last
-    possible one."""
+    """Tokens after a stop string are not counted. A stop string at the last possible token is still a stop."""
     (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
     params, ended = end_by_text(plain_engine(OPTIONS), plain)
     assert ended.tokens == plain.tokens[: len(ended.tokens)]

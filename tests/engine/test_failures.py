@@ -80,7 +80,7 @@ def test_an_admission_that_fails_ends_the_request_that_was_admitted(
 
 
 class Saboteur:
-    """On request, makes a backend call, the decoding of a text, or a row of logits fail."""
+    """Makes the next backend call, decoding of a text, or row of logits fail, as `fail` says."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None

@@ -174,7 +174,7 @@ def test_a_change_of_hooks_is_captured_before_the_next_step(
     assert tokens(engine, prompts) != plain
     handle.remove()
     assert tokens(engine, prompts) == plain
-    assert not seen, "no graph of before was replayed after a change"
+    assert not seen, "an old graph was replayed after a change"
 
 
 def test_keys() -> None:

@@ -48,10 +48,9 @@ CAPTURED = [
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "10"))
-"""Of the places that several scenarios pass, one in this many is interrupted. Other places are all
-interrupted.
+"""Each place is interrupted in one of its passes. Of its other passes, one in this many is interrupted.
 
-`make soak` interrupts all places.
+`make soak` interrupts all passes.
 """
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
@@ -305,10 +304,7 @@ def places_of(subject: Subject, scenario: Scenario, files: list[Path] = FILES) -
 
 
 def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scenario, Place]]:
-    """Each place that no other scenario passes, and at least one in `INTERRUPT_EVERY` of the others.
-
-    If these are fewer than `least`, because Python's versions differ in places, more of the others are added.
-    """
+    """One pass of each place, and one in `INTERRUPT_EVERY` of the other passes; `least` passes if there are."""
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
     every = min(INTERRUPT_EVERY, max(len(again) // max(least - len(first), 1), 1))

@@ -281,7 +281,7 @@ class Tables(NamedTuple):
 
 
 class Asked:
-    """A sampled task. Its text may have one more token."""
+    """A sampled task. Its text ends with the token `newest`, unless this is -1."""
 
     def __init__(self, slot: int, params: SamplingParams, draws: Any, newest: int = -1) -> None:
         self.slot, self.params, self.draws, self.newest = slot, params, draws, newest
@@ -315,7 +315,7 @@ def tabled(kind: type[DraftModel], tables: Tables, **attributes: Any) -> Any:
 def tables() -> dict[str, Any]:
     """A target's logits [17, 16], and the tables of drafts with 16 tokens.
 
-    They are a model of full attention, one whose layer 0 is linear, and an MTP head.
+    The drafts are a model of full attention, a model whose layer 0 is linear, and an MTP head.
     """
     small = {"vocab_size": VOCABULARY, "eos_token_id": 0, "pad_token_id": 0}
     config = Qwen3NextConfig(**CONFIG | small, mtp_num_hidden_layers=1, mtp_layer_types=[FULL])

@@ -163,7 +163,7 @@ def test_pools_leave_room_for_a_draft(
     drafting = [pool() for pool in memory.pools[made:]]
     assert 1 < engine.pools.pages.capacity < 4 * 64
     page = sum(pool.nbytes // pool.pages.capacity for pool in drafting if pool is not None)
-    room = LIMIT - memory.used - 3 * STEP // 2  # of verifying 4 sequences of 3 rows
+    room = LIMIT - memory.used - 3 * STEP // 2  # memory for verifying 4 sequences of 3 rows
     assert 0 <= room < 2 * page
 
 

@@ -62,7 +62,7 @@ class Family:
         between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
         **options: Any,
     ) -> list[Run]:
-        """Run prompts. The pool tensors named in `between` are set to zero before each step."""
+        """Run prompts. Before each step, the pool tensors that `between` returns are set to zero."""
         with self.engine(backend, device, dtype, {**OPTIONS, **options}) as engine:
             disturb(engine, seed=1)
             recorder = Recorder(engine)

@@ -14,9 +14,9 @@ from tests.families.made import CONFIGS
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_greedy_tokens_are_those_without_drafts(model_type: str, family_of: Callable[[str], Family]) -> None:
-    """Ragged prompts together get the same greedy tokens with drafts as without.
+    """Ragged prompts in a batch get the same greedy tokens with drafts as without.
 
-    Drafts are accepted at random.
+    Random numbers of drafted tokens are accepted.
     """
     family = family_of(model_type)
     prompts, params = family.prompts((1, 2, 7, 33, 70)), SamplingParams(max_new_tokens=24, ignore_eos=True)

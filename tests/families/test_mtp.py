@@ -30,9 +30,9 @@ FREE = SamplingParams(max_new_tokens=16, ignore_eos=True)
 
 
 def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.norm") -> Path:
-    """A copy whose head has the weights of the last layer and random other ones, as published.
+    """A copy of a checkpoint with a head under the published names; `norm` is the name of its last norm.
 
-    `norm` is the name of its last norm.
+    The head's layer has the weights of the model's last layer with noise added; its other weights are random.
     """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())

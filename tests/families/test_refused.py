@@ -147,7 +147,10 @@ def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: P
 def test_draft_layers_that_the_definition_does_not_ignore(
     model_type: str, family_of: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers ignores drafts by their layer number in the published model. The config names none."""
+    """Weights of draft layers are an error if the config has no draft layers.
+
+    transformers would ignore only the weights with the layer numbers of the published models.
+    """
     source = family_of(model_type).path
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

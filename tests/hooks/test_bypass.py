@@ -129,10 +129,7 @@ def test_triton(hooks, kernels, caplog):
 
 
 def test_numba(hooks, module, caplog):
-    """A hook on a function compiled by numba is reported.
-
-    Its dispatchers are recognised by package and attribute.
-    """
+    """numba's dispatchers are recognised by their package and an attribute."""
     cls = type("CPUDispatcher", (), {"__module__": "numba.core.registry"})
     module.compiled = cls()
     module.compiled.py_func = module.f

@@ -424,7 +424,7 @@ def test_an_expanded_prefill(make, monkeypatch, capacity, scale):
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
 def test_rows_planned_for_a_prefill_are_those_of_its_step(make, monkeypatch, ragged, chunked):
-    """A step of 8,218 rows follows one of 800. In SGLang, the second step ran with the first step's plan."""
+    """Steps of 800, 8,218 and again 800 rows run one after the other; none runs on the plan of another."""
     monkeypatch.setattr(RaggedWrapper, "computes", False)
     backend = make("mla", "FlashInferMla")
     planned = []

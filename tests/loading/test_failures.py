@@ -463,5 +463,5 @@ def test_another_version_of_what_failed_is_tried(
 
 
 def test_switchrail_is_not_needed_by_name() -> None:
-    """`switchrail.load` uses the current runtime, so these plugins are loaded into the tested one."""
+    """Plugins that call `switchrail.load` load into the current runtime, which is the tested one."""
     assert switchrail.load.__module__ == "switchrail.current"

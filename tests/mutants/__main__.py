@@ -256,9 +256,9 @@ def main() -> None:
     parser.add_argument("command", choices=("cover", "run", "check", "show"))
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0, help="most processor time of a change's tests")
-    parser.add_argument("--only", default="", help="changes whose file and function have this in them")
-    parser.add_argument("--left", action="store_true", help="only what no test that is there has noticed yet")
+    parser.add_argument("--seconds", type=float, default=20.0, help="maximum CPU time of a change's tests")
+    parser.add_argument("--only", default="", help="only changes whose FILE:FUNCTION contains this")
+    parser.add_argument("--left", action="store_true", help="only changes that no existing test noticed")
     options, arguments = parser.parse_known_args()
     match options.command:
         case "cover":

@@ -170,9 +170,8 @@ def test_gated_delta_by_hand():
         call.tensors[name].view(2).copy_(torch.tensor(values))
     call.tensors["g"].view(2).copy_(torch.tensor([0.5, 0.0], dtype=torch.float64).log())
     oracle = run_reference(call)
-    # State 8 decays to 4, and moves half of the way to 10, to 7; reading it with 3 gives 21. Then it decays
-    # to 0; 0 + (1 -
-    # 0) 2 is 2.
+    # Token 1: the state 8 decays to 4, and moves half-way to v = 10, which is 7; q = 3 gives 3 * 7 = 21.
+    # Token 2: the state decays to 0; k = 2 and v = 1 make it 2; q = 1 gives 2.
     assert oracle.out.flatten().tolist() == [21.0, 2.0]
     assert oracle.state[slot].item() == 2.0
 

@@ -155,7 +155,8 @@ def of_as_many(count):
 def test_the_best_or_near_it_at_any_lengths(lengths):
     """Between measured batches, the chosen backend is the best one or almost as fast.
 
-    This example is the worst of 70,000 random ones: it takes 1.088 times as long as the best.
+    The explicit example is the worst of 70,000 random ones: its backend takes 1.088 times as long as the
+    best.
     """
     runtime = switchrail.Runtime()
     runtime.register("split", Split, op="gated_delta")

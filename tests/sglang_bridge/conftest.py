@@ -1,4 +1,4 @@
-"""A process with stand-ins for the few classes of SGLang that the bridge meets."""
+"""A process with stand-ins for the few classes of SGLang that the bridge uses."""
 
 import sys
 from pathlib import Path

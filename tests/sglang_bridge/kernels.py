@@ -17,7 +17,7 @@ class PlainGatedDelta(TorchGatedDelta):
 
 
 class Refreshed:
-    """Plans that can be made anew in place, as for a graph."""
+    """Adds a `refresh` that makes the plan anew in place, as for a graph."""
 
     def plan(self, phase, batch, bounds=None):
         return [super().plan(phase, batch, bounds), phase]

@@ -157,7 +157,7 @@ def test_drafts_are_verified(made, page, tree):
 
 
 def test_recorded_passes_are_repeated_with_other_tables(made, version):
-    """Without a GPU nothing is recorded: each pass runs again on the tables that are filled anew."""
+    """Without a GPU, nothing is recorded: each pass runs again on tables with new contents."""
     torch.manual_seed(8)
     backend, runner = made(4, name="switchrail:recorded", drafts=(6, 4), sliding_window_size=-1)
     backend.init_cuda_graph_state(4, 24)

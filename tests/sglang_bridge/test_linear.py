@@ -630,7 +630,7 @@ def test_a_pass_without_any_call_is_counted(served, caplog):
 def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
     """A recorded pass is repeated with other slots.
 
-    Without a GPU nothing is recorded: the pass runs again on the tables that SGLang has filled anew.
+    Without a GPU, nothing is recorded: the pass runs again on SGLang's tables, which have new contents.
     """
     made = served(name, name)
     made.pools.temporal.normal_()

@@ -132,7 +132,7 @@ def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
 def test_a_store_whose_process_has_ended(results: list[dict[str, Any]]) -> None:
     """Ranks fail if the process that hosts the store has ended.
 
-    Rank 0 serves the store, and rank 3 has ended before.
+    Rank 0 hosts the store. Rank 3 has already ended.
     """
     for rank in (1, 2):
         assert results[rank]["unserved"]["type"] == "RankError"

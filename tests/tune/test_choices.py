@@ -18,8 +18,10 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Cases between 512 and 2,048 rows that the measured batches did not predict. `switchrail tune` now times
-1,024."""
+"""Cases between 512 and 2,048 rows for which `auto` chooses a slower backend, by this factor.
+
+The times in docs/ lack batches of 1,024 rows, which `switchrail tune` also times.
+"""
 
 
 @pytest.fixture(scope="module")

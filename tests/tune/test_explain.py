@@ -1,4 +1,4 @@
-"""The output if several backends serve, each for the batches for which it is the fastest."""
+"""The output of `explain` and `run` if several backends serve, each for certain batches."""
 
 import json
 from pathlib import Path

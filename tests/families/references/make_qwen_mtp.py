@@ -2,8 +2,8 @@
 
     python tests/families/references/make_qwen_mtp.py
 
-needs SGLang 0.5.23 with torch and Triton, but no GPU. The weights have the published names, and SGLang loads
-them itself. Only softmax attention is torch's.
+This needs SGLang 0.5.23 with torch and Triton, but no GPU. The weights have the published names, and SGLang
+loads them itself. Softmax attention is torch's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = 24
 
 
 def attend(layer: RadixAttention, q: Any, k: Any, v: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of SGLang's dispatch to a backend: one sequence without a past."""
+    """Replaces SGLang's dispatch to a backend: attention of one sequence without cached tokens."""
     heads = (layer.tp_q_head_num, layer.tp_k_head_num, layer.tp_v_head_num)
     q, k, v = (x.reshape(ROWS, n, -1).transpose(0, 1) for x, n in zip((q, k, v), heads, strict=True))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scaling, enable_gqa=True)
@@ -44,21 +44,21 @@ def attend(layer: RadixAttention, q: Any, k: Any, v: Any, batch: Any, *args: Any
 
 
 def rotary(**arguments: Any) -> Any:
-    """SGLang's embedding for devices other than a CPU."""
+    """SGLang's rotary embedding for devices other than a CPU."""
     made = get_rope(**arguments)
     made.forward = made.forward_native
     return made
 
 
 class Batch(SimpleNamespace):
-    """A batch in which everything else is absent."""
+    """A batch; attributes that are not given are None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def prepare() -> None:
-    """Makes this process SGLang's only rank, with attention of its own."""
+    """Makes this process SGLang's only rank, with attention from torch."""
     one_rank.prepare(tp_rank=0, attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
     RadixAttention.forward = attend
 

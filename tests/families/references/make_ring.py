@@ -2,8 +2,8 @@
 
     python tests/families/references/make_ring.py
 
-needs SGLang 0.5.23 with torch and Triton, but no GPU. SGLang's kernels run in Triton's interpreter; only
-softmax attention itself is torch's.
+This needs SGLang 0.5.23 with torch and Triton, but no GPU. SGLang's kernels run in Triton's interpreter;
+softmax attention is torch's.
 
 In SGLang, layer 0 has the decays that layer 1 has in the published definition. So layer 2 is compared with
 layer 1 of SGLang.
@@ -73,14 +73,14 @@ def rotary(
     dtype: Any = None,
     **_: Any,
 ) -> Any:
-    """SGLang's rotary embedding for other devices; for a CPU it has only one kind."""
+    """SGLang's rotary embedding for devices other than a CPU; on a CPU, SGLang has only one kind."""
     made = get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, dtype)
     made.forward = made.forward_native
     return made
 
 
 def prepare() -> None:
-    """Makes this process SGLang's only rank, with attention of its own."""
+    """Makes this process SGLang's only rank, with the attention of `attend`."""
     one_rank.prepare(attn_tp_rank=0, moe_ep_rank=0, moe_tp_rank=0)
     bailing_moe_linear.get_rope_wrapper = deepseek_v2.get_rope_wrapper = rotary
     layernorm_gated._get_sm_count = lambda device: 1

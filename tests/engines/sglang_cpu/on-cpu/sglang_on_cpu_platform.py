@@ -1,6 +1,6 @@
-"""The platform.
+"""A platform of SGLang: a CPU that runs Triton kernels in the interpreter.
 
-SGLang imports this module while it chooses the platform, so the module imports nothing that needs the choice.
+SGLang imports this module while it chooses a platform, so the module imports nothing that needs a chosen one.
 """
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
