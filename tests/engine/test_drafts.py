@@ -296,7 +296,7 @@ def end_by_text(engine: Engine, plain: Output) -> tuple[SamplingParams, Output]:
 def test_a_stop_string_in_an_accepted_run_ends_there(
     is_last: bool, make_engine: Make, plain_engine: Any
 ) -> None:
-    """Tokens after a stop string are not counted. A stop string at the last possible token is still a stop."""
+    """Tokens after a stop string are not counted. A stop string at the last token is still a stop."""
     (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
     params, ended = end_by_text(plain_engine(OPTIONS), plain)
     assert ended.tokens == plain.tokens[: len(ended.tokens)]

@@ -304,7 +304,7 @@ def places_of(subject: Subject, scenario: Scenario, files: list[Path] = FILES) -
 
 
 def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scenario, Place]]:
-    """One pass of each place, and one in `INTERRUPT_EVERY` of the other passes; `least` passes if there are."""
+    """One pass of each place, and one in `INTERRUPT_EVERY` of the others, but at least `least` passes."""
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
     every = min(INTERRUPT_EVERY, max(len(again) // max(least - len(first), 1), 1))

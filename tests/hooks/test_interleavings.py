@@ -185,7 +185,7 @@ def test_a_holder_that_changes_meanwhile(use):
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
 def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
-    """A hook on a module that is being loaded is active when both threads have ended and hooks are retried."""
+    """A hook on a module being loaded is active once both threads have ended and hooks are retried."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
