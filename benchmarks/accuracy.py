@@ -1,18 +1,20 @@
-"""Compares the engine's tokens and probabilities with those of transformers, in all ways of running.
+"""Compares the engine's tokens and probabilities with those of transformers, for each way of running.
 
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
 
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new tokens each, greedy. Eager, captured, compiled and
     overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers'
-    torch code. *slice*: 12 layers at real widths with random weights, where the two largest logits are often
-    close. If tokens differ, the model in float64 must choose each of them: with the experts that it chooses
-    itself, or with the experts of the run. The run's experts are only allowed if their logits in float64 are
-    within 1e-4 of those of float64's own choice; choices that an earlier different choice has caused are not
-    checked. A token whose logit is within 1e-4 of the largest logit counts as chosen.
-    *bfloat16*: the mean distance of the log-probabilities of prompt tokens, and of all tokens of the
-    vocabulary, from those in float32, for the engine and for transformers, with the interval of the ratio in
-    95% of samples of the prompts.
+    torch code.
+*slice*: 12 layers of Qwen3-Next at real widths with random weights, where the two largest logits are often
+    close. Where two runs first differ, a model in float64 must accept the tokens of both: their logits must
+    be within 1e-4 of the largest logit, with the experts that the float64 model chooses, or with those of the
+    run. A run's experts are only used if rounding explains them: in float64, the router logits of the run's
+    experts and of float64's own must be within 1e-4. Experts that differ because earlier experts differed are
+    not checked.
+*bfloat16*: the mean distance of log-probabilities in bfloat16 from those in float32, for the prompt tokens
+    and for the whole vocabulary. The engine's distance must not be larger than that of transformers by more
+    than chance explains; the ratio is printed with its 95% bootstrap interval over the prompts.
 """
 
 from __future__ import annotations
@@ -34,15 +36,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.arguments import make_parser
 from benchmarks.choices import Choices, Routed, causes, recorded_batches, recorded_engine, routed
-from benchmarks.serving.slices import TINY, WIDTHS, make_checkpoint, make_prompts
+from benchmarks.serving.slices import TINY, TRAINED, WIDTHS, make_checkpoint, make_prompts, pad_left
 
-TRAINED = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
 CLOSE = 1e-4
+"""Two logits this close may change places by rounding."""
+
 NEW_TOKENS = 32
 SCORED = 130
 """Tokens of each prompt whose probabilities are compared."""
 
 SAMPLES = 10_000
+"""Bootstrap samples."""
+
 WAYS: dict[str, dict[str, Any]] = {
     "eager": {"capture": "off", "overlap": False},
     "captured": {"overlap": False},
@@ -93,13 +98,9 @@ def run_transformers(model: Any, prompts: Tokens, batch: int = 25) -> Run:
     with recorded_batches(model, found.choices) as begin:
         for at in range(0, len(order), batch):
             numbers = order[at : at + batch]
-            width = max(len(prompts[number]) for number in numbers)
-            rows = [prompts[number] for number in numbers]
-            ids = torch.tensor([[1] * (width - len(row)) + row for row in rows], device=model.device)
-            mask = torch.tensor(
-                [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
-            )
-            begin(numbers, [width - len(row) for row in rows])
+            ids, mask = pad_left([prompts[number] for number in numbers], model.device)
+            width = ids.shape[1]
+            begin(numbers, [width - len(prompts[number]) for number in numbers])
             out = model.generate(
                 ids,
                 attention_mask=mask,
@@ -124,7 +125,7 @@ def free() -> None:
 
 
 class Float64(TorchFunctionMode):
-    """Turns the conversions to float32, with which transformers' norms begin, into conversions to float64."""
+    """Replaces conversions to float32, as in transformers' norms, by conversions to float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
@@ -141,10 +142,10 @@ class Side:
     """One of two runs, where their tokens first differ.
 
     Attributes:
-        token: Its token.
-        others: The number of choices of experts that are not those of float64.
-        causes: Those of these choices that no earlier one has caused; see `causes`.
-        behind: The distance of the token's logit from the largest one in float64.
+        token: The run's token.
+        others: In how many layers and positions the run's experts differ from those of float64.
+        causes: Those of these differences that no earlier difference has caused; see `causes`.
+        behind: How far the token's logit is below the largest one, in float64.
         behind_routed: The same distance in float64 with the run's experts.
     """
 
@@ -156,18 +157,18 @@ class Side:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the model in float64 gives the token, with its own experts or with the run's."""
+        """Whether the model in float64 accepts the token, with its own experts or with the run's."""
         tied = bool(self.causes) and all(gap <= CLOSE for *_, gap in self.causes)
         return self.behind <= CLOSE or (tied and self.behind_routed <= CLOSE)
 
     def __str__(self) -> str:
-        told = f"chooses {self.token}, in float64 {self.behind:.1e} behind the first"
+        told = f"chooses token {self.token}, whose logit in float64 is {self.behind:.1e} below the largest"
         if self.causes:
             layer, position, gap = max(self.causes, key=lambda cause: cause[2])
             told += (
-                f"; {self.others} choices of experts are not those of float64, from {len(self.causes)} "
-                f"causes, with logits at most {gap:.1e} apart (layer {layer}, token {position}); in float64 "
-                f"with its experts {self.behind_routed:.1e} behind"
+                f"; its experts differ from those of float64 at {self.others} layers and positions, at "
+                f"{len(self.causes)} of them first, by router logits at most {gap:.1e} apart (layer {layer}, "
+                f"position {position}); with its experts, the logit is {self.behind_routed:.1e} below"
             )
         return told
 
@@ -178,19 +179,19 @@ class Difference:
 
     Attributes:
         prompt: The number of the prompt.
-        place: The number of the new token.
+        index: The number of the new token, from 0.
         gap: The distance of the two largest logits in float64.
         sides: The two runs.
     """
 
     prompt: int
-    place: int
+    index: int
     gap: float
     sides: tuple[Side, Side]
 
     @property
     def is_fine(self) -> bool:
-        """Whether rounding errors of one choice explain the difference."""
+        """Whether rounding errors explain the difference."""
         return self.gap <= CLOSE or all(side.is_fine for side in self.sides)
 
 
@@ -202,7 +203,7 @@ def exact_model(folder: Path, device: str) -> Any:
 
 
 def differences(folder: Path, device: str, prompts: Tokens, *runs: Run) -> list[Difference]:
-    """The first differences of two runs."""
+    """For each prompt whose tokens differ between two runs, the first difference."""
     pairs = list(zip(*(run.tokens for run in runs), strict=True))
     if all(left == right for left, right in pairs):
         return []
@@ -211,18 +212,18 @@ def differences(folder: Path, device: str, prompts: Tokens, *runs: Run) -> list[
     for number, (prompt, (left, right)) in enumerate(zip(prompts, pairs, strict=True)):
         if left == right:
             continue
-        place = next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
-        ids = prompt + left[:place]
+        index = next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
+        ids = prompt + left[:index]
         with Float64():
             exact = routed(model, ids)
-            sides = [look(model, ids, exact, number, run, run.tokens[number][place]) for run in runs]
+            sides = [look(model, ids, exact, number, run, run.tokens[number][index]) for run in runs]
         first, second = exact.last.topk(2).values.tolist()
-        found.append(Difference(number, place, first - second, (sides[0], sides[1])))
+        found.append(Difference(number, index, first - second, (sides[0], sides[1])))
     return found
 
 
 def look(model: Any, ids: list[int], exact: Routed, number: int, run: Run, token: int) -> Side:
-    """Compare one run with float64, after these tokens."""
+    """Compare one run's next token after `ids` with the model in float64."""
     behind = (exact.last.max() - exact.last[token]).item()
     if not run.choices.found:
         return Side(token, 0, [], behind, behind)
@@ -237,7 +238,16 @@ def look(model: Any, ids: list[int], exact: Routed, number: int, run: Run, token
 def check_tokens(
     name: str, folder: Path, device: str, prompts: Tokens, *, most: int, chosen: Sequence[str]
 ) -> bool:
-    """Compare the chosen ways of running with the eager one, and the eager one with transformers."""
+    """Compare the eager run with the other chosen ways of running, and with transformers.
+
+    Args:
+        name: The checkpoint's name in the output.
+        folder: The checkpoint.
+        device: Where to run.
+        prompts: The prompts.
+        most: The number of prompts that may have different tokens.
+        chosen: The ways of running, including `eager`.
+    """
     ways = {way: run_engine(folder, device, prompts, WAYS[way]) for way in chosen}
     eager = ways["eager"]
     free()
@@ -254,12 +264,12 @@ def check_tokens(
         told = "".join(f" {gap:.1e}" for gap in gaps)
         print(
             f"{name}, {way}: {len(prompts) - len(found)} of {len(prompts)} prompts have the tokens of the "
-            f"eager run{'; distances in float64 at first differences:' if found else ''}{told}",
+            f"eager run{'; distances in float64 of the two largest logits:' if found else ''}{told}",
             flush=True,
         )
         for one in found:
             verdict = "explained" if one.is_fine else "OPEN"
-            print(f"{name}, prompt {one.prompt}, new token {one.place}: {verdict}")
+            print(f"{name}, prompt {one.prompt}, new token {one.index}: {verdict}")
             for which, side in zip(("eager", way), one.sides, strict=True):
                 print(f"{name}, prompt {one.prompt}: {which} {side}", flush=True)
     return fine
@@ -267,7 +277,7 @@ def check_tokens(
 
 @torch.inference_mode()
 def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
-    """[rows, vocabulary], the log-probabilities after each token of the prompts but the last."""
+    """The log-probabilities after each token of each prompt except the last, [rows, vocabulary]."""
     found = []
     for prompt in prompts:
         ids = torch.tensor(prompt, device=model.device)
@@ -277,7 +287,7 @@ def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
 
 
 def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torch.Tensor:
-    """The same log-probabilities from the engine, each with a prompt that ends with the token."""
+    """The same log-probabilities from the engine, which computes each row from a prompt of its own."""
     begun = [prompt[:end] for prompt in prompts for end in range(1, len(prompt))]
     found: list[torch.Tensor | None] = [None] * len(begun)
     sizes = {"max_sequences": 64, "max_length": max(map(len, prompts)) + 1}
@@ -302,7 +312,7 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
 
 
 def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]:
-    """The interval that contains the ratio of two means over prompts in 95% of samples of the prompts."""
+    """The 95% bootstrap interval over prompts of the ratio of two means."""
     draws = torch.randint(len(own), (SAMPLES, len(own)), generator=torch.Generator().manual_seed(0))
     ratios = own.cpu()[draws].mean(1) / peer.cpu()[draws].mean(1)
     low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=ratios.dtype)).tolist()
@@ -310,8 +320,7 @@ def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compare distances to float32; the engine's may be larger only as far as chance in the sample
-    explains."""
+    """Compare the distances from float32: the interval of the ratio must begin at 1 or below."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)
@@ -332,9 +341,9 @@ def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
         own_mean, peer_mean = (one.mean().item() for one in means)
         fine &= low <= 1
         print(
-            f"bfloat16, {len(exact)} places of {len(prompts)} prompts: mean distance of log-probabilities "
+            f"bfloat16, {len(exact)} positions of {len(prompts)} prompts: mean distance of log-probabilities "
             f"{what} to float32 {own_mean:.4f}, transformers' {peer_mean:.4f}; ratio "
-            f"{own_mean / peer_mean:.3f}, by chance {low:.3f} to {high:.3f}",
+            f"{own_mean / peer_mean:.3f}, 95% interval {low:.3f} to {high:.3f}",
             flush=True,
         )
     return fine
@@ -346,9 +355,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest", type=int, default=600)
     parser.add_argument("--no-slice", action="store_true", help="only the trained checkpoint")
     parser.add_argument("--no-trained", action="store_true", help="only the slice")
-    parser.add_argument("--scored", type=int, default=60, help="prompts of the slice for probabilities")
-    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways, with the eager one")
-    parser.add_argument("--no-tokens", action="store_true", help="of the slice only the probabilities")
+    parser.add_argument("--scored", type=int, default=60, help="number of prompts for probabilities")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this way and eager; repeatable")
+    parser.add_argument("--no-tokens", action="store_true", help="skip the tokens of the slice")
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with small widths")
     options = parser.parse_args(arguments)
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
@@ -366,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 fine &= check_tokens("slice", folder, device, prompts, most=5, chosen=chosen)
             scored = make_prompts(options.scored)
             fine &= check_probabilities(folder, device, [prompt[:SCORED] for prompt in scored])
-    print("all within what is allowed" if fine else "NOT within what is allowed")
+    print("all within the bounds" if fine else "NOT within the bounds")
     return not fine
 
 

@@ -1,11 +1,12 @@
 """Times `generate` of a plain transformers model and of one served by Switchrail's bridge, in one run.
 
-Both models generate from the same padded batch of random prompts, greedily, in alternating rounds. The time
-of a prompt pass is that of a run with one new token. The time of a decode step is that of the rest of a
-longer run, divided by the number of its steps. The extra cost per
-dispatched call is the difference of the decode steps divided by the number of dispatched calls in a step. On
-a CPU, times are CPU times of all threads, on a GPU wall times. With FLA installed, transformers alone uses
-FLA's kernels on a GPU. Exits with 1 if tokens differ before the first near tie.
+Both models generate greedily from the same padded batch of random prompts, in alternating rounds. The time of
+a prompt pass is that of a run with one new token. The time of a decode step is the rest of a longer run's
+time, divided by the number of further steps. The extra cost of a dispatched call is the difference of the two
+models' decode steps, divided by the number of dispatched calls in a step.
+
+On a CPU, times are CPU times of all threads, on a GPU wall times. If FLA is installed, transformers alone
+uses FLA's kernels on a GPU. The exit status is 1 if the tokens differ before the first near tie.
 
     python -m benchmarks.bridge [CHECKPOINT] [--slice LAYERS] [--batch N] [--device cuda] [--dtype bfloat16]
         [--tokens N] [--rounds N] [--backend KEY=NAME] [--alone] [--json FILE]
@@ -13,7 +14,6 @@ FLA's kernels on a GPU. Exits with 1 if tokens differ before the first near tie.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -30,13 +30,14 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.serving.slices import make_checkpoint
+from benchmarks.arguments import make_parser
+from benchmarks.serving.slices import TRAINED, make_checkpoint
 
-CHECKPOINT = Path(__file__).parents[1] / "tests/checkpoints/kjv-qwen3-next"
 EXPERTS, VOCABULARY = 64, 3072
 LENGTHS = (40, 160)
-"""The shortest and the longest prompt; multiplied by 4 for slices at real widths."""
+"""Tokens of the shortest and of the longest prompt; multiplied by 4 for slices at real widths."""
 TIE = 0.1
+"""At a near tie, the two largest logits are less than this apart."""
 
 
 def batch_of(count: int, vocabulary: int, scale: int) -> dict[str, torch.Tensor]:
@@ -58,30 +59,26 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def same_until_ties(first: Any, second: Any, width: int) -> bool:
-    """Whether greedy tokens are equal until the first two logits of the first run are near."""
+    """Whether in each sequence, greedy tokens first differ at a near tie of the first run, if at all."""
     top = torch.stack(first.logits, 1).float().topk(2).values
     near = top[..., 0] - top[..., 1] < TIE
     differs = first.sequences[:, width:] != second.sequences[:, width:]
-    return all(bool(near[row, column]) for row, column in _first(differs))
-
-
-def _first(differs: torch.Tensor) -> list[tuple[int, int]]:
-    return [(row, int(one.nonzero()[0, 0])) for row, one in enumerate(differs) if one.any()]
+    return all(
+        bool(near_row[row.nonzero()[0, 0]]) for near_row, row in zip(near, differs, strict=True) if row.any()
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", nargs="?", type=Path, default=CHECKPOINT)
+    parser = make_parser("bridge", __doc__)
+    parser.add_argument("checkpoint", nargs="?", type=Path, default=TRAINED)
     parser.add_argument("--slice", type=int, help="layers of a slice of Qwen3-Next at real widths")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backend", action="append", default=[])
-    parser.add_argument(
-        "--alone", action="store_true", help="without the bridge, for instance with FLA installed"
-    )
+    parser.add_argument("--backend", action="append", default=[], metavar="KEY=NAME", help="a preference")
+    parser.add_argument("--alone", action="store_true", help="time transformers without the bridge only")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() if given.slice else nullcontext() as folder:
@@ -107,13 +104,11 @@ def main() -> int:
 def measure(
     model: Any, inputs: dict[str, torch.Tensor], backends: dict[str, str], given: Any
 ) -> tuple[dict[str, Any], bool]:
+    """The row of one batch, and whether both models gave the same tokens."""
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
     def generate(tokens: int, **more: Any) -> Any:
         return model.generate(**inputs, max_new_tokens=tokens, min_new_tokens=tokens, **options, **more)
-
-    def whole() -> Any:
-        return generate(given.tokens, output_logits=True, return_dict_in_generate=True)
 
     count, width = inputs["input_ids"].shape
     times: dict[str, list[tuple[float, float]]] = {}
@@ -124,7 +119,7 @@ def measure(
             context = sr.use(model, backends=backends) if name == "served" else nullcontext()
             with context as handle:
                 if number == 0:
-                    outputs[name] = whole()
+                    outputs[name] = generate(given.tokens, output_logits=True, return_dict_in_generate=True)
                 prompt, _ = timed(lambda: generate(1), given.device)
                 run, _ = timed(lambda: generate(given.tokens), given.device)
                 if handle is not None:

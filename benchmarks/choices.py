@@ -1,8 +1,8 @@
 """Records, compares and prescribes the experts that the routers of a model choose.
 
-If two experts have almost equal logits, a rounding error decides which one a router chooses. The two experts
-give different results, which stay in the states and keys of the sequence. So later logits differ by far more
-than the rounding error.
+If two experts have almost equal logits, a rounding error decides which of them a router chooses. Their
+results differ, and stay in the sequence's states and keys. So later logits differ by far more than the
+rounding error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Choices:
     """The experts of each layer for each token of some sequences.
 
     Attributes:
-        found: By layer, tuples of the rows' sequences, their positions and their experts [T, K].
+        found: By layer, a tuple for each added group of T rows: their sequences, their positions, and their
+            experts [T, K].
     """
 
     found: dict[int, list[tuple[list[int], list[int], torch.Tensor]]] = field(default_factory=dict)
 
     def add(self, layer: int, sequences: list[int], positions: list[int], experts: torch.Tensor) -> None:
-        """Add the experts of some rows; `experts` is [T, K]."""
+        """Add the experts of T rows; `experts` is [T, K]."""
         self.found.setdefault(layer, []).append((sequences, positions, experts.cpu()))
 
     def of(self, sequence: int, length: int) -> torch.Tensor:
@@ -61,7 +62,7 @@ def _blocks(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def recorded_engine(engine: Engine, choices: Choices) -> Iterator[None]:
-    """In the block, adds the choices of an engine's eager steps; sequences are the ids of requests."""
+    """In the block, adds the choices of an engine's eager steps. A sequence is the id of its request."""
 
     def add(layer: int, experts: torch.Tensor) -> None:
         step = engine._runner.running.now
@@ -86,7 +87,7 @@ def recorded_engine(engine: Engine, choices: Choices) -> Iterator[None]:
 
 
 def _noting(function: Callable[..., Any], add: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
-    """The operation `Experts`, which also reports the experts that it will choose."""
+    """The operation `Experts`; before it runs, `add` gets the experts that it will choose."""
 
     def noting(x: Any, logits: torch.Tensor, *args: Any, top_k: int, shared: int = 0, **kwargs: Any) -> Any:
         add(logits[:, : logits.shape[1] - shared].topk(top_k).indices)
@@ -102,7 +103,7 @@ def recorded_batches(
     """In the block, adds the choices of transformers' `generate` for batches padded on the left.
 
     Yields:
-        A function to be called before each batch, with the numbers of its sequences and their paddings.
+        A function to call before each batch, with the numbers of its sequences and their paddings.
     """
     batch: list[tuple[Sequence[int], Sequence[int]]] = []
     lengths = [0] * len(routers(model))
@@ -134,7 +135,7 @@ class Routed:
 
     Attributes:
         experts: [layers, T, K], sorted by number.
-        gaps: [layers, T], the distance between the logits of the last chosen and the first other expert.
+        gaps: [layers, T], the distance between the logits of the last chosen expert and the next one.
         last: [vocabulary], the logits after the last token.
     """
 
@@ -179,21 +180,21 @@ def routed(model: Any, ids: Sequence[int], prescribed: torch.Tensor | None = Non
 
 
 def causes(experts: torch.Tensor, exact: Routed) -> list[tuple[int, int, float]]:
-    """The choices that differ from the exact ones, and that no earlier different choice has caused.
+    """The choices that differ from the exact ones, and that no earlier difference has caused.
 
-    A choice depends on those of lower layers, for the same token and for tokens before it.
+    A choice depends on the choices in lower layers, for the same token and for the tokens before it.
 
     Args:
         experts: [layers, T, K], sorted by number.
         exact: The exact choices.
 
     Returns:
-        The layer and the position of each, and the distance of the exact logits there.
+        The layer and the position of each such choice, and the gap of the exact logits there.
     """
     differs = (experts != exact.experts).any(-1)
-    # [l, t]: whether any differs up to layer l and token t
+    # entry [l, t]: whether a choice differs in the layers up to l for the tokens up to t
     reached = differs.cummax(-1).values.cummax(0).values
     caused = torch.zeros_like(differs)
     caused[1:] = reached[:-1]
-    places = (differs & ~caused).nonzero().tolist()
-    return [(layer, position, exact.gaps[layer, position].item()) for layer, position in places]
+    first = (differs & ~caused).nonzero().tolist()
+    return [(layer, position, exact.gaps[layer, position].item()) for layer, position in first]

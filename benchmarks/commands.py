@@ -1,6 +1,6 @@
 """CPU seconds of each command, compared with those of the imports that it needs.
 
-Commands and imports alternate, each run in a new process; the median is printed. CPU time is used because
+Commands and imports run in turn, each in a new process; the medians are printed. CPU time is used because
 other load on the machine affects it less than wall time. A command that fails ends the benchmark.
 
     python benchmarks/commands.py [--json] [--rounds N]

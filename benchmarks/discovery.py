@@ -1,6 +1,6 @@
 """Time for a new process to find plugins among 600 distributions, including its imports.
 
-The contestants alternate on the same folder, each run in a new process, and must find the same plugins.
+All programs run in turn on the same folder, each in a new process, and must find the same number of plugins.
 `inside` is the wall time from before the first import to the result, `cpu` the CPU time of the same part, and
 `process` the wall time of the whole process. An empty program is listed for comparison. Stevedore, if
 installed, is measured without and with its cache file.
@@ -45,7 +45,7 @@ PROGRAMS = {
 
 
 def make_site(site: Path) -> None:
-    """Creates 600 distributions as pip installs them: six with a plugin, a third with other entry points."""
+    """Creates 600 distributions as pip installs them: 6 have a plugin, a third have other entry points."""
     for index in range(DISTRIBUTIONS):
         info = site / f"made_up_{index}-1.{index}.dist-info"
         info.mkdir()
@@ -67,7 +67,7 @@ def make_site(site: Path) -> None:
 
 
 def measure(name: str, site: Path, cache: Path) -> dict[str, float]:
-    """Milliseconds of one run by kind."""
+    """Milliseconds of one run of a program, by kind of time."""
     if name == "stevedore, no cache":
         shutil.rmtree(cache, ignore_errors=True)
     program = PREPARE.format(site=str(site)) + PROGRAMS[name] + REPORT

@@ -6,9 +6,8 @@ generic arguments, checks of the batch's mode, and two scans of a list for the l
 all layers correctly before it is timed. To check the equivalence, the ratio of the second dispatcher's times
 for the two layouts must match that of SGLang's real backend.
 
-Then measures whole steps of 48 layers with one part, planned in the step or before it: each layer makes its
-call and dispatches it. These are compared with direct calls with the same arguments, and with calls that are
-made and run without a dispatcher.
+Then measures decode steps of 48 layers, per layer: a plain call with the same arguments, a call object that
+is made and run without a dispatcher, one that is made and dispatched, and the planning of the step.
 
     python benchmarks/dispatch.py [--json FILE]
 
@@ -46,9 +45,23 @@ from switchrail.ops import (
 CALLS, ROUNDS = 2_000, 101
 SIZES = (48, 320)
 INTERVAL = 4
-# Nanoseconds of a call through SGLang 0.5.23's hybrid backend for a linear layer, on another machine.
 SGLANG = {48: 1196, 320: 2080}
+"""Nanoseconds of a linear layer's call through SGLang 0.5.23's hybrid backend, by number of layers. Measured
+on another machine."""
+
 BOUNDS = {"overhead_ratio": 0.1, "equivalence": 0.2, "growth": 0.1}
+"""The largest allowed values: of our overhead relative to the other dispatcher's, of the other dispatcher's
+relative deviation from SGLang's ratio, and of our lookup's relative growth from 48 to 320 layers."""
+
+FORMS = {
+    "direct": "direct",
+    "lookup": "by id",
+    "by_keyword": "keyw.",
+    "by_object": "obj.",
+    "listed_direct": "direct*",
+    "listed": "listed*",
+}
+"""The statements of a `Case`, with their titles in the table."""
 
 
 def is_full(layer: int) -> bool:
@@ -56,7 +69,7 @@ def is_full(layer: int) -> bool:
 
 
 class Linear(GatedDeltaBackend):
-    """A backend that returns which method was reached."""
+    """A backend whose calls return its name and the plan."""
 
     def plan(self, phase, batch, bounds=None):
         return phase
@@ -66,7 +79,7 @@ class Linear(GatedDeltaBackend):
 
 
 class Full(AttentionBackend):
-    """A backend that returns which method was reached."""
+    """A backend whose calls return its name and the plan."""
 
     def plan(self, phase, batch, bounds=None):
         return phase
@@ -151,7 +164,7 @@ class ListedDispatch:
 
 @dataclass(frozen=True)
 class Case:
-    """One layer's decode call in each form, as statements that share the same names."""
+    """One layer's decode call in each form, as Python statements over `names`."""
 
     layers: int
     layer: int
@@ -207,7 +220,7 @@ def make_case(layers: int, layer: int) -> Case:
 
 
 def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]) -> None:
-    """Calls each layer in both phases through both dispatchers, and checks which backend was reached."""
+    """Calls each layer in both phases through both dispatchers, and checks which backend it reaches."""
     for layer, kind in enumerate(kinds):
         op, name = ("attention", "full") if kind == "full_attention" else ("gated_delta", "linear")
         for phase, mode in (("prefill", Mode.EXTEND), ("decode", Mode.DECODE)):
@@ -221,12 +234,12 @@ def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]
             assert plan.lookup(op, phase, layer=SimpleNamespace(layer_id=layer)) is by_id
 
 
-def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, float]]:
+def measure(cases: dict[str, Case]) -> dict[str, dict[str, float]]:
     """Median nanoseconds of CPU time of each statement; the statements alternate."""
     timers = {
         (name, form): timeit.Timer(getattr(case, form), timer=time.thread_time, globals=case.names)
         for name, case in cases.items()
-        for form in forms
+        for form in FORMS
     }
     times: dict[tuple[str, str], list[float]] = {key: [] for key in timers}
     for _ in range(ROUNDS):
@@ -260,25 +273,25 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
     prepared = dispatcher.prepare(parts)
     run = Linear().run
 
-    def by_keyword() -> None:
+    def plain_call() -> None:
         for _ in halves:
             keywords(x, x, x, g=x, beta=x, state=x, out=x, batch=x, plan=None, scale=1.0, qk_l2norm=True)
 
-    def made() -> None:
+    def call_object() -> None:
         for half in halves:
             run(make_call(GatedDeltaCall, (half, x, x, x, x, x, x)), states, None)
 
-    def dispatched() -> None:
+    def dispatched_call_object() -> None:
         with dispatcher.running(prepared):
             for half in halves:
                 dispatcher.dispatch(make_call(GatedDeltaCall, (half, x, x, x, x, x, x)))
 
-    def planned() -> None:
+    def planning() -> None:
         dispatcher.prepare(parts)
 
     found: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for step in (by_keyword, made, dispatched, planned):
+        for step in (plain_call, call_object, dispatched_call_object, planning):
             took = timeit.timeit(step, timer=time.thread_time, number=20) / 20 / layers * 1e9
             found[step.__name__] = min(took, found.get(step.__name__, took))
     return found
@@ -307,22 +320,14 @@ def show(rows: dict[str, dict[str, float]], bounds: dict[str, dict[str, Any]]) -
     title = f"CPython {sys.version.split()[0]}: ns of CPU time a call, median of {ROUNDS}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer", no_wrap=True)
-    titles = {
-        "direct": "direct",
-        "lookup": "by id",
-        "by_keyword": "keyw.",
-        "by_object": "obj.",
-        "listed_direct": "direct*",
-        "listed": "listed*",
-    }
-    for title in (*titles.values(), "over", "over*", "ratio"):
+    for title in (*FORMS.values(), "over", "over*", "ratio"):
         table.add_column(title, justify="right")
     for name, row in rows.items():
         ours, its = row["lookup"] - row["direct"], row["listed"] - row["listed_direct"]
-        cells = [f"{row[form]:.0f}" for form in titles]
+        cells = [f"{row[form]:.0f}" for form in FORMS]
         table.add_row(name, *cells, f"{ours:.0f}", f"{its:.0f}", f"{ours / its:.3f}")
     console.print(table)
-    console.print("over: by id less direct. *: SGLang's way.")
+    console.print("over: by id minus direct. *: the equivalent of SGLang's dispatcher.")
     for name, bound in bounds.items():
         verdict = "holds" if bound["holds"] else "[bold red]does not hold[/]"
         console.print(f"{name}: {bound['found']:.3f}, at most {bound['bound']}: {verdict}")
@@ -338,12 +343,12 @@ def main() -> int:
     for size in SIZES:
         cases[f"linear of {size}"] = make_case(size, size - 2)
         cases[f"full of {size}"] = make_case(size, size - 1)
-    rows = measure(cases, ["direct", "lookup", "by_keyword", "by_object", "listed_direct", "listed"])
+    rows = measure(cases)
     steps = measure_steps()
     bounds = judge(rows)
     show(rows, bounds)
     listed = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in steps.items())
-    print(f"ns a layer, in steps of 48 layers: {listed}")
+    print(f"ns per layer, in steps of 48 layers: {listed}")
     if options.json:
         document = {
             "python": sys.version.split()[0],

@@ -1,21 +1,21 @@
-"""Times verifications of drafts beside decodes, and drafts end to end.
+"""Times speculative decoding: steps that verify drafts, and whole runs with drafts.
 
     python -m benchmarks.drafts                  # one GPU: 12 layers, B = 1, 32
     python -m benchmarks.drafts --tiny           # a trial without a GPU
-    python -m benchmarks.drafts --accepted       # only how many drafts are accepted, on the CPU
-    python -m benchmarks.drafts --part texts     # only the trained checkpoint end to end; or steps, forced
+    python -m benchmarks.drafts --part texts     # only one part: steps, forced or texts
+    python -m benchmarks.drafts --accepted       # only counts accepted drafts, on the CPU
 
-Steps of a Qwen3-Next slice with random weights are timed on the device (medians): a *decode*; a *verify* of 4
-rows per sequence up to the logits; and the *commit* after it, which determines the accepted rows and writes
-states. With deferred commits, a verify includes the commit of the previous verify. Steps are timed with and
-without deferred commits. Then
-the trained checkpoint continues texts without drafts and with each kind of draft, greedily. First, the
-outputs are compared with those without drafts; in bfloat16 some differ by rounding.
-
-Accepted drafts of a slice with random weights would say nothing. So the part `forced` replaces the tokens
-that a draft proposes: the number of right ones has the distribution that the trained head has (`ACCEPTED`),
-or the distribution of n-gram lookup. The head has random weights and the slice's widths, and runs all of its
-steps. The slice's embeddings and output layer are made so that each token determines the next token.
+*steps*: times of steps of a Qwen3-Next slice with random weights on the device (medians): a *decode*; a
+    *verify* of 4 rows per sequence, up to the logits; and the *commit* after it, which determines the
+    accepted rows and writes states. Steps are timed with and without deferred commits. With deferred commits,
+    a verify includes the commit of the previous verify.
+*forced*: tokens per second of such a slice. With random weights, hardly any draft would be accepted. So the
+    slice's embeddings and output layer are set so that each token determines the next one, and the drafted
+    tokens are replaced: the number of correct ones is drawn from the distribution that `--accepted` measured
+    for the trained checkpoint (`ACCEPTED`). An MTP head has random weights and still runs all of its steps.
+*texts*: tokens per second of the trained checkpoint, which continues texts greedily without drafts and with
+    each kind of draft. The outputs are compared with those without drafts; in bfloat16 some differ by
+    rounding.
 
 `--accepted` continues 200 passages from chapters that were not in the training text, by 32 tokens each, in
 float32, with each kind of draft and different numbers of drafts.
@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ from switchrail.engine.scheduler import Schedule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.arguments import make_parser
-from benchmarks.serving.slices import TINY, TOKENIZER, WIDTHS, make_checkpoint, random_weights
+from benchmarks.serving.slices import TINY, TRAINED, WIDTHS, make_checkpoint, random_weights
 
-HELD_OUT = TOKENIZER.parent / "held_out.txt"
-SMALL = TOKENIZER.parent / "kjv-draft"
+HELD_OUT = TRAINED.parent / "held_out.txt"
+SMALL = TRAINED.parent / "kjv-draft"
 BATCHES = (1, 32)
 ROWS, CACHED, REPEATS = 4, 512, 20
 NEW_TOKENS, LONGEST = 128, 256
@@ -64,9 +65,8 @@ KINDS: tuple[tuple[str, Any], ...] = (
     ("ngram", "ngram"),
     ("mtp", "mtp"),
     ("a small model", SMALL),
-    ("the model itself", TOKENIZER),
+    ("the model itself", TRAINED),
 )
-
 
 NEXT, SHIFT = 5, 7
 """In the part `forced`, token t is followed by NEXT t + SHIFT, modulo the size of the vocabulary."""
@@ -76,7 +76,13 @@ ACCEPTED = {"ngram": (0.708, 0.169, 0.070, 0.025, 0.028), "mtp": (0.393, 0.197, 
 
 
 class Forced(Drafts):
-    """Proposes right tokens, as many as a distribution says, then wrong ones. Lets a head run its steps."""
+    """Proposes correct tokens, then wrong ones. A head runs its steps, but its proposals are discarded.
+
+    Args:
+        shares: Probability of 0, 1, 2, ... correct tokens.
+        vocab_size: Size of the vocabulary.
+        head: The MTP head, if any.
+    """
 
     def __init__(self, shares: Sequence[float], vocab_size: int, head: Drafts | None) -> None:
         self._shares, self._size, self._head = shares, vocab_size, head
@@ -92,10 +98,10 @@ class Forced(Drafts):
             self._head.propose(tasks, limits)
         found = []
         for task, limit in zip(tasks, limits, strict=True):
-            (right,) = self._draw.choices(range(len(self._shares)), self._shares)
+            (correct,) = self._draw.choices(range(len(self._shares)), self._shares)
             token, tokens = task.tokens[-1], list[int]()
-            for place in range(limit):
-                token = (NEXT * token + SHIFT + (place == right)) % self._size
+            for index in range(limit):
+                token = (NEXT * token + SHIFT + (index == correct)) % self._size
                 tokens.append(token)
             found.append(tokens)
         return Drafted(found)
@@ -131,7 +137,7 @@ def device_ms(parts: Sequence[Callable[[], object]], device: str) -> list[float]
 
 
 def count_kernels(work: Callable[[], object]) -> Counter[str]:
-    """The kernels and copies that some work launches on a GPU, by name."""
+    """The number of launches of each kernel and copy on a GPU, by name."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
@@ -161,7 +167,7 @@ def time_steps(
 def time_step(
     engine: Engine, size: int, device: str, cached: int, *, deferred: bool, kernels: bool
 ) -> dict[str, Any]:
-    """Time steps of sequences with this many cached tokens each."""
+    """Time the steps of `size` sequences with `cached` cached tokens each."""
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     requests = [engine.submit([7] * cached, params) for _ in range(size)]
     while any(not request.tokens for request in requests):
@@ -208,21 +214,21 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
     """A row per number of texts and kind of draft."""
     text = HELD_OUT.read_text("utf-8")
     found: list[dict[str, Any]] = []
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for size in sizes:
         step = (len(text) - 400) // size
         prompts = [text[i * step : i * step + 200] for i in range(size)]
-        params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        plain: list[Any] = []
+        plain, plain_rate = list[Any](), 0.0
         for name, draft in KINDS:
             options = {"draft": draft, "max_sequences": max(size, 2), "max_length": LONGEST + NEW_TOKENS}
-            with Engine(TOKENIZER, device=device, dtype=dtype, options=options) as engine:
+            with Engine(TRAINED, device=device, dtype=dtype, options=options) as engine:
                 outputs = engine.generate(prompts, params)
                 plain = plain or outputs
                 before, start = engine.stats, time.perf_counter()
                 engine.generate(prompts, params)
                 seconds, stats = time.perf_counter() - start, engine.stats
             verified = stats.verifications - before.verifications
-            row = {
+            row: dict[str, Any] = {
                 "texts": size,
                 "draft": name,
                 "tokens_per_s": size * NEW_TOKENS / seconds,
@@ -230,12 +236,12 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
                 "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
                 "equal": sum(a.tokens == b.tokens for a, b in zip(plain, outputs, strict=True)),
             }
-            against = row["tokens_per_s"] / found[-1]["plain"] if name != "none" else 1.0
-            row["plain"] = row["tokens_per_s"] / against
+            plain_rate = plain_rate or row["tokens_per_s"]
+            row["against"] = row["tokens_per_s"] / plain_rate
             found.append(row)
             print(
-                f"{size} texts, draft {name}: {row['tokens_per_s']:,.0f} tokens/s ({against:.2f} of plain), "
-                f"{row['steps']} steps, {row['accepted']:.2f} accepted per verification, "
+                f"{size} texts, draft {name}: {row['tokens_per_s']:,.0f} tokens/s ({row['against']:.2f} of "
+                f"plain), {row['steps']} steps, {row['accepted']:.2f} accepted per verification, "
                 f"{row['equal']} of {size} equal",
                 flush=True,
             )
@@ -243,7 +249,7 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
 
 
 def add_head(path: Path, device: str) -> None:
-    """Add a head with random weights to a slice that is not stored: its one weight file has only the head."""
+    """Add an MTP head with random weights to a slice without stored weights."""
     config = json.loads((path / "config.json").read_text()) | {
         "mtp_num_hidden_layers": 1,
         "mtp_layer_types": ["full_attention"],
@@ -262,7 +268,7 @@ def add_head(path: Path, device: str) -> None:
 
 @torch.no_grad()
 def determine(engine: Engine) -> None:
-    """Let each token determine the next one, with a margin far above rounding."""
+    """Change the weights so that each token determines the next one, far beyond rounding errors."""
     model: Any = engine._runner.model
     embeddings, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     size = len(embeddings)
@@ -323,13 +329,14 @@ def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3)
 
 
 def passages(count: int) -> list[str]:
-    """Passages that begin at regular distances. Many overlap."""
+    """Passages of the held-out text that begin at regular distances. Many overlap."""
     text = HELD_OUT.read_text("utf-8")
     return [text[i * (len(text) - 400) // count :][:CHARACTERS] for i in range(count)]
 
 
 def counting(counts: Counter[int], keep: Callable[..., None]) -> Callable[..., None]:
-    """A function that counts how many drafts each verification accepts."""
+    """Wrap the engine's function that keeps accepted tokens: `counts` gets the accepted drafts of each
+    verification."""
 
     def counted(one: Any, run: Sequence[int]) -> None:
         counts[len(run) - 1] += bool(one.drafts)
@@ -348,7 +355,7 @@ def count_accepted(count: int) -> list[dict[str, Any]]:
                 continue
             options = {"draft": draft, "draft_tokens": drafts, "draft_branches": branches}
             options |= {"max_sequences": 40, "max_length": LONGEST}
-            with Engine(TOKENIZER, device="cpu", dtype="float32", options=options) as engine:
+            with Engine(TRAINED, device="cpu", dtype="float32", options=options) as engine:
                 counts = Counter[int]()
                 engine._core._keep = counting(counts, engine._core._keep)  # type: ignore[method-assign]
                 engine.generate(passages(count), params)
@@ -371,7 +378,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--batch", type=int, nargs="+", help="numbers of sequences")
-    parser.add_argument("--part", choices=("steps", "texts", "forced"), help="only this part")
+    parser.add_argument("--part", choices=("steps", "forced", "texts"), help="only this part")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     parser.add_argument("--accepted", action="store_true", help="only count accepted drafts, on the CPU")
     parser.add_argument("--kernels", action="store_true", help="also count kernels; needs a GPU")
@@ -395,19 +402,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         cached = 32 if options.tiny else CACHED
 
-        def make(part: str, *, stored: bool) -> Path:
-            own: dict[str, Any] = {"widths": widths, "device": device, "stored": stored}
-            return make_checkpoint(Path(name) / part, layers, experts, vocabulary, **own)
+        make = partial(
+            make_checkpoint,
+            layers=layers,
+            experts=experts,
+            vocabulary=vocabulary,
+            widths=widths,
+            device=device,
+        )
 
         def steps() -> list[dict[str, Any]]:
-            path, kinds = make("steps", stored=True), (False, True)
-            given: dict[str, Any] = {"kernels": options.kernels}
-            return [
-                row for one in kinds for row in time_steps(path, sizes, device, cached, deferred=one, **given)
-            ]
+            path = make(Path(name) / "steps")
+            time = partial(time_steps, path, sizes, device, cached, kernels=options.kernels)
+            return [*time(deferred=False), *time(deferred=True)]
 
         def forced() -> list[dict[str, Any]]:
-            path = make("forced", stored=False)
+            path = make(Path(name) / "forced", stored=False)
             add_head(path, device)
             with random_weights(device):
                 return time_forced(path, sizes, device)

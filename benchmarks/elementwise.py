@@ -4,14 +4,13 @@
     python -m benchmarks.elementwise --tokens 1 8
 
 Prints microseconds per call in a captured graph of several calls, next to transformers' own module, in
-bfloat16. Each call has its own numbers. Up to 256 tokens, the numbers are in the L2 cache, as in a real step,
+bfloat16. Each call has its own tensors. Up to 256 tokens, these stay in the L2 cache, as in a real step,
 where the previous kernel has just written them. The floor is the number of bytes read and written, divided by
 this run's copy bandwidth.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from torch.nn.functional import linear, silu, softplus
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as modelling
 
+from benchmarks.arguments import make_parser
 from benchmarks.ops.clock import Clock
 
 HIDDEN, INNER = 2048, 512
@@ -42,7 +42,7 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """One operation on its own numbers: our kernel, transformers' module, and the bytes to move."""
+    """One operation on its own tensors: our kernel, transformers' module, and the bytes to move."""
 
     ours: Run
     theirs: Run
@@ -77,7 +77,7 @@ def add_rms_norm_case(tokens: int) -> Case:
 
 
 def gated_rms_norm_case(tokens: int) -> Case:
-    """Takes the gate from a part of a product, which transformers copies."""
+    """The gate is a slice of a product's result, which transformers copies."""
     x, product = normal(tokens, VALUE_HEADS, VALUE_SIZE), normal(tokens, 3 * VALUE_HEADS, VALUE_SIZE)
     gate = product[:, 2 * VALUE_HEADS :]
     module = modelling.Qwen3NextRMSNormGated(VALUE_SIZE).to("cuda", torch.bfloat16)
@@ -94,7 +94,7 @@ def silu_and_mul_case(tokens: int) -> Case:
 
 
 def sigmoid_gate_case(tokens: int) -> Case:
-    """Takes every other head of a product as the gate."""
+    """The gate is every other head of a product's result."""
     x, product = normal(1, tokens, HEADS, SIZE), normal(1, tokens, 2 * HEADS, SIZE)
     gate = product[:, :, 1::2]
     return Case(partial(sigmoid_gate, x, gate), lambda: x * torch.sigmoid(gate), 6 * x.numel())
@@ -187,9 +187,7 @@ def graph_us(clock: Clock, runs: Sequence[Run]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("elementwise", __doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=(1, 32, 256, 8192))
     options = parser.parse_args()
     clock = Clock(torch.device("cuda"))

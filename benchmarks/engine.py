@@ -1,10 +1,10 @@
 """Tokens per second on the CPU: the engine against transformers' own `generate`, on the same checkpoint.
 
-Both run 32 prompts of 1 to 600 tokens with 64 new tokens each, greedy, in float32, in the same run with the
-same threads. The prompts are random cuts of text that the checkpoint was not trained on. transformers runs
-with its cache, once prompt by prompt and once as a padded batch. Before the timing, these two runs and the
-engine's run must produce the same tokens, except where the two largest logits of transformers differ by less
-than `TIE`; these cases are listed.
+Both continue 32 prompts of 1 to 600 tokens by 64 tokens each, greedily, in float32, in one process with the
+same number of threads. The prompts are random passages of text that the checkpoint was not trained on.
+transformers runs with its cache, once prompt by prompt and once as a padded batch. Before the timing, these
+two runs and the engine's run must produce the same tokens, except where the two largest logits of
+transformers differ by less than `TIE`; these cases are listed.
 
 Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
 affected least. The floor is the time of the model's matrix products by themselves, at the rate of one large
@@ -44,15 +44,11 @@ Tokens = list[list[int]]
 
 
 def cut_prompts(text: list[int]) -> Tokens:
-    """Random cuts of the text's tokens with a fixed seed. The first has one token, the last `LONGEST`."""
+    """Random passages of the text, always the same. The first has one token, the last `LONGEST`."""
     draw = random.Random(0)
     lengths = [1, *(draw.randint(1, LONGEST) for _ in range(PROMPTS - 2)), LONGEST]
     starts = [draw.randint(0, len(text) - length) for length in lengths]
     return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-
-
-def one_by_one(model: PreTrainedModel, prompts: Tokens) -> Tokens:
-    return [padded(model, [prompt])[0] for prompt in prompts]
 
 
 @torch.inference_mode()
@@ -83,19 +79,16 @@ def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: 
         if at is not None:
             logits = model(torch.tensor([prompt + want[:at]]), use_cache=False).logits[0, -1]
             first, second = logits.topk(2).values.tolist()
-            place = f"prompt {number} of {len(prompt)} tokens, new token {at}: {got[at]}, expected {want[at]}"
+            told = f"prompt {number} of {len(prompt)} tokens, new token {at}: {got[at]}, expected {want[at]}"
             if first - second >= TIE:
-                raise SystemExit(f"{place}, and its logits differ by {first - second:.2g}")
-            ties.append(f"{place}; a tie, {first - second:.1e} apart")
+                raise SystemExit(f"{told}, and the two largest logits differ by {first - second:.2g}")
+            ties.append(f"{told}; a tie, {first - second:.1e} apart")
     return ties
 
 
 @torch.inference_mode()
 def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
-    """The time of the matrix products alone.
-
-    The head's product is only counted for rows whose logits are needed.
-    """
+    """The time of the matrix products alone; of the output layer's, only for rows whose logits are needed."""
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     body = 0.0
@@ -122,7 +115,7 @@ def main() -> None:
     )
     parser.add_argument("checkpoint", nargs="?", type=Path, default=CHECKPOINTS / "kjv-qwen3-next")
     parser.add_argument(
-        "--text", type=Path, default=CHECKPOINTS / "held_out.txt", help="what prompts are cut from"
+        "--text", type=Path, default=CHECKPOINTS / "held_out.txt", help="the text that prompts are taken from"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
@@ -143,7 +136,7 @@ def main() -> None:
         runs: dict[str, Callable[[], Tokens]] = {
             OURS: lambda: engine_tokens(engine, prompts),
             BATCH: lambda: padded(model, prompts),
-            SINGLE: lambda: one_by_one(model, prompts),
+            SINGLE: lambda: [padded(model, [prompt])[0] for prompt in prompts],
         }
         with console.status("all three once, to compare their tokens"):
             results = {name: run() for name, run in runs.items()}
@@ -164,7 +157,7 @@ def main() -> None:
     ratios = {}
     for name in runs:
         seconds = statistics.median(clock[name])
-        # runs of one repeat are close in time, so that other load affects both
+        # compares runs of the same repeat, which other load affects alike
         neighbours = (a / b for a, b in zip(clock[name], clock[OURS], strict=True))
         ratios[name] = {"median": statistics.median(neighbours), "least": min(clock[name]) / min(clock[OURS])}
         table.add_row(

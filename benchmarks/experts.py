@@ -5,13 +5,15 @@
     python -m benchmarks.experts --tune               # the candidates of the tables in tiles.py
     python -m benchmarks.experts --kernels            # each kernel's share, by torch's profiler
 
-*experts* is the operation by itself, which starts from the router's logits. *block* is the whole block with
-the router's product and the shared expert. It is compared with transformers' own block, unchanged (*eager*)
-and with torch's grouped products (*grouped_mm*). Times are microseconds per call in a captured graph, whose
-calls have different rows and weights, so the L2 cache is cold. Peers that can't be captured are timed call by
-call (marked with *). The floor is the larger of two times: the bytes of the experts in use divided by this
-run's copy bandwidth, and the operations divided by this run's bf16 matmul rate. Errors are of the whole
-result, relative to products in float32; those of transformers are in brackets.
+*experts* is the operation by itself, which starts from the router's logits. *block* is the whole block: the
+router's product, the experts and the shared expert. It is compared with two forms of transformers' own block:
+unchanged (*eager*), and with torch's grouped products (*grouped_mm*).
+
+Times are microseconds per call in a captured graph, whose calls have different rows and weights, so the L2
+cache is cold. A * marks peers that can't be captured; they are timed call by call. The floor is the larger of
+two times: the bytes of the experts in use divided by this run's copy bandwidth, and the operations divided by
+this run's bf16 matmul rate. The error is that of the block's result relative to float32 products, with that
+of transformers in brackets.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from switchrail_kernels.experts.forward import experts
 from switchrail_kernels.experts.tiles import Tile, Tiles
 from torch.nn.functional import linear, silu
 
+from benchmarks.arguments import make_parser
 from benchmarks.ops.clock import Clock
 
 HIDDEN, INNER, TOP_K = 2048, 512, 10
@@ -54,12 +57,12 @@ DOWN = {
     64: ((128, 64, 4, 4), (64, 64, 4, 6), (256, 64, 8, 3), (128, 128, 8, 3), (64, 128, 4, 3)),
     128: ((128, 64, 8, 4), (256, 64, 8, 3), (128, 128, 8, 3), (128, 64, 4, 3)),
 }
-"""Candidates by rows of a block: columns, depth, warps, stages."""
+"""Candidate tiles by number of rows: columns, depth, warps, stages."""
 
 
 @dataclass
 class Weights:
-    """A block of transformers whose weights are views of the stacks that include the shared expert."""
+    """A block's weights as our kernels take them, and transformers' block on views of the same memory."""
 
     block: Any
     router: torch.Tensor
@@ -122,7 +125,8 @@ def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row's experts by logit, then number; their weights; whether the row has no tie for the last."""
+    """Each row's experts by descending logit, their weights, and whether the last one is not tied with the
+    next."""
     own = logits[:, :-1].float()
     found, order = own.sort(dim=-1, descending=True, stable=True)
     p = own.softmax(-1).gather(1, order[:, :TOP_K])
@@ -130,13 +134,13 @@ def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def exact(weights: Weights, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The result with float32 products of the same numbers."""
+    """The result with float32 products."""
     which, shares, _ = chosen(logits)
     out = torch.zeros(x.shape, device=x.device)
     for expert in range(len(weights.gate_up)):
         if expert < logits.shape[1] - 1:
-            rows, place = (which == expert).nonzero(as_tuple=True)
-            share = shares[rows, place]
+            rows, column = (which == expert).nonzero(as_tuple=True)
+            share = shares[rows, column]
         else:
             rows, share = torch.arange(len(x), device=x.device), logits[:, -1].float().sigmoid()
         if len(rows):
@@ -150,17 +154,17 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def sizes_of(rows: int, count: int) -> Iterator[tuple[int, int]]:
-    """Block sizes in rows that are worth trying, each with the average number of rows per expert."""
+def sizes_of(rows: int, count: int) -> Iterator[int]:
+    """Numbers of rows of a tile that are worth trying."""
     average = rows * TOP_K / count
     for size, least, most in ((16, 0, 48), (32, 3, 96), (64, 16, 400), (128, 64, 1 << 20)):
         if least <= average <= most:
-            yield size, int(average)
+            yield size
 
 
 def candidates(rows: int, count: int) -> list[Tiles]:
     found = []
-    for size, _ in sizes_of(rows, count):
+    for size in sizes_of(rows, count):
         first = Tiles(size, Tile(*GATE_UP[size][0]), Tile(*DOWN[size][0]))
         found.append(first)
         found += [replace(first, gate_up=Tile(*tile)) for tile in GATE_UP[size][1:]]
@@ -194,9 +198,7 @@ def graph_us(clock: Clock, runs: Sequence[Callable[[], object]]) -> tuple[float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("experts", __doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--experts", type=int, nargs="+", default=EXPERTS)
     parser.add_argument("--tune", action="store_true", help="time the candidates")
@@ -205,7 +207,8 @@ def main() -> None:
     parser.add_argument("--compile", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:
-        return compile_part(*options.compile)
+        compile_part(*options.compile)
+        return
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = False
     if options.tune:
@@ -222,7 +225,6 @@ def main() -> None:
                 measure(rows, count, layers, clock, bandwidth, rate, options)
             del layers
             torch.cuda.empty_cache()
-    return None
 
 
 def measure(
@@ -274,7 +276,7 @@ def measure(
 
 
 def print_candidates(rows: int, count: int, inputs: list[Any], clock: Clock) -> None:
-    """Prints the eight fastest: rows of a block, then columns, depth, warps and stages of both products."""
+    """Prints the eight fastest: microseconds, a tile's rows, and its other sizes for both products."""
     found = []
     for tiles in candidates(rows, count):
         took = graph_us(clock, [partial(run_experts, *each, tiles) for each in inputs])[0]

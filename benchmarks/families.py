@@ -1,17 +1,17 @@
-"""Measures slices of Kimi-Linear, MiniMax and Nemotron-H at real widths, beside transformers and a floor.
+"""Times slices of Kimi-Linear, MiniMax and Nemotron-H at real widths, beside transformers and a floor.
 
     python -m benchmarks.families                        # all three; B = 1, 32, 128
     python -m benchmarks.families --family minimax --batch 32 --json FILE
-    python -m benchmarks.families --tiny                 # small widths on a CPU, for a trial of this file
+    python -m benchmarks.families --tiny                 # a trial with small widths on a CPU
 
 Weights are random, in bfloat16. *prefill* is a run of B prompts of 200 to 600 tokens with one new token each,
 *step* the additional time per further token; medians of 5 runs after one uncounted run. transformers runs
 `generate` with its own cache, on padded prompts.
 
-The floor is computed from this device's measured speeds. *step*: the time for moving bytes at the speed of a
-copy: the weights that B tokens need (for experts, the expected share of a random choice), the states twice,
-and the cached tokens. *prefill*: the time of the products with these weights, at the speed of a large product
-in bfloat16.
+The floor is computed from this device's measured speeds. For *step*, it is the time for copying the bytes
+that a step needs: the weights for B tokens (of the experts, the expected share for a random choice), the
+states twice, and the cached tokens. For *prefill*, it is the time of the products with the weights, at the
+speed of a large product in bfloat16.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import torch
 import transformers
 from switchrail.engine import Engine
 
+from benchmarks.arguments import make_parser
 from benchmarks.serving import runs, transformers_peer
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.slices import save_random
@@ -92,7 +93,7 @@ SLICES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-"""Model type -> a slice at its published widths, with fewer layers and experts."""
+"""The config of each slice, by model type: published widths, but fewer layers and experts."""
 
 _TINY = {
     "hidden_size": 64,
@@ -130,7 +131,7 @@ def make(family: str, folder: Path, *, is_tiny: bool, device: str) -> Path:
 
 
 def speeds(device: str) -> tuple[float, float]:
-    """Bytes per second of a copy, read and written; operations per second of a bfloat16 product."""
+    """Bytes per second of a copy (read and written), and operations per second of a bfloat16 product."""
     is_small = device == "cpu"
     source = torch.empty(2**24 if is_small else 2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -216,7 +217,7 @@ def measure(
 
 
 def peer(path: Path, batches: Sequence[int], device: str) -> Iterator[dict[str, Any]]:
-    """Measure transformers, each batch in its own process, which an error of the device may end."""
+    """Measure transformers, each batch in its own process, because a device error may end the process."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         for batch in batches:
@@ -227,18 +228,13 @@ def peer(path: Path, batches: Sequence[int], device: str) -> Iterator[dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Run the benchmark as the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.families",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--family", action="append", choices=SLICES, help="only these slices")
-    parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
+    parser = make_parser("families", __doc__)
+    parser.add_argument("--family", action="append", choices=SLICES, help="only this slice; repeatable")
+    parser.add_argument("--batch", type=int, action="append", help="only this batch size; repeatable")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of the engine")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for the engine")
     parser.add_argument("--no-transformers", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, for a trial of this file")
+    parser.add_argument("--tiny", action="store_true", help="a trial with small widths on a CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     options = parser.parse_args(arguments)
     device = "cpu" if options.tiny else "cuda"

@@ -6,15 +6,16 @@
 Heads and head sizes are those of models. Lengths are short, because the host time depends on a length only if
 the length requires a second launch. Prints, in microseconds per call:
 
-- `again`: a call repeated with other tensors of the same shapes, like the layers of a step. Calls are timed
-  in blocks of 50 between synchronisations, so the device's queue is never full, with garbage collection off.
-  The output has the lower quartile and the median over the blocks, and the median of the thread's CPU time.
-  These times include the creation of the call.
-- `first`: the first call of a layer, with a plan of new lengths, when the kernels are compiled.
-- `plan`: making that plan, once per step.
-- `check`: the contract's check of a call that it has not checked before.
+- `again`, `median`, `cpu`: calls repeated with other tensors of the same shapes, as by the layers of a step,
+  including the creation of the call object. They are timed in blocks of 50 between synchronisations, so that
+  the device's queue is never full, with garbage collection off. `again` is the lower quartile over the
+  blocks, `median` the median, and `cpu` the median of the thread's CPU time.
+- `first`: the first call of a layer with new lengths. Its kernels are already compiled.
+- `plan`: making the plan for new lengths, as once per step.
+- `check`: the contract's check of a call whose shapes it has not checked before.
 
-Before a repeated call is timed, its result must have the same bits as the first call's.
+Before repeated calls are timed, their results must have the same bits as the first call's. The exit status is
+1 if `again` misses its target.
 """
 
 from __future__ import annotations
@@ -43,18 +44,20 @@ from switchrail.testing.compare import same_bits
 from switchrail.testing.inputs import Sample
 
 BLOCKS, CALLS, FIRSTS = 80, 50, 12
-ASKED = {"decode": 15.0, "prefill": 60.0}
+TARGETS = {"decode": 15.0, "prefill": 60.0}
+"""Microseconds that `again` may take."""
+
 LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
 LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
-"""In layers with these few heads, the kernel splits the time axis of one sequence of this length."""
+"""A length, and numbers of heads, with which the kernels split the time axis of a sequence."""
 
 FEWER = {"mla": {"H": 16}}
-"""Smaller sizes of an op whose kernels, with a model's sizes, keep the GPU busy longer than the host."""
+"""Smaller sizes for ops whose kernels, with a model's sizes, take longer on the GPU than on the host."""
 
 
 @dataclass
 class Case:
-    """An op's phase with some lengths; `past` is the number of tokens cached before them."""
+    """An op in a phase. Each sequence has a number of new tokens in `lengths`, after `past` cached tokens."""
 
     op: str
     phase: Phase
@@ -127,7 +130,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
         planned.append((start - begun) / 1e3)
         first.append((ended - start) / 1e3)
     for call in firsts:
-        made, features = call.made, tuple(call.contract.features)  # a layer whose calls are not checked yet
+        made, features = call.made, tuple(call.contract.features)  # of a layer without checked calls
         start = time.perf_counter_ns()
         call.contract.check_call(made, call.batch, features)
         checked.append((time.perf_counter_ns() - start) / 1e3)
@@ -143,7 +146,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
 
 
 def _anew(backend: AnyBackend, call: Sample, plan: object) -> Callable[[], object]:
-    """Makes a new call each time, like a layer."""
+    """A function that makes a new call object each time and runs it, as a layer does."""
     make, arguments, batch, run = type(call.made), tuple(call.made), call.batch, backend.run
     return lambda: run(make(*arguments), batch, plan)
 
@@ -161,18 +164,18 @@ def main() -> int:
     registered = {op for op in OPS if options.backend in {b.name for b in runtime.backends(op)}}
     ops = [op for op in options.op or OPS if op in registered]
     if not ops:
-        parser.error(f"no {options.backend} is registered for any of these ops")
+        parser.error(f"no backend {options.backend!r} is registered for any of these ops")
     rows: list[dict[str, Any]] = []
     gc.disable()
     columns = ("again", "median", "cpu", "first", "plan", "check")
-    print(f"{'op':12}{'phase':9}{'shape':17}" + "".join(f"{name:>8}" for name in columns) + "   asked")
+    print(f"{'op':12}{'phase':9}{'shape':17}" + "".join(f"{name:>8}" for name in columns) + "   target")
     for case in cases(ops):
         times = measure(case, runtime.build(case.op, options.backend))
-        asked = ASKED[case.phase]
-        verdict = "holds" if times["again"] <= asked else "MISSED"
+        target = TARGETS[case.phase]
+        verdict = "holds" if times["again"] <= target else "MISSED"
         figures = "".join(f"{times[name]:8.1f}" for name in columns)
-        print(f"{case.op:12}{case.phase:9}{case.name:17}{figures}   {asked:.0f}: {verdict}", flush=True)
-        rows.append({"op": case.op, "phase": case.phase, "shape": case.name, "asked": asked, **times})
+        print(f"{case.op:12}{case.phase:9}{case.name:17}{figures}   {target:.0f}: {verdict}", flush=True)
+        rows.append({"op": case.op, "phase": case.phase, "shape": case.name, "target": target, **times})
         gc.collect()
     if options.json:
         document = {
@@ -186,7 +189,7 @@ def main() -> int:
             "rows": rows,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(row["again"] <= row["asked"] for row in rows) else 1
+    return 0 if all(row["again"] <= row["target"] for row in rows) else 1
 
 
 if __name__ == "__main__":

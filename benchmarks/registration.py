@@ -1,4 +1,4 @@
-"""Times a plugin that registers many backends: staging, commit, a resolve among them, and withdrawal.
+"""Times a runtime with many backends: registering them, resolving a query among them, and clearing them.
 
 Ten times as many backends should take about ten times as long.
 

@@ -3,13 +3,14 @@
     python -m benchmarks.sampling                    # vocabulary 151,936; B = 1, 32, 256
     python -m benchmarks.sampling --dtype float32 --json FILE
 
-*switchrail* is the kernels' operation `choose_tokens`, *sort* samples by sorting in torch, and *flashinfer*
-is FlashInfer's `top_k_top_p_sampling_from_logits`, if installed. For *sort* and *flashinfer*, the greedy
-choice is torch's maximum.
-Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have the mass). Prints
-milliseconds from the logits to the tokens on the device, the median of calls with different logits; in
-brackets the difference to the greedy choice. Before the timing, every drawn token is checked against the
-filters.
+*switchrail* is the kernels' operation `choose_tokens`. *sort* samples by sorting in torch. *flashinfer* uses
+FlashInfer's sampling functions, if installed. For *sort* and *flashinfer*, the greedy choice is torch's
+argmax.
+
+Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have most of the
+probability). Prints milliseconds from the logits to the tokens on the device, the median of calls with
+different logits; in brackets the difference from Switchrail's greedy choice. Before the timing, Switchrail's
+tokens are checked against the filters.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def ours(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def sort(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Sample by inverting the distribution function of the filtered, descending probabilities."""
+    """Sample by inverting the cumulative sum of the filtered probabilities in descending order."""
     if params.temperature == 0:
         return logits.argmax(-1)
     ordered, tokens = (logits.float() / params.temperature).sort(dim=-1, descending=True)
@@ -81,7 +82,7 @@ def flashinfer(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) -> None:
-    """Raise SystemExit if the filters drop one of the tokens. Equal logits count as one token."""
+    """Raise SystemExit if the filters exclude one of the tokens. Of equal logits, all or none are kept."""
     row = torch.arange(len(logits), device=logits.device)
     x = logits.double()
     own = x[row, tokens.long()].unsqueeze(1)
@@ -97,7 +98,7 @@ def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) ->
         kept &= w.where(above, 0).sum(-1) <= params.top_p * whole * (1 + 1e-5)
         kept &= w[row, tokens.long()] >= params.min_p * (1 - 1e-5)
     if not kept.all():
-        raise SystemExit(f"{params} gave a token that it drops")
+        raise SystemExit(f"a token was drawn that {params} excludes")
 
 
 def milliseconds(choose: Choose, sets: list[torch.Tensor], params: SamplingParams) -> float:

@@ -4,11 +4,13 @@
     python -m benchmarks.sglang_times PYTHON --cache off --options '{"sampling_backend": "pytorch"}'
 
 PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the slice of Qwen3-Next
-that `benchmarks.serving` describes. Engines with SGLang's own kernels, with Switchrail's in linear layers and
-with Switchrail's in all layers start together and take turns with the same prompts of 200 to 600 tokens, new
-ones in each run. All times are medians, after one uncounted run. The results name the gated delta kernels and
-the attention of each engine, as its log has them. Options have the names of SGLang 0.5.23, or those of the
-version that runs.
+that `benchmarks.serving` describes.
+
+Three SGLang engines run at the same time: with SGLang's own kernels, with Switchrail's in linear layers, and
+with Switchrail's in all layers. They take turns with the same prompts of 200 to 600 tokens; each run has new
+prompts. All times are medians, after one uncounted run. The results name the gated delta and attention
+kernels that each engine's log reports. `--options` are arguments of SGLang's engine, with their names in
+SGLang 0.5.23 or in the installed version.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import make_parser
+from benchmarks.figures import pyplot, save
 from benchmarks.serving.sglang_peer import SGLang
 from benchmarks.serving.slices import TINY, WIDTHS, Work, make_checkpoint, make_prompts
 
@@ -66,7 +69,7 @@ def kernels_of(log: str) -> dict[str, str]:
 def measure(
     engines: Mapping[str, SGLang], runs: Mapping[str, tuple[int, int]], repeats: int
 ) -> Iterator[Any]:
-    """The seconds of each run, by name of the run and of the engine."""
+    """Yields each run's name, each engine's name, and the seconds of the repeats."""
     for seed, (run, (count, new_tokens)) in enumerate(runs.items()):
         times: dict[str, list[float]] = {name: [] for name in engines}
         for repeat in range(repeats + 1):
@@ -126,41 +129,31 @@ def time_all(
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """An engine with its kernels for gated delta layers, as the plot names it."""
+    """The plot's name for an engine, with its kernels for gated delta layers."""
     names = dict.fromkeys(row["kernels"].get(f"gated_delta {phase}", "?") for phase in ("prefill", "decode"))
     return f"{row['name']}: {', '.join(names)}"
 
 
 def draw(rows: Sequence[Mapping[str, Any]], device: str, folder: Path) -> Path:
-    """Plot the medians and all times. Equal numbers give equal bytes."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "switchrail", "font.size": 9, "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-
+    """Plot the medians and all times."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     caches = list(dict.fromkeys(row["cache"] for row in rows))
-    figure, axes = plt.subplots(1, len(runs), figsize=(9.0, 3.0), layout="constrained", squeeze=False)
+    figure, axes = pyplot().subplots(1, len(runs), figsize=(9.0, 3.0), layout="constrained", squeeze=False)
     for axis, run in zip(axes[0], runs, strict=True):
         for column, way in enumerate(WAYS):
             found = [row for row in rows if row["run"] == run and row["name"] == way]
-            places = [caches.index(row["cache"]) + 0.27 * (column - 1) for row in found]
+            centres = [caches.index(row["cache"]) + 0.27 * (column - 1) for row in found]
             medians = [1e3 * row["seconds"] for row in found]
-            axis.bar(places, medians, 0.25, label=label(found[0]) if found else None)
-            for place, row in zip(places, found, strict=True):
-                axis.plot([place] * len(row["times"]), [1e3 * s for s in row["times"]], "k.", markersize=2)
+            axis.bar(centres, medians, 0.25, label=label(found[0]) if found else None)
+            for x, row in zip(centres, found, strict=True):
+                axis.plot([x] * len(row["times"]), [1e3 * s for s in row["times"]], "k.", markersize=2)
         axis.set(title=f"{run}, ms")
         axis.set_xticks(range(len(caches)), [f"prefix cache {cache}" for cache in caches])
         axis.grid(alpha=0.3, axis="y")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", frameon=False)
     figure.suptitle(f"SGLang {rows[0]['sglang']} on {device}", fontsize=9)
-    path = folder / "sglang.svg"
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-    return path
+    return save(figure, folder, "sglang")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -169,12 +162,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cache", action="append", choices=CACHES, help="SGLang's prefix cache; default both"
     )
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of SGLang's engine")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for SGLang's engine")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="a slice that was made before")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="where the output of the engines goes")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="use this slice instead of a new one")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="folder for the engines' output")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw them as SVG (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results (needs matplotlib)")
     options = parser.parse_args(arguments)
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else "a CPU"

@@ -5,14 +5,19 @@
     python -m benchmarks.sglang_tokens PYTHON --jobs 8
 
 PYTHON is the interpreter of an environment with SGLang and Switchrail. The model is the repository's trained
-checkpoint in bfloat16, with experts in every layer. 30 prompts of 4 to 90 tokens have 16 new tokens each,
-greedy. Each prompt is chosen from 16 passages of equal length: the one whose continuation by transformers in
-float32 has the latest first near tie. At a near tie, the first two logits are within 0.1. So the prompts
-depend on no result of SGLang or Switchrail. *tokens*: they must equal those of transformers in float32, up to
-the first near tie at which they differ. At most a tenth of the tokens may come after such a near tie.
-*texts*: for each token of the prompts and their continuations, given the text before it, the most probable
-token and the mean distance of the log-probability from float32's. At most a tenth of these tokens may be at
-near ties.
+checkpoint in bfloat16, with experts in every layer. SGLang continues 30 prompts of 4 to 90 tokens by 16
+tokens each, greedily.
+
+A position is a near tie if the two largest logits of transformers in float32 are within 0.1; there, bfloat16
+may choose another token. Each prompt is chosen from 16 passages of equal length: the one whose continuation
+by transformers has its first near tie as late as possible. So the choice does not depend on SGLang or
+Switchrail.
+
+*tokens*: new tokens must equal those of transformers in float32. They may only differ from a near tie on, and
+    at most a tenth of all tokens may come after such a difference.
+*texts*: for each position of the prompts and of transformers' continuations, SGLang's most probable token
+    must be that of transformers in float32, except at near ties. At most a tenth of the positions may be near
+    ties. Also prints the mean distance of the log-probabilities from those in float32.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ from benchmarks.serving.slices import Work
 from benchmarks.serving.trained import TRAINED, for_sglang
 
 NEAR = 0.1
+"""At a near tie, the two largest logits are less than this apart."""
+
 PROMPTS, NEW_TOKENS, PASSAGES = 30, 16, 16
 
 _LINEAR = {"linear_attn_backend": "switchrail"}
@@ -59,25 +66,25 @@ WAYS: dict[str, dict[str, Any]] = {
     "trees": {**_ALL, **_TREES},
     "own trees": _TREES,
 }
-"""Arguments of SGLang's engine: its own kernels, or Switchrail's in linear, attention or all layers.
+"""Arguments of SGLang's engine by way of running: its own kernels, or Switchrail's in linear, attention or
+all layers.
 
-Drafts are those of the checkpoint's MTP head, since SGLang 0.5.11 updates no states after n-gram drafts.
+Drafts come from the checkpoint's MTP head, because SGLang 0.5.11 updates no states after n-gram drafts.
 """
 
 Tokens = list[list[int]]
 
 
 class Expected(NamedTuple):
-    """Results of transformers.
+    """Results of transformers, in float32 unless stated otherwise. A text is a prompt with its new tokens.
 
     Attributes:
         prompts: The prompts.
-        tokens: The new tokens of each prompt, in float32.
-        gaps: For each text, the distance of the two largest logits before each token, starting with the
-            second.
-        best: The most probable token at each of these places.
-        scores: The log-probabilities of the tokens of the texts, in float32.
-        rounded: The log-probabilities in bfloat16.
+        tokens: The new tokens of each prompt.
+        gaps: For each token of a text after the first, the distance of the two largest logits before it.
+        best: The most probable tokens at the same positions.
+        scores: The log-probabilities of the texts' tokens at the same positions.
+        rounded: The same log-probabilities in bfloat16.
     """
 
     prompts: Tokens
@@ -89,12 +96,12 @@ class Expected(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A comparison of tokens.
+    """A comparison of new tokens.
 
     Attributes:
-        equal: The number of equal tokens.
-        dropped: The number of tokens after near ties.
-        wrong: The numbers of the prompts with a different token that is not at a near tie.
+        equal: The number of tokens before the first difference of each prompt.
+        dropped: The number of the other tokens.
+        wrong: The numbers of the prompts whose first difference is not at a near tie.
     """
 
     equal: int
@@ -103,7 +110,7 @@ class Compared(NamedTuple):
 
 
 def passages(count: int) -> list[Tokens]:
-    """For each prompt, passages of equal length of the text that the checkpoint was not trained on."""
+    """For each prompt, candidates of equal length from text that the checkpoint was not trained on."""
     text = (TRAINED.parent / "held_out.txt").read_text()[:80_000]
     ids = AutoTokenizer.from_pretrained(TRAINED)(text)["input_ids"]
     draw = random.Random(0)
@@ -117,7 +124,7 @@ def passages(count: int) -> list[Tokens]:
 
 @torch.inference_mode()
 def expect(count: int, new_tokens: int, device: str) -> Expected:
-    """Run transformers on the unchanged checkpoint, and choose the prompts by its near ties."""
+    """Run transformers on the unchanged checkpoint, and choose the prompts by their near ties."""
     found = Expected([], [], [], [], [], [])
     model = AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval().to(device)
     for several in passages(count):
@@ -159,7 +166,7 @@ def compare(found: Tokens, expected: Expected) -> Compared:
 
 
 def check_tokens(way: str, sglang: SGLang, expected: Expected) -> bool:
-    """Compare the new tokens of two runs; in the second, prefixes may come from SGLang's cache."""
+    """Compare the new tokens of two runs; in the second, prompts may come from SGLang's prefix cache."""
     fine = True
     for run in ("first", "second"):
         answers = sglang.tokens(Work(expected.prompts, len(expected.tokens[0]), {}))
@@ -177,7 +184,7 @@ def check_tokens(way: str, sglang: SGLang, expected: Expected) -> bool:
 
 
 def check_texts(way: str, sglang: SGLang, expected: Expected) -> bool:
-    """Compare the most probable token at each place of the texts, and the log-probabilities."""
+    """Compare the most probable token and the log-probability at each position of the texts."""
     texts = [prompt + tokens for prompt, tokens in zip(expected.prompts, expected.tokens, strict=True)]
     answers = sglang.scores(texts)
     other = [
@@ -188,15 +195,15 @@ def check_texts(way: str, sglang: SGLang, expected: Expected) -> bool:
     ]
     distance = _distance([one["scores"] for one in answers], expected.scores)
     rounded = _distance(expected.rounded, expected.scores)
-    places = sum(map(len, expected.best))
+    positions = sum(map(len, expected.best))
     near = sum(gap < NEAR for gaps in expected.gaps for gap in gaps)
     print(
-        f"{way}, texts: {places - len(other)} of {places} most probable tokens equal, the others at gaps of "
-        f"at most {max(other, default=0.0):.3f}, {near} near ties; mean distance of log-probabilities to "
-        f"float32 {distance:.4f}, transformers' in bfloat16 {rounded:.4f}",
+        f"{way}, texts: {positions - len(other)} of {positions} most probable tokens equal, the others at "
+        f"gaps of at most {max(other, default=0.0):.3f}, {near} near ties; mean distance of "
+        f"log-probabilities to float32 {distance:.4f}, transformers' in bfloat16 {rounded:.4f}",
         flush=True,
     )
-    return max(other, default=0.0) < NEAR and near <= places / 10
+    return max(other, default=0.0) < NEAR and near <= positions / 10
 
 
 def _distance(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
@@ -214,7 +221,7 @@ def check(
     new_tokens: int,
     peer: Future[Expected],
 ) -> bool:
-    """Compare one way of running with transformers, which may still run while SGLang starts."""
+    """Compare one way of running with transformers, whose results may not be ready when SGLang starts."""
     with SGLang(
         folder,
         python=python,
@@ -239,12 +246,12 @@ def check(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("sglang_tokens", __doc__)
     parser.add_argument("python")
-    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways of running")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of SGLang's engine")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this way of running; repeatable")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for SGLang's engine")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="where the output of the engines goes")
-    parser.add_argument("--jobs", type=int, default=1, help="ways of running at the same time")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="folder for the engines' output")
+    parser.add_argument("--jobs", type=int, default=1, help="number of engines that run at the same time")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with (

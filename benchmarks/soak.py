@@ -3,12 +3,14 @@
     python -m benchmarks.soak                         # 2,000 requests on a GPU
     python -m benchmarks.soak --requests 200 --seed 3
 
-Prompts of random lengths are parts of a text. The model is the repository's trained checkpoint in float32, so
-tokens don't depend on other requests. The backend of the gated delta rule fails now and then in different
-ways: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the device
-has no memory left. At the end, every request must have the tokens of an undisturbed run, up to its
-cancellation or failure. Requests may fail only in steps with an injected failure. All pages and slots must be
-free, nothing compiled after the warm-up, and the free memory unchanged.
+Prompts are passages of random length from a text. The model is the repository's trained checkpoint in
+float32, so that a request's tokens don't depend on other requests. Failures are injected into the backend of
+the gated delta rule: it raises in prefill, in `refresh` or during a capture, it adds NaN to its result, or it
+allocates more memory than the device has.
+
+Every request must have the tokens of an undisturbed run, up to its cancellation or failure. Requests may fail
+only in steps with an injected failure. At the end, all pages and slots must be free, nothing may have been
+compiled after the warm-up, and the free memory must be unchanged.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ class Injected(RuntimeError):
 
 @dataclass
 class Faults:
-    """The next failure, and the failures so far.
+    """The failure to inject next, and the failures injected so far.
 
     Attributes:
-        armed: The next failure, or None.
-        done: The number of each failure so far.
+        armed: The kind of the next exception, or None.
+        done: The number of failures so far, by kind.
         poison: [1], added to the first row of the backend's result: 0, or NaN for one step.
-        poisoned: Whether it is NaN.
-        hook: A hook on the model, without effect.
+        poisoned: Whether `poison` is NaN.
+        hook: The hook that `outdate` has put on the model. It does nothing.
     """
 
     poison: torch.Tensor
@@ -63,7 +65,7 @@ class Faults:
     hook: Any = None
 
     def strike(self, kind: str) -> None:
-        """Raise if this kind of failure is next."""
+        """Raise an exception if this kind of failure is armed."""
         if self.armed == kind:
             self.armed = None
             self.done[kind] += 1
@@ -72,7 +74,7 @@ class Faults:
             raise Injected(kind)
 
     def write_nan(self, poisoned: bool) -> None:
-        """Make steps from here on compute NaN, or stop doing so."""
+        """Make steps compute NaN, or end that."""
         self._wait()
         self.poison.fill_(float("nan") if poisoned else 0.0)
         self._wait()
@@ -83,7 +85,7 @@ class Faults:
             torch.cuda.synchronize()
 
     def outdate(self, engine: Engine) -> None:
-        """Invalidate the captures, like any change of hooks."""
+        """Invalidate the captured steps by changing the model's hooks."""
         if self.hook is not None:
             self.hook.remove()
         self.hook = engine._runner.model.register_forward_hook(lambda *_: None)
@@ -97,7 +99,7 @@ def _captures() -> bool:
 
 
 def faulty(backend: type[Any], faults: Faults) -> type[Any]:
-    """A backend that fails on request."""
+    """A subclass of a backend in which failures can be injected."""
 
     class Faulty(backend):  # type: ignore[misc]
         def run(self, call: Any, batch: Any, plan: Any) -> Any:
@@ -119,7 +121,7 @@ def faulty(backend: type[Any], faults: Faults) -> type[Any]:
 
 
 def register_triton(registry: Registry, faults: Faults) -> None:
-    """Register the kernels' own backend as a `faulty` one, with precedence over all others."""
+    """Register a `faulty` subclass of the Triton backend, with precedence over all other backends."""
     from switchrail.registration import DeviceSupport
     from switchrail_kernels import BACKENDS
     from switchrail_kernels.claims import CAPABILITIES, COMMON
@@ -149,8 +151,8 @@ class Report:
 
     Attributes:
         wrong: Descriptions of the errors found.
-        ends: How requests ended.
-        faults: The number of each failure.
+        ends: The number of requests by finish reason.
+        faults: The number of injected failures by kind.
         compiles: The compilations after the warm-up.
         memory: Free bytes before and after; None if the device doesn't report it.
         seconds: The duration.
@@ -181,12 +183,22 @@ def soak(
     longest: int = LONGEST,
     new_tokens: int = NEW_TOKENS,
 ) -> Report:
-    """Run requests through an engine whose backend fails on request."""
+    """Run requests through an engine with a `faulty` backend.
+
+    Args:
+        engine: The engine.
+        faults: The failures of its backend.
+        requests: Number of requests.
+        seed: Seed of all random choices.
+        prompts: Number of different prompts.
+        longest: Tokens of the longest prompt.
+        new_tokens: Maximum new tokens of a request.
+    """
     draw = random.Random(seed)
     every = cut_prompts(engine, seed, prompts, longest)
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     expected = [output.tokens for output in engine.generate(every, params)]
-    # includes compilations after failures: a decode that can't be captured runs eagerly
+    # Compiles the kernels of eager decodes, which run after a failed capture.
     faults.outdate(engine)
     faults.armed = "capture"
     engine.generate(every[:3], params)
@@ -219,7 +231,7 @@ def soak(
                 engine.step()
             except Exception as error:
                 if faults.done.total() == struck:
-                    wrong.append(f"a step raised {error!r} with nothing made to fail")
+                    wrong.append(f"a step raised {error!r} without an injected failure")
             if is_armed:
                 suspects |= live | set(engine._core.sequences.live)
                 suspects |= {one for one in running if one.finish_reason is not None}
@@ -234,7 +246,7 @@ def soak(
                 if tokens != expected[number][: len(tokens)]:
                     wrong.append(f"{request!r} differs from the undisturbed run: {request.error!r}")
                 if reason == "error" and request not in suspects:
-                    wrong.append(f"{request!r} failed with nothing made to fail: {request.error!r}")
+                    wrong.append(f"{request!r} failed without an injected failure: {request.error!r}")
     faults.armed = None
     pools = engine.pools
     if len(pools.pages) != pools.pages.capacity or len(pools.slots) != pools.slots.capacity:
@@ -244,7 +256,7 @@ def soak(
     after = free_memory(engine.device)
     memory = None if before is None or after is None else (before, after)
     if memory is not None and abs(memory[0] - memory[1]) > 0.02 * memory[0]:
-        wrong.append(f"the free memory moved: {memory}")
+        wrong.append(f"the free memory changed, from {memory[0]} to {memory[1]} bytes")
     again = [output.tokens for output in engine.generate(every[:8], params)]
     if again != expected[:8]:
         wrong.append("the engine gives different tokens than at the start")
@@ -252,7 +264,7 @@ def soak(
 
 
 def _arm(engine: Engine, faults: Faults, draw: random.Random) -> None:
-    """Make one of the next steps fail."""
+    """Arm a random failure for one of the next steps."""
     kind = draw.choice(KINDS)
     if kind == "nan":
         faults.write_nan(True)
@@ -271,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runtime = switchrail.Runtime()
     runtime.load()
     register_triton(runtime, faults)
-    # compilations after an injected failure of a capture: such decodes run eagerly
+    # Compiles the kernels of eager decodes, which run after a failed capture.
     eager = {**OPTIONS, "capture": "off"}
     with Engine(CHECKPOINT, runtime=runtime, device="cuda", dtype="float32", options=eager) as engine:
         for _ in warm_up(engine):
@@ -282,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"failures {dict(report.faults)}; {report.compiles}; free memory {report.memory}")
     for line in report.wrong[:20]:
         print("WRONG:", line[:400])
-    print("nothing went wrong" if not report.wrong else f"{len(report.wrong)} things went wrong")
+    print(f"{len(report.wrong)} errors found")
     return bool(report.wrong)
 
 

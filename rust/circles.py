@@ -1,4 +1,4 @@
-"""Checks that the modules of each folder have no circular dependency; a subfolder is one module.
+"""Checks that the Rust modules of each folder have no circular dependency; a subfolder counts as one module.
 
 python rust/circles.py
 """
@@ -25,7 +25,7 @@ REFERENCE = re.compile(r"(?<!pub )(?<!\) )\b(crate|super)::(\{[^;]*|(?:\w+::)*\{
 
 
 def circles(source: Path) -> Iterator[list[str]]:
-    """One circular dependency of each folder that has any, as a list of module names."""
+    """For each folder with circular dependencies, one of them, as a list of module names."""
     texts: dict[Module, str] = {}
     for path in source.rglob("*.rs"):
         parts = path.relative_to(source).with_suffix("").parts

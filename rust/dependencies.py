@@ -1,7 +1,7 @@
-"""Checks the crates in Cargo.lock against deny.toml: their licences, sources and version requirements.
+"""Checks the licences, sources and version requirements of the crates in Cargo.lock against deny.toml.
 
 Reads `cargo metadata`, so nothing has to be built. `cargo deny check licenses bans sources` reads the same
-file and checks more, but takes many minutes to compile.
+deny.toml and checks more, but cargo-deny takes many minutes to compile.
 
     python rust/dependencies.py
 """
@@ -79,7 +79,7 @@ def problems(packages: Collection[Mapping[str, Any]], allowed: Collection[str]) 
             yield f"{name}: it comes from {package['source']}; allowed: crates.io"
         for other in package["dependencies"]:
             if other["req"] == "*" and "path" not in other:
-                yield f"{name}: it takes any version of {other['name']}"
+                yield f"{name}: it accepts any version of {other['name']}"
 
 
 def main() -> int:
@@ -93,7 +93,7 @@ def main() -> int:
         versions[package["name"]].append(package["version"])
     for name, several in versions.items():
         if len(several) > 1:
-            print(f"note: {name} is there in versions {', '.join(several)}")
+            print(f"note: there are several versions of {name}: {', '.join(several)}")
     found = list(problems(packages, policy["licenses"]["allow"]))
     print(*found, f"{len(packages)} crates, {len(found)} problems", sep="\n")
     return bool(found)

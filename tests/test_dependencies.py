@@ -74,5 +74,5 @@ def test_problems_are_named(dependencies: ModuleType) -> None:
         "unnamed 1.2.0: it states no licence",
         "copyleft 1.2.0: its licence is GPL-3.0-only; allowed: MIT, Zlib",
         "elsewhere 1.2.0: it comes from git+https://example.org/elsewhere; allowed: crates.io",
-        "loose 1.2.0: it takes any version of any",
+        "loose 1.2.0: it accepts any version of any",
     ]

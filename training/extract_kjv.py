@@ -21,8 +21,8 @@ def chapters(listing: str) -> list[list[str]]:
     """Splits the output of the `bible` program into chapters of verses.
 
     Args:
-        listing: An empty line, a heading and an empty line before each chapter, then ` NUMBER TEXT` for each
-            verse.
+        listing: The output. Before each chapter are an empty line, a heading and another empty line. Each
+            verse is a line ` NUMBER TEXT`.
 
     Returns:
         The verses' text, chapter by chapter, in the order of the listing.
@@ -47,7 +47,7 @@ def chapters(listing: str) -> list[list[str]]:
 
 
 def main() -> None:
-    """Runs `bible` over the whole text and writes the given file."""
+    """Runs `bible` for the whole text and writes the result to the given file."""
     parser = argparse.ArgumentParser(description="Write the King James Bible as plain text.")
     parser.add_argument("output", type=Path)
     output: Path = parser.parse_args().output

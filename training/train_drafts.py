@@ -1,13 +1,13 @@
-"""Trains the drafts of a small checkpoint: an MTP head, and a smaller model. The checkpoint is not changed.
+"""Trains two drafts for a small checkpoint, without changing it: an MTP head and a smaller model.
 
     python training/train_drafts.py prepare kjv.txt tests/checkpoints/kjv-qwen3-next states.pt
     python training/train_drafts.py head tests/checkpoints/kjv-qwen3-next states.pt HEAD
     python training/train_drafts.py model tests/checkpoints/kjv-qwen3-next states.pt DRAFT
 
-Both learn the checkpoint's own distribution and its most likely tokens (distillation), on windows of the
-training chapters and on continuations that the checkpoint wrote. `prepare` computes its last hidden states
-for all of these once. Weights that the output folder already has are trained further. Lines of progress show
-how many drafts of a chain are accepted, on continuations of other chapters.
+Both learn the checkpoint's distribution and its most likely tokens (distillation), on windows of the training
+chapters and on continuations that the checkpoint wrote. `prepare` computes the checkpoint's last hidden
+states for these texts. If the output folder already has weights, training starts from them. The progress
+lines show how many tokens of a draft chain are accepted, on continuations of held-out chapters.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from safetensors.torch import load_file, save_file
 from switchrail.engine.files import MTP_WEIGHTS
 from switchrail.engine.models.mtp import QwenHead, join_experts
 from torch import Tensor, nn
-from train_kjv import SHAPES, Recipe, Windows, optimizers, split_documents, take_step
+from train_kjv import DEVICE, SHAPES, Recipe, Windows, optimizers, split_documents, take_step
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, (8, 16, 32, 64)
-"""Tokens of a sequence, and of the passages of the book with which continuations start."""
+"""Tokens of a sequence; tokens of the passages of the book from which continuations start."""
 DRAFTS = 4
-"""Drafted tokens of a chain, as the lines of progress count them. The head learns to draft this many."""
+"""Tokens of a draft chain, in the head's training and in the progress lines."""
 SHARE = 4
-"""One in this many tokens is used in a loss: a small model spends most of its time on the vocabulary."""
+"""A loss uses one of SHARE tokens, because the output layer takes most of a small model's time."""
 HELD = 128
-"""Sequences of other chapters, at the start of a file of states."""
+"""Number of sequences of held-out chapters. They come first in a file of states."""
 SAVES = 5
-"""How often a run writes its weights."""
+"""How many times a run writes its weights."""
 
 
-def teacher_of(checkpoint: Path, device: torch.device) -> Any:
-    """The checkpoint's model in float32, whose texts don't end."""
+def teacher_of(checkpoint: Path) -> Any:
+    """The checkpoint's model in float32. It generates without stopping at EOS."""
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model.generation_config.eos_token_id = None
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(DEVICE).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
 def prepare(text: Path, checkpoint: Path, output: Path, windows: int, continuations: int, batch: int) -> None:
     """Writes sequences, int16 [N, LENGTH], and their hidden states, float16 [N, LENGTH, hidden].
 
-    Three of four batches of continuations are greedy, as are those of other chapters; the others are sampled.
+    Continuations of held-out chapters are greedy. Of the batches of other continuations, one in four is
+    sampled, and the others are greedy.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), teacher_of(checkpoint, device)
+    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), teacher_of(checkpoint)
     split = split_documents(text.read_text(encoding="utf-8"))
     source = Windows(split.train, tokenizer, Recipe(sequence_length=LENGTH))
     held = Windows(split.test, tokenizer, Recipe(sequence_length=LENGTH))
 
     def continued(prompts: Tensor, *, drawn: bool) -> Tensor:
-        ids = prompts.to(device)
+        ids = prompts.to(DEVICE)
         begin = time.monotonic()
         new = model.generate(
             ids,
@@ -78,13 +78,17 @@ def prepare(text: Path, checkpoint: Path, output: Path, windows: int, continuati
         prompts = source.draw(min(batch, continuations - start), GIVEN[turn % len(GIVEN)])
         parts.append(continued(prompts, drawn=turn // len(GIVEN) % len(GIVEN) == turn % len(GIVEN)))
     ids = torch.cat((*parts, source.draw(windows, LENGTH)))
-    rows = 16 if device.type == "cpu" else 512
-    hidden = [model.model(one.to(device)).last_hidden_state.half().cpu() for one in ids.split(rows)]
+    rows = 16 if DEVICE.type == "cpu" else 512
+    hidden = [model.model(one.to(DEVICE)).last_hidden_state.half().cpu() for one in ids.split(rows)]
     torch.save({"ids": ids.short(), "hidden": torch.cat(hidden)}, output)
 
 
 def loss_of(teacher: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross-entropy relative to the model and to its best tokens, and where the best tokens agree."""
+    """The loss relative to a teacher's logits, and where the most likely tokens of both agree.
+
+    The loss is the mean of two cross-entropies: with the teacher's distribution, and with its most likely
+    tokens.
+    """
     best = teacher.argmax(-1)
     log = logits.log_softmax(-1)
     loss = -(teacher.softmax(-1) * log).sum(-1).mean() - log.gather(-1, best[..., None]).mean()
@@ -116,8 +120,7 @@ def train(
         batch: Sequences of a step.
         max_seconds: A time limit; the schedule is shortened to keep it.
     """
-    device = next(parameters.parameters()).device
-    kept = {name: tensor.to(device) for name, tensor in torch.load(states).items()}
+    kept = {name: tensor.to(DEVICE) for name, tensor in torch.load(states).items()}
     held = kept["ids"][:HELD].long(), kept["hidden"][:HELD].float()
     chosen = optimizers(parameters, Recipe(learning_rate=rate, weight_decay=0.02))
     begin, step, progress, saved = time.monotonic(), 0, 0.0, 0.0
@@ -126,7 +129,7 @@ def train(
         factor = min(1.0, (step + 1) / 50) * (0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2)
         for group in (group for one in chosen for group in one.param_groups):
             group["lr"] = rate * factor
-        rows = next(order).to(device)
+        rows = next(order).to(DEVICE)
         value = loss(kept["ids"][rows].long(), kept["hidden"][rows].float())
         take_step(value, parameters, chosen)
         step += 1
@@ -145,7 +148,7 @@ def train(
 
 
 def batches(first: int, last: int, size: int) -> Iterator[Tensor]:
-    """Yields batches of the numbers from `first` to `last`, in a new order in each epoch."""
+    """Yields batches of the numbers from `first` to `last` - 1, shuffled anew in each epoch."""
     generator = torch.Generator().manual_seed(0)
     while True:
         order = first + torch.randperm(last - first, generator=generator)
@@ -153,13 +156,12 @@ def batches(first: int, last: int, size: int) -> Iterator[Tensor]:
 
 
 def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> None:
-    """Trains an MTP head and writes its weights to a folder, beside the checkpoint's if it is the same."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = teacher_of(checkpoint, device)
+    """Trains an MTP head and writes its weights to `output`, which may be the checkpoint's folder."""
+    model = teacher_of(checkpoint)
     draft = switchrail.Layout.from_config(
         {**model.config.to_dict(), "mtp_num_hidden_layers": 1, "mtp_layer_types": ["full_attention"]}
     ).drafts
-    head = QwenHead(model, draft).to(device)
+    head = QwenHead(model, draft).to(DEVICE)
     for name, weight in head.named_parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, weight.shape[-1] ** -0.5)
@@ -171,22 +173,23 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
     (step,) = head.steps()
 
     def drafted(ids: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Run the head as it drafts; return its results for each number of tokens that depend on drafts.
+        """Run the head as in drafting, for all chains at once; return its results for each depth.
 
-        Entry (n, i) is entry i of a chain that starts after entry i - n. Entries up to i - n depend on the
-        model's hidden states, and the n entries after them on the head's results. So it sees entries (0, j)
-        for j <= i - n, and (m, i - n + m) for 0 < m <= n. Entry (n, i) has no such chain if i < n.
+        Row (n, i) is position i at depth n of a chain: positions up to i - n take the model's hidden states,
+        the n positions after them the head's results at the position before. So row (n, i) attends to the
+        rows (0, j) with j <= i - n, and to the rows (m, i - n + m) with 0 < m <= n. Rows with i < n belong to
+        no chain; their results are meaningless.
         """
         count = ids.shape[1] - 1
         embedded = model.model.embed_tokens(ids[:, 1:])
-        rotary = model.model.rotary_emb(embedded, torch.arange(count, device=device)[None])
-        at = torch.arange(count, device=device)
-        n, i = torch.arange(DRAFTS, device=device).repeat_interleave(count), at.repeat(DRAFTS)
+        positions = torch.arange(count, device=DEVICE)
+        rotary = model.model.rotary_emb(embedded, positions[None])
+        n, i = torch.arange(DRAFTS, device=DEVICE).repeat_interleave(count), positions.repeat(DRAFTS)
         start = i - n
         seen = torch.where(
             n[None] == 0, i[None] <= start[:, None], (n[None] <= n[:, None]) & (start[None] == start[:, None])
         )
-        seen |= torch.eye(len(n), dtype=torch.bool, device=device)
+        seen |= torch.eye(len(n), dtype=torch.bool, device=DEVICE)
         inputs, results = [hidden[:, :count]], list[Tensor]()
         for turn in range(1, DRAFTS + 1):
             rows = turn * count
@@ -201,15 +204,15 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
         return results
 
     def loss(ids: Tensor, hidden: Tensor) -> Tensor:
-        total = torch.zeros((), device=device)
-        for turn, result in enumerate(drafted(ids, hidden)):
-            rows = turn + torch.randperm(LENGTH - 1 - turn, device=device)[: LENGTH // SHARE]
+        total = torch.zeros((), device=DEVICE)
+        for depth, result in enumerate(drafted(ids, hidden)):
+            rows = depth + torch.randperm(LENGTH - 1 - depth, device=DEVICE)[: LENGTH // SHARE]
             value, _ = loss_of(model.lm_head(hidden[:, rows + 1]), model.lm_head(result[:, rows]))
-            total = total + value * 0.8**turn
+            total = total + value * 0.8**depth
         return total
 
     def accepted(ids: Tensor, hidden: Tensor) -> float:
-        """Entry i predicts token i + 2, after the model has chosen token i + 1."""
+        """The head's result at position i predicts token i + 2, as the model's state at i + 1 does."""
         given = GIVEN[-1]
         right = [
             loss_of(model.lm_head(hidden[:, 1:]), model.lm_head(result))[1] for result in drafted(ids, hidden)
@@ -226,7 +229,7 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
 
 
 def published(head: QwenHead) -> dict[str, Tensor]:
-    """A head's weights in bfloat16, with the names of published ones."""
+    """A head's weights in bfloat16, under the names that published checkpoints use."""
     tensors = {}
     for name, weight in head.state_dict().items():
         stem, _, last = name.rpartition(".")
@@ -243,9 +246,8 @@ def published(head: QwenHead) -> dict[str, Tensor]:
 
 
 def train_model(checkpoint: Path, states: Path, output: Path, **options: Any) -> None:
-    """Trains a small model with the checkpoint's vocabulary, and writes it to a folder of its own."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    teacher = teacher_of(checkpoint, device)
+    """Trains a small model with the checkpoint's vocabulary, and writes it to `output`."""
+    teacher = teacher_of(checkpoint)
     own = teacher.config
     config = Qwen3NextConfig(
         **SHAPES["draft"],
@@ -259,10 +261,10 @@ def train_model(checkpoint: Path, states: Path, output: Path, **options: Any) ->
     model = AutoModelForCausalLM.from_config(config)
     if output.exists():
         model = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
-    model = model.to(device)
+    model = model.to(DEVICE)
 
     def loss(ids: Tensor, hidden: Tensor) -> Tensor:
-        rows = torch.randperm(LENGTH, device=device)[: LENGTH // SHARE]
+        rows = torch.randperm(LENGTH, device=DEVICE)[: LENGTH // SHARE]
         logits = model(ids, use_cache=False, logits_to_keep=rows).logits
         value, _ = loss_of(teacher.lm_head(hidden[:, rows]), logits)
         return value
@@ -287,27 +289,27 @@ def train_model(checkpoint: Path, states: Path, output: Path, **options: Any) ->
 
 
 def main() -> None:
-    """Runs one of the three parts."""
+    """Runs one of the three commands."""
     parser = argparse.ArgumentParser(description="Train drafts for a small checkpoint.")
-    parts: Any = parser.add_subparsers(required=True)
-    part = parts.add_parser("prepare")
-    part.add_argument("text", type=Path)
-    part.add_argument("checkpoint", type=Path)
-    part.add_argument("output", type=Path)
-    part.add_argument("--windows", type=int, default=2048)
-    part.add_argument("--continuations", type=int, default=32768)
-    part.add_argument("--batch", type=int, default=4096, help="sequences that are continued together")
-    part.set_defaults(run=prepare)
+    commands: Any = parser.add_subparsers(required=True)
+    command = commands.add_parser("prepare")
+    command.add_argument("text", type=Path)
+    command.add_argument("checkpoint", type=Path)
+    command.add_argument("output", type=Path)
+    command.add_argument("--windows", type=int, default=2048)
+    command.add_argument("--continuations", type=int, default=32768)
+    command.add_argument("--batch", type=int, default=4096, help="sequences that are continued together")
+    command.set_defaults(run=prepare)
     for name, run, rate in (("head", train_head, 4e-3), ("model", train_model, 8e-3)):
-        part = parts.add_parser(name)
-        part.add_argument("checkpoint", type=Path)
-        part.add_argument("states", type=Path)
-        part.add_argument("output", type=Path)
-        part.add_argument("--steps", type=int, default=4000)
-        part.add_argument("--batch", type=int, default=64)
-        part.add_argument("--rate", type=float, default=rate)
-        part.add_argument("--max-seconds", type=float, default=300.0, help="hasten the end")
-        part.set_defaults(run=run)
+        command = commands.add_parser(name)
+        command.add_argument("checkpoint", type=Path)
+        command.add_argument("states", type=Path)
+        command.add_argument("output", type=Path)
+        command.add_argument("--steps", type=int, default=4000)
+        command.add_argument("--batch", type=int, default=64)
+        command.add_argument("--rate", type=float, default=rate)
+        command.add_argument("--max-seconds", type=float, default=300.0, help="time limit")
+        command.set_defaults(run=run)
     options = vars(parser.parse_args())
     run = options.pop("run")
     torch.manual_seed(0)

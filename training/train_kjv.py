@@ -2,10 +2,10 @@
 
     python training/train_kjv.py kjv.txt tests/checkpoints/kjv-qwen3-next
 
-The text is documents separated by empty lines (`extract_kjv.py` makes such a file). One of each 40 documents
-decides when to stop, and one is for the reported figures. The tokenizer and the weights are trained on the
-other documents. The model is transformers' own for `--shape`. The reported figures are those of the saved
-weights, which are rounded to bfloat16.
+The text consists of documents separated by empty lines (`extract_kjv.py` makes such a file). Of every 40
+documents, one is for validation, which selects the best weights of the run, and one for the reported test
+figure. The tokenizer and the weights are trained on the other documents. The model class is transformers' own
+for `--shape`. The reported figures are those of the saved weights, which are rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from transformers import (
 )
 from transformers.models.kimi_linear import modeling_kimi_linear
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 PROMPTS = ("In the beginning", "And the LORD", "Blessed are", "The", "And it came to pass in those days")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The options of a run; the defaults made the committed checkpoint."""
+    """The options of a run. The defaults are those of the checkpoint `kjv-qwen3-next`."""
 
     vocab_size: int = 3072
     sequence_length: int = 1024
@@ -59,7 +60,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Split:
-    """The documents by use; see the module."""
+    """The documents by use."""
 
     train: list[str]
     validation: list[str]
@@ -67,7 +68,7 @@ class Split:
 
 
 def split_documents(text: str) -> Split:
-    """Splits `text` at empty lines. Held-out documents are chosen by number, so they cover all genres."""
+    """Splits `text` at empty lines. Held-out documents are at regular intervals, so they cover all genres."""
     documents = [document.strip("\n") for document in text.split("\n\n")]
     uses: dict[int, list[str]] = {19: [], 39: []}
     train: list[str] = []
@@ -107,7 +108,7 @@ experts or a dense MLP. `draft` is the model that drafts for `qwen3_next`.
 
 
 def config_of(shape: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
-    """The configuration of a shape with the tokenizer's vocabulary."""
+    """The transformers config of a shape, with the tokenizer's vocabulary."""
     config = AutoConfig.for_model(
         shape,
         vocab_size=len(tokenizer),
@@ -123,10 +124,10 @@ def config_of(shape: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfi
 
 
 def add_dropout(model: nn.Module, probability: float) -> None:
-    """While `model` is training, drops parts of the embeddings and of the outputs of mixers and MLPs.
+    """Adds dropout to the embeddings and to the outputs of mixers and MLPs, active while `model` is training.
 
     Args:
-        model: The causal model, whose classes have no such dropout.
+        model: A causal model of transformers, whose classes have no such dropout.
         probability: Share of the elements that are zeroed, in [0, 1).
     """
 
@@ -143,7 +144,7 @@ def add_dropout(model: nn.Module, probability: float) -> None:
 
 
 def take_step(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Changes the parameters by the gradients of a loss, clipped to a norm of 1."""
+    """Takes a step of each optimizer, with the gradients of `loss` clipped to a norm of 1."""
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -178,11 +179,11 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 class Windows:
-    """Draws training windows. Half begin at any token, half at the start of a line, like a prompt."""
+    """Draws training windows. Half of them begin at any token, half at the start of a line, like a prompt."""
 
     def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
         """Encodes `documents`, each followed by EOS, into one stream."""
-        newline = tokenizer.convert_tokens_to_ids("\u010a")
+        newline = tokenizer.convert_tokens_to_ids("\u010a")  # a line feed in byte-level BPE
         stream: list[int] = []
         for ids in tokenizer(list(documents))["input_ids"]:
             stream.extend((*ids, tokenizer.eos_token_id))
@@ -201,7 +202,10 @@ class Windows:
 
 
 def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
-    """Groups sequences of similar length, longest first: one each, or at most `tokens` padded tokens."""
+    """Yields groups of sequences of similar length, longest first.
+
+    A group has at most `tokens` tokens including padding, or consists of one longer sequence.
+    """
     group: list[list[int]] = []
     for sequence in sorted(ids, key=len, reverse=True):
         if group and (len(group) + 1) * len(group[0]) > tokens:
@@ -216,7 +220,8 @@ def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
 def bits_per_byte(model: nn.Module, tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> float:
     """Returns the bits that `model` needs for each byte of `documents`' text.
 
-    Each document is alone in its context, after one EOS. The EOS at its end costs bits but counts as no byte.
+    Each document is scored by itself, after one EOS. The EOS at its end costs bits, but is not counted as a
+    byte.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -243,7 +248,7 @@ def copy_rounded(source: nn.Module, target: nn.Module) -> None:
 
 
 def prediction_loss(model: PreTrainedModel, window: Tensor) -> Tensor:
-    """Returns the nats per token of `window`, int64 [B, T + 1], plus its router's balancing loss, if any."""
+    """Returns the nats per token of `window`, int64 [B, T + 1], plus the routers' balancing loss, if any."""
     balance = getattr(model, "router_aux_loss_coef", 0.0)
     wanted = {"output_router_logits": True} if balance else {}
     output = model(input_ids=window[:, :-1], use_cache=False, **wanted)
@@ -273,7 +278,7 @@ def fit(
         max_seconds: A time limit; the schedule is shortened to keep it.
 
     Returns:
-        Results of the run, by name.
+        Figures of the run, by name.
     """
     trained, candidate = copy.deepcopy(model), model
     add_dropout(trained, recipe.dropout)
@@ -319,10 +324,10 @@ def fit(
 
 
 def repeats(ids: Tensor, width: int) -> Tensor:
-    """Marks the ends of n-grams that already occurred earlier in their row.
+    """Marks the last tokens of n-grams that occurred earlier in the same sequence.
 
     Args:
-        ids: int64 [B, T].
+        ids: The tokens, int64 [B, T].
         width: Tokens in an n-gram.
 
     Returns:
@@ -340,16 +345,17 @@ def unlearn_repeats(
 
     This is the sequence-level unlikelihood training of Welleck et al., "Neural text generation with
     unlikelihood training", 2019. Each round continues text from the book greedily, and lowers the probability
-    of each token that completes a repeated 4-gram or ends the text early. Each round also takes a step on the
-    book itself.
+    of each token that completes a repeated 4-gram or ends the text. The loss of each round includes the
+    prediction loss on windows of the book.
 
     Args:
-        model: The weights, which are changed after the last round; bfloat16 numbers before and after.
+        model: The model. Its weights are replaced after the last round, rounded to bfloat16.
         windows: Text to continue and to train on.
         recipe: Rounds, sequences per round, rate.
 
     Yields:
-        Each round's number, the share of greedy tokens that completed a repeat, and of texts that ended.
+        Each round's number, the share of generated tokens that completed a repeat, and the share of texts
+        that ended.
     """
     tuned = copy.deepcopy(model)
     add_dropout(tuned, recipe.dropout)
@@ -369,10 +375,7 @@ def unlearn_repeats(
         unlikelihood = -(torch.log1p(-chance.clamp(max=1 - 1e-6)) * (repeated | ended)).mean()
         tuned.train()
         window = windows.draw(recipe.batch_size, recipe.sequence_length + 1).to(model.device)
-        (prediction_loss(tuned, window) + 4 * unlikelihood).backward()
-        nn.utils.clip_grad_norm_(tuned.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(prediction_loss(tuned, window) + 4 * unlikelihood, tuned, [optimizer])
         yield turn, repeated.float().mean().item(), ended.any(1).float().mean().item()
     copy_rounded(tuned, model)
 
@@ -387,14 +390,14 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Iterat
 
 
 def main() -> None:
-    """Trains as the command line says, and writes the checkpoint folder."""
+    """Trains with the command line's options, and writes the checkpoint folder."""
     parser = argparse.ArgumentParser(description="Train a small checkpoint on a plain text file.")
     parser.add_argument("text", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--shape", choices=SHAPES.keys() - {"draft"}, default="qwen3_next")
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
     parser.add_argument(
-        "--max-seconds", type=float, default=280.0, help="hasten the first part to end by then"
+        "--max-seconds", type=float, default=280.0, help="time limit of the training before the rounds"
     )
     for name, default in asdict(Recipe()).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
@@ -408,15 +411,14 @@ def main() -> None:
 
     torch.manual_seed(recipe.seed)
     torch.set_float32_matmul_precision("high")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":  # four times as fast as chunks of 64, with the same results
+    if DEVICE.type == "cpu":  # four times as fast as chunks of 64, with the same results
         scan = modeling_kimi_linear.chunk_kimi_delta_attention
         modeling_kimi_linear.chunk_kimi_delta_attention = partial(scan, chunk_size=16)
     split = split_documents(text.read_text(encoding="utf-8"))
     tokenizer = train_tokenizer(split.train, recipe.vocab_size)
-    model = AutoModelForCausalLM.from_config(config_of(shape, tokenizer)).to(device)
+    model = AutoModelForCausalLM.from_config(config_of(shape, tokenizer)).to(DEVICE)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{parameters} parameters, {len(tokenizer)} tokens, on {device}", flush=True)
+    print(f"{parameters} parameters, {len(tokenizer)} tokens, on {DEVICE}", flush=True)
 
     windows = Windows(split.train, tokenizer, recipe)
     figures = fit(model, tokenizer, split, windows, recipe, steps=steps, max_seconds=max_seconds)

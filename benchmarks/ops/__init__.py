@@ -1,1 +1,1 @@
-"""Times of the ops' backends and of other libraries' functions (peers)."""
+"""Times the ops' backends and other libraries' functions (peers); see `python -m benchmarks.ops --help`."""

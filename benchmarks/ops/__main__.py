@@ -4,19 +4,19 @@
     python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
     python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs
 
-Each backend is compared with the float64 oracle on ragged inputs with the timed heads. The results of all
-timed backends must agree; if there is only one, it must agree with plain torch. Times are medians of three
-kinds:
+Each backend is compared with the float64 reference on ragged inputs, with the head sizes of the case. On the
+timed inputs, the results of all backends must agree; a single backend must agree with plain torch. Times are
+medians of three kinds:
 
-- *graph*: a captured graph whose calls have different numbers, so the L2 cache is cold; in decode 48 calls on
+- *graph*: a captured graph whose calls have different tensors, so the L2 cache is cold; in decode 48 calls on
   distinct states or caches, divided by 48.
 - *eager*: calls one by one.
 - *host*: time of a call in the Python thread.
 
-The choice of `auto` is compared with the least time, measured like `switchrail tune`: a decode without
-`cuda_graph` is launched by the host (*called*), everything else is timed as above. On a GPU, plain torch is
-only timed if `auto` chose it. The floor is the larger of two times: the least number of bytes divided by this
-run's copy bandwidth, and the operations divided by this run's bf16 matmul rate.
+The time of the backend that `auto` chooses is compared with the shortest time. For this comparison, as in
+`switchrail tune`, a decode by a backend without the feature `cuda_graph` has its eager time (*called*). On a
+GPU, plain torch is only timed if `auto` chose it. The floor is the larger of two times: the least number of
+bytes divided by this run's copy bandwidth, and the operations divided by this run's bf16 matmul rate.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser("ops", __doc__)
     parser.add_argument("--op", choices=OPS, action="append", help="only this op; repeatable")
     parser.add_argument("--phase", choices=("prefill", "decode"), help="only this phase")
-    parser.add_argument("--shape", action="append", help="only shapes with this in their name; repeatable")
+    parser.add_argument("--shape", action="append", help="only shapes whose names contain this; repeatable")
     parser.add_argument("--backend", action="append", default=[], help="only this backend; repeatable")
     parser.add_argument("--no-peers", action="store_true", help="backends only")
-    parser.add_argument("--device", help="instead of the runtime's platform")
+    parser.add_argument("--device", help="default: the device of the runtime's platform")
     parser.add_argument("--tiny", action="store_true", help="small shapes for a CPU")
-    parser.add_argument("--json", type=Path, help="file for the results; those of other cases are kept")
+    parser.add_argument("--json", type=Path, help="results file; earlier results of other cases are kept")
     parser.add_argument("--no-run", action="store_true", help="time nothing; use the results in --json")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="folder of the pages that get the tables")

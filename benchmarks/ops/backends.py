@@ -1,4 +1,4 @@
-"""The registered backends that fit a case, checked against the oracle before they are timed."""
+"""Finds the registered backends that fit a case, and checks them against the float64 reference."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Backends:
         return self._built[op, name]
 
     def way(self, case: Case, name: str) -> Way:
-        """How `switchrail tune` times a backend in such a case."""
+        """How `switchrail tune` times a backend in this case: in a graph, queued or eagerly."""
         registration = self._runtime.backend(case.op, name, case.phase)
         return way_of(self._platform, case.phase, registration.capabilities["features"])
 
     def auto(self, case: Case) -> tuple[str, str]:
-        """The backend that `auto` chooses for such a batch with this machine's times, and the reason."""
+        """The backend that `auto` chooses for the case with this machine's tuned times, and the reason."""
         query = {**self._query(case), "no_decay": not case.decays}
         heads = DEFINITIONS[case.op].heads
         if heads is not None:
@@ -96,7 +96,7 @@ class Backends:
 
 
 def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
-    """Compares a backend with the oracle on ragged inputs with the timed sizes.
+    """Compares a backend with the float64 reference on ragged inputs, with the sizes of the case.
 
     Returns:
         The error, as relative norm and worst row.
@@ -106,7 +106,7 @@ def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.dev
     """
     worst = None
     for decays in (True, False) if case.op in DELTA else (True,):
-        call, expected = _oracle(
+        call, expected = _expected(
             case.op, case.phase, tuple(sorted(case.sizes.items())), decays, dtype, device
         )
         error = verify(backend, call, expected=expected)
@@ -115,7 +115,7 @@ def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.dev
 
 
 @cache
-def _oracle(
+def _expected(
     op: str,
     phase: str,
     sizes: tuple[tuple[str, int], ...],
@@ -140,7 +140,7 @@ def agree(result: torch.Tensor, other: torch.Tensor, name: str, dtype: torch.dty
     """Compares the results of two backends for the same call.
 
     Raises:
-        AssertionError: They differ by more than two correct results can.
+        AssertionError: They differ by more than twice the bound of one result.
     """
     difference = float((result.double() - other.double()).norm() / other.double().norm())
     allowed = 2 * BOUNDS[dtype].norm

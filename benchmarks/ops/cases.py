@@ -28,7 +28,7 @@ class Case(Timed):
 
     @property
     def name(self) -> str:
-        """Its name, unique within its op and phase."""
+        """The case's name, unique within its op and phase."""
         if self.phase == "decode":
             text = f"B={len(self.lengths)}" + (f" of {self.past + 1}" if self.past else "")
         elif len(set(self.lengths)) == 1:
@@ -72,12 +72,12 @@ class Case(Timed):
 
     @property
     def flops(self) -> float:
-        """Operations on tensor cores, for chunks of 64 where an op uses chunks; 0 if there are none."""
+        """Operations on tensor cores; 0 if there are none. Ops with chunks are counted with chunks of 64."""
         return DEFINITIONS[self.op].flops(self, self.axes)
 
 
 def cases(op: str) -> Iterator[Case]:
-    """The cases of an op, starting with those that the documents list."""
+    """The timed cases of an op."""
     return (Case(op=op, **vars(each)) for each in DEFINITIONS[op].timed)
 
 

@@ -34,11 +34,11 @@ class Clock:
         return self.device.type == "cuda"
 
     def measure(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Times several calls on different numbers, so that the cache is cold.
+        """Times several calls on different tensors, so that the L2 cache is cold.
 
         Returns:
-            `graph_s` and `eager_s`, each with the median and the deciles of a call in seconds; `host_s`, the
-            time of a call in the Python thread; `not_captured`, the reason, if there is no `graph_s`.
+            `graph_s` and `eager_s`: each the median and the deciles of a call in seconds. `host_s`: seconds
+            of a call in the Python thread. `not_captured`: the reason, if there is no `graph_s`.
         """
         for run in runs:
             run()
@@ -47,7 +47,7 @@ class Clock:
         if self.captures:
             try:
                 times["graph_s"] = summary(self._graph(runs))
-            except Exception as error:  # a peer may be impossible to capture for any reason
+            except Exception as error:  # capturing a peer may raise anything
                 times["not_captured"] = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.synchronize()
         times["eager_s"] = summary(self._eager(runs))
@@ -60,15 +60,15 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def ceilings(self) -> tuple[float, float]:
-        """This run's copy bandwidth (bytes per second, read and written) and bf16 matmul rate, per second."""
+        """This run's copy bandwidth (bytes read and written per second) and bf16 matmul rate (FLOP/s)."""
         large = self.device.type == "cuda"
         pair = torch.randn(2, (1 << 30) if large else (1 << 20), dtype=torch.bfloat16, device=self.device)
-        # not captured, since in a graph a copy is a slower kind of node
+        # not captured, because a copy node in a graph is slower
         seconds = statistics.median(self._eager([lambda: pair[0].copy_(pair[1])] * 2))
         bandwidth = pair.numel() * pair.element_size() / seconds
         side = 8192 if large else 256
         a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=self.device) for _ in range(2))
-        c = torch.matmul(a, b)  # the library's setup in the first call can't be captured
+        c = torch.matmul(a, b)  # before the capture, because the library's setup can't be captured
         times = (self._graph if self.captures else self._eager)([lambda: torch.matmul(a, b, out=c)])
         return bandwidth, 2 * side**3 / statistics.median(times)
 
@@ -79,7 +79,7 @@ class Clock:
                 for run in runs:
                     run()
         except Exception:
-            # otherwise the generator would still be in capture mode and refuse later draws
+            # otherwise the random generator would stay in capture mode, and later draws would fail
             fresh = torch.Generator(self.device).graphsafe_get_state()
             torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
             raise
@@ -120,7 +120,7 @@ class Clock:
 
 
 def copies(bytes_moved: int) -> int:
-    """The number of calls that evict the first one's data from the cache before the next replay."""
+    """The number of calls on different tensors after which the first call's data has left the L2 cache."""
     return min(64, max(1, -(-3 * L2_BYTES // max(1, bytes_moved))))
 
 

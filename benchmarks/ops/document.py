@@ -1,4 +1,4 @@
-"""The JSON document of a run, from which tables and plots are made."""
+"""The JSON document with the results of runs, from which tables and plots are made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def about(device: torch.device, bandwidth: float, rate: float) -> dict[str, Any]:
-    """The conditions of a run: commit, date, device, its ceilings, and versions."""
+    """The conditions of a run: commit, date, versions, the device, its bandwidth and its matmul rate."""
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -58,7 +58,7 @@ def _commit() -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a document; without runs if the file does not exist."""
+    """Reads a document. If the file does not exist, the document has no runs."""
     return json.loads(path.read_text()) if path.exists() else {"runs": []}
 
 
@@ -82,8 +82,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, Any]]:
-    """The results of an op and phase, in the order of its cases, each with the number of its `run`, counted
-    from 1."""
+    """The results of an op and phase in the order of the op's cases, each with its `run`, numbered from 1."""
     order = {case.name: number for number, case in enumerate(cases(op))}
     found = [
         {**result, "run": number}

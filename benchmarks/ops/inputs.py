@@ -1,7 +1,4 @@
-"""Makes random calls on the device from the contracts.
-
-Unlike the generators of the tests, this module is fast for large calls.
-"""
+"""Makes random calls from the contracts, on the device, so that large calls are made fast."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
-    """A random call of a case. q, k, v and such inputs are views of one buffer, as projections make them."""
+    """A random call of a case. Per-token inputs such as q, k and v are views of one projection's result."""
     torch.manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)
@@ -58,7 +55,7 @@ def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 
 
 
 def with_pools_of_its_own(call: Sample) -> Sample:
-    """The same call on another state or cache of the same size, like that of a model's next layer."""
+    """The same call on another state or cache of the same size, like the call of a model's next layer."""
     pools = {
         name: torch.randn_like(tensor)
         for name, tensor in call.tensors.items()
@@ -75,13 +72,13 @@ def _fill(
     if name in ("beta", "A"):
         return torch.rand(shape, dtype=dtype, device=device) * (1 if name == "beta" else -1)
     values = torch.randn(shape, dtype=dtype, device=device)
-    if name == "g":  # decays like a trained model's, as in `switchrail.testing.inputs`
+    if name == "g":  # decays as in trained models, with the formula of `switchrail.testing.inputs`
         return -0.3 * torch.nn.functional.softplus(values) if case.decays else values.zero_()
     return values * case.sizes["R"] ** -0.5 if name in ("w_k", "w_v") else values
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """The options of a sample with such heads."""
+    """The options of a small sample with the case's head sizes."""
     definition = DEFINITIONS[case.op]
     sizes = {axis: size for axis, size in case.sizes.items() if axis not in (definition.heads or ())}
     return definition.generator([1], **definition.generated(sizes)).options

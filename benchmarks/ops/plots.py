@@ -8,6 +8,7 @@ from typing import Any
 
 from switchrail.testing.conformance.setting import PAGED, RECURRENT
 
+from benchmarks.figures import pyplot, save
 from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
@@ -39,26 +40,19 @@ FIGURES = {
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws the figures that have results. The same numbers give the same bytes."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "switchrail", "font.size": 9, "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draws the figures that have results."""
     paths = []
     for figure_name, parts in FIGURES.items():
         panels = []
         for op, phase in parts:
-            # floors far below the time of a launch say nothing
+            # a floor far below the time of a launch says nothing about a kernel
             rows = [row for row in rows_of(document, op, phase) if row["floor_s"] > 1e-7]
             if rows:
                 panels.append((op, phase, rows))
         if not panels:
             continue
         counts = [len(rows) for _, _, rows in panels]
-        figure, axes = plt.subplots(
+        figure, axes = pyplot().subplots(
             len(panels),
             1,
             figsize=(7.2, 0.34 * sum(counts) + 0.75 * len(panels) + 0.6),
@@ -82,10 +76,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
             ncols=min(5, len(handles)),
             frameon=False,
         )
-        path = folder / f"{figure_name}.svg"
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-        paths.append(path)
+        paths.append(save(figure, folder, figure_name))
     return paths
 
 

@@ -1,4 +1,4 @@
-"""Runs one case: checks all backends that fit and all peers, then times them on the same inputs."""
+"""Runs one case: checks the backends that fit and the peers, and times them on the same inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.ops.inputs import make_call, with_pools_of_its_own
 from benchmarks.ops.peers import libraries, peers
 
 LAYERS = 48
-"""Number of calls on distinct states or caches in one graph of decode, as many as a model has layers."""
+"""Number of decode calls in one graph, each on its own state or cache, like the layers of a model."""
 
 
 class Bench:
@@ -27,7 +27,7 @@ class Bench:
         backends: The backends to choose from.
         clock: The clock.
         dtype: The dtype of activations.
-        layers: Number of calls in a decode.
+        layers: Number of decode calls in one graph.
         with_peers: Whether to time peers too.
     """
 
@@ -48,11 +48,11 @@ class Bench:
         self.bandwidth, self.rate = clock.ceilings()
 
     def results(self, case: Case) -> Iterator[dict[str, Any]]:
-        """The times of each contender. One that doesn't fit, is wrong or fails is left out with the reason.
+        """Times all backends and peers. Those that don't fit, are wrong or fail are left out with the reason.
 
         Yields:
-            The result of the backends, then the result extended by the peers, which may take minutes to
-            compile.
+            The result of the backends. Then, because peers may take minutes to compile, the same result
+            again, with the peers.
         """
         fitting, reasons = self._backends.fitting(case)
         errors: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Bench:
         times: dict[str, Any] = {}
         wrong: dict[str, str] = {}
         first = None
-        if len(fitting) == 1 and "torch" not in fitting:  # no other backend fits this shape
+        if len(fitting) == 1 and "torch" not in fitting:  # there is no other backend to compare with
             first = "torch", _probe(self._backends.build(case.op, "torch"), unused)
         for name, backend in fitting.items():
             try:
@@ -76,7 +76,7 @@ class Bench:
                 measured = self._rated(self._clock.measure(runs), case)
                 times[name] = {"kind": "backend", "way": self._backends.way(case, name), **measured}
                 errors[name] = error
-            except Exception as failure:  # a backend may raise anything, which must not end the others' run
+            except Exception as failure:  # a backend may raise anything; the others are still timed
                 wrong[name] = told(failure)
         chosen, why = self._backends.auto(case)
         result = {
@@ -112,7 +112,7 @@ class Bench:
         return self._errors[key]
 
     def _calls(self, case: Case) -> list[Sample]:
-        """Calls of one batch with separate memory; in decode as many as a model has layers."""
+        """Calls of one batch, each with its own memory; in decode as many as `layers`."""
         device = self._clock.device
         first = make_call(case, device, self._dtype)
         if case.phase == "decode":
@@ -155,7 +155,7 @@ class Bench:
 
 
 def _probe(backend: AnyBackend, call: Sample) -> torch.Tensor:
-    """The output of a copy of a call."""
+    """The output of a backend for a copy of a call."""
     copy = call.clone()
     copy.run(backend)
     return copy.out
@@ -168,13 +168,11 @@ def told(error: Exception) -> str:
 
 
 def usual(times: Mapping[str, Any]) -> float:
-    """The median time of a call in seconds: in a graph, or call by call if it can't be captured."""
+    """The median seconds of a call in a graph, or of an eager call if it can't be captured."""
     return times["graph_s" if "graph_s" in times else "eager_s"]["median"]
 
 
 def compared(times: Mapping[str, Any]) -> float:
-    """The time of a call in seconds as `auto` compares it: run in the way that an engine can.
-
-    A decode whose capture is valid for one set of lengths only is timed as a call of the host.
-    """
+    """The seconds of a call that `auto` compares: of an eager call if an engine can't capture the backend's
+    decodes."""
     return times["eager_s"]["median"] if times.get("way") == "eager" else usual(times)

@@ -13,15 +13,15 @@ from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import compared, usual
 
 TUNED = ("triton", "cutedsl", "flashinfer", "flashqla", "torch")
-"""The backends in the tuned tables; the last is only shown where it is the fastest for some batch. Among
-backends within 1% of the fastest, `auto` takes the first."""
+"""The backends in the tuned tables. A table has `torch` only if it is the fastest for some batch. Of the
+backends within 1% of the fastest, `auto` chooses the first."""
 
 WAYS = {"graph": "in a graph", "queued": "with calls queued", "eager": "call by call"}
 """How a backend was timed, in words."""
 
 
 def times(document: Mapping[str, Any]) -> str:
-    """Place and date, and a table for each op and phase."""
+    """The conditions of each run, and a table for each op and phase."""
     parts = ["\n".join(_about(document["runs"]))]
     for op in OPS:
         for phase in ("prefill", "decode"):
@@ -31,8 +31,7 @@ def times(document: Mapping[str, Any]) -> str:
 
 
 def tuned(kept: Mapping[str, Any]) -> str:
-    """The times that `switchrail tune` measured on one machine in prefill and decode, and the choices of
-    `auto`."""
+    """Tables of one machine's times from `switchrail tune` in prefill and decode, with `auto`'s choices."""
     (machine,) = kept["machines"]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     parts = [f"One {machine['device']['name']}; {packages}."]
@@ -139,7 +138,7 @@ def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
 
 
 def _auto(row: Mapping[str, Any], best: float) -> str:
-    """The choice of a runtime that knows this machine's times, and its time relative to the best."""
+    """The backend that `auto` chose, and its time relative to the best."""
     name = row["auto"]["backend"]
     if name not in row["times"]:
         return f"`{name}`"
@@ -147,7 +146,7 @@ def _auto(row: Mapping[str, Any], best: float) -> str:
 
 
 def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
-    """Bytes and operations per second of the fastest backend; empty if all were wrong."""
+    """Bytes and operations per second of the fastest backend; empty if no backend has a time."""
     known = (row["times"][name] for name in backends if name in row["times"])
     times = min(known, key=compared, default=None)
     if times is None:

@@ -12,8 +12,11 @@ from switchrail.ops.contract import COMPUTE, INPUT, TensorSpec
 def tensors_of(
     op: str, sizes: Mapping[str, int], dtype: torch.dtype
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each tensor of a call without optional features, and without weights that keep all
-    sizes."""
+    """Shape and dtype of each tensor of a call.
+
+    Tensors of optional features are left out, and so are weights that would not change a size
+    (`TensorSpec.same_if_none`).
+    """
     found = {}
     for name, spec in CONTRACTS[op].tensors.items():
         if spec.feature is None and not _left_out(spec, sizes):

@@ -10,17 +10,17 @@
     python -m benchmarks.serving --read FILE --plot docs/plots
 
 The slice has hidden size 2,048, one attention layer after every three gated delta layers, 10 experts per
-token and random bfloat16 weights. It serves B prompts of 200 to 600 tokens with 64 new tokens each, greedy
-and, with `--sampled`, at temperature 0.7 and top_p 0.9. *prefill* is a run with one new token each, *step*
-the additional time per further token, *tokens/s* new tokens divided by the whole time. All are medians of
-runs that alternate with those of the peers, after one uncounted run.
+token and random bfloat16 weights. It serves B prompts of 200 to 600 tokens with 64 new tokens each, greedily
+and, with `--sampled`, also at temperature 0.7 and top_p 0.9. *prefill* is the time of a run with one new
+token each, *step* the additional time per further token, *tokens/s* new tokens divided by the whole time. All
+are medians of runs that alternate with those of the peers, after one uncounted run.
 
 `--arrivals`: prompts arrive at random times (a Poisson process) at 70% of the throughput of the largest
-batch; prints milliseconds until the first token and between tokens. `--host`: host time of a decode from
-scheduling to launch, and for processing tokens. `--start`: time from process start to the first token, the
-second of two runs. *compiled* counts compilations by Triton and torch.compile after `warm_up`. Before the
-timing, captured and eager float32 tokens of four layers must be equal; `python -m benchmarks.accuracy`
-checks more.
+batch; prints milliseconds until the first token and between tokens. `--host`: host time of a decode step from
+scheduling to launch, and for processing tokens. `--start`: seconds from process start to the first token,
+measured twice. *compiled* counts compilations by Triton and torch.compile after `warm_up`. Before the timing,
+a slice of four layers in float32 must give the same tokens with captured and with eager decodes;
+`python -m benchmarks.accuracy` checks more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "SGLang": {},
     "SGLang with Switchrail's kernels": {"linear_attn_backend": "switchrail"},
 }
-"""SGLang as a contender, by name, with further arguments of its engine."""
+"""Further arguments of SGLang's engine, by the name of the contender."""
 
 ROW = (
     "{name:12} B={batch:<4}{chosen} {prompt_tokens:7} prompt tokens  prefill {prefill_ms:8.1f} ms  "
@@ -118,41 +118,45 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=3072)
-    parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
+    parser.add_argument("--batch", type=int, action="append", help="only this batch size; repeatable")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--capture", choices=("all", "decode", "off"), default="all")
     parser.add_argument("--compile", choices=("blocks", "off"), default="off")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="others of the engine")
-    parser.add_argument("--rows", type=int, default=8192, help="of one step")
-    parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")
-    parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="prompts at random times too")
-    parser.add_argument("--host", action="store_true", help="what the host does in a step too")
-    parser.add_argument("--start", action="store_true", help="a new process to its first token too")
-    parser.add_argument("--no-batches", action="store_true", help="only what is asked for besides")
-    parser.add_argument("--profile", type=int, action="append", default=[], metavar="B")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for the engine")
+    parser.add_argument("--rows", type=int, default=8192, help="maximum rows of one step")
+    parser.add_argument("--sampled", action="store_true", help="also sample at temperature 0.7, top_p 0.9")
+    parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="also prompts at random times")
+    parser.add_argument("--host", action="store_true", help="also the host time of a step")
+    parser.add_argument("--start", action="store_true", help="also the start of a new process")
+    parser.add_argument("--no-batches", action="store_true", help="without the batches and the long prompt")
     parser.add_argument(
-        "--peer", type=int, action="append", default=[], metavar="B", help="time transformers' generate too"
+        "--profile", type=int, action="append", default=[], metavar="B", help="also the times of kernels"
     )
-    parser.add_argument("--sglang", metavar="PYTHON", help="time SGLang too, with this interpreter")
-    parser.add_argument("--sglang-options", type=json.loads, default={}, metavar="JSON", help="of its engine")
+    parser.add_argument(
+        "--peer", type=int, action="append", default=[], metavar="B", help="also transformers' generate"
+    )
+    parser.add_argument("--sglang", metavar="PYTHON", help="also SGLang, run by this interpreter")
+    parser.add_argument(
+        "--sglang-options", type=json.loads, default={}, metavar="JSON", help="for SGLang's engine"
+    )
     parser.add_argument(
         "--sglang-served",
         action="store_true",
-        help="and SGLang with Switchrail's kernels in its linear layers",
+        help="also SGLang with Switchrail's kernels in its linear layers",
     )
-    parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="where its output goes")
+    parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="file for SGLang's output")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; print and draw a --json")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw them as SVG (needs matplotlib)")
-    parser.add_argument("--no-check", action="store_true", help="time without the check")
-    parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, for a trial of this file")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; use the results in FILE")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results (needs matplotlib)")
+    parser.add_argument("--no-check", action="store_true", help="without the check of captured decodes")
+    parser.add_argument("--tiny", action="store_true", help="a trial with small widths on a CPU")
     return parser.parse_args(arguments)
 
 
 def time_all(
     options: argparse.Namespace, path: Path, scratch: Path, sizes: Sequence[int], device: str
 ) -> dict[str, Any]:
-    """Measure the engine on a checkpoint, and SGLang's if requested."""
+    """Measure Switchrail's engine on a checkpoint, and SGLang's if requested."""
     engine_options = {
         "max_sequences": max(sizes),
         "max_tokens_per_step": options.rows,
@@ -193,7 +197,7 @@ def time_all(
         for _ in warm_up(engine):
             pass
         warm = time.perf_counter()
-        print(f"engine made in {made - began:.1f} s, warm after {warm - made:.1f} s more", flush=True)
+        print(f"engine made in {made - began:.1f} s, warmed up in {warm - made:.1f} s", flush=True)
         with counted() as compiles:
             found |= time_runs(options, Ours(engine), peers, sizes)
             if options.host:
@@ -249,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that is asked for."""
+    """Run the requested measurements."""
     sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
     make = partial(make_checkpoint, widths=widths, device=device)

@@ -22,11 +22,11 @@ SKIPPED = 8
 
 
 def measure(engine: Engine, batch: int) -> dict[str, Any]:
-    """Milliseconds of decodes of `batch` concurrent sequences.
+    """Milliseconds of the host in decode steps of `batch` concurrent sequences.
 
-    `launch` is the time from the start of scheduling until everything is launched. `results` adds the
-    processing of the previous step's tokens (text, stops, events), without waiting for them. `step` is the
-    whole step. Each is a median; `p99_over_median` is computed from whole steps.
+    `launch` is the time from the start of scheduling until everything is launched. `results` is the time for
+    processing the previous step's tokens (text, stops, events), without the wait for these tokens. `step` is
+    the whole step. Each is a median; `p99_over_median` is computed from whole steps.
     """
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, stop=("never\N{SNOWMAN}",))
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]
@@ -58,7 +58,11 @@ def measure(engine: Engine, batch: int) -> dict[str, Any]:
 
 @contextmanager
 def _parts() -> Iterator[dict[str, float]]:
-    """When each step's scheduling began and its launch ended, and how long the host waited for tokens."""
+    """Yields a dict that each step fills, in seconds.
+
+    `scheduling` and `launched` are the times at which scheduling began and the launch ended; `waited` is how
+    long the host waited for tokens.
+    """
     parts: dict[str, float] = {}
     schedule, launch, read = Scheduler.schedule, EngineCore._launch, Sent.read
 

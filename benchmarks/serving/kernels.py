@@ -1,4 +1,4 @@
-"""The time of each kernel in a decode."""
+"""Prints the time of each kernel in a decode step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from benchmarks.serving.slices import make_prompts
 
 STEPS = 20
 SHOWN = 24
+"""The number of kernels that are printed, the slowest first."""
 
 
 def show(engine: Engine, batch: int) -> None:
-    """Print the kernels of decodes of `batch` sequences, according to torch's profiler."""
+    """Print the kernels of decode steps of `batch` sequences, according to torch's profiler."""
     params = SamplingParams(max_new_tokens=STEPS + 44, ignore_eos=True)
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]
     while not all(request.tokens for request in requests):

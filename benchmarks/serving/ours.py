@@ -17,7 +17,7 @@ class Ours:
         engine: The engine.
 
     Attributes:
-        loads: The number of running and of waiting requests in each step of the last `serve`.
+        loads: The numbers of running and of waiting requests in each step of the last `serve`.
     """
 
     name = "switchrail"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import pyplot, save
+
 COLOURS = {
     "switchrail": "#3b6fb6",
     "SGLang": "#c8553d",
@@ -21,15 +23,9 @@ PANELS = (
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> Path:
-    """Plot greedy runs by number of sequences. Equal numbers give equal bytes."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "switchrail", "font.size": 9, "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-
+    """Plot greedy runs by number of sequences."""
     rows = [row for row in document["rows"] if not row["chosen"]] + document["transformers_rows"]
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(9.0, 2.8), layout="constrained")
+    figure, axes = pyplot().subplots(1, len(PANELS), figsize=(9.0, 2.8), layout="constrained")
     for axis, (value, title) in zip(axes, PANELS, strict=True):
         for name, colour in COLOURS.items():
             points = [(row["batch"], row[value]) for row in rows if row["name"] == name and value in row]
@@ -41,8 +37,4 @@ def draw(document: Mapping[str, Any], folder: Path) -> Path:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
-    path = folder / "serving.svg"
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-    return path
+    return save(figure, folder, "serving")

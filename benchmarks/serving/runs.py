@@ -31,7 +31,7 @@ class Contender(Protocol):
 def batches(
     contenders: Sequence[Contender], sizes: Sequence[int], repeats: int, sampling: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Prefill, decode step and throughput by size and contender: medians of alternating runs.
+    """Prefill time, step time and throughput by batch size and contender: medians of alternating runs.
 
     The prefill time is that of a run with one new token. The step time is the extra time of a run with 64 new
     tokens, divided by 63.
@@ -88,7 +88,7 @@ def arrivals(
 
     Args:
         contenders: The engines to measure.
-        size: Batch size whose throughput of the first contender counts as the peak.
+        size: Batch size at which the first contender's throughput is measured as the peak.
         seconds: Duration of the arrivals.
         sampling: Sampling parameters.
     """

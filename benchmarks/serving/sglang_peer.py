@@ -15,19 +15,19 @@ from benchmarks.serving.slices import LONG, LONGEST, Work
 
 _SCRIPT = Path(__file__).parent / "peers/sglang_engine.py"
 
-_TOLD = 2000
-"""Characters of SGLang's output that are shown if it fails."""
+_SHOWN = 2000
+"""How many of the last characters of SGLang's output an error shows."""
 
-_PATIENCE = 30
+_EXIT_SECONDS = 30
 """Seconds that SGLang may take to exit."""
 
 
 class SGLang(AbstractContextManager["SGLang"]):
-    """SGLang's engine in a child process, with an environment of its own for its packages.
+    """SGLang's engine in a child process, run by the interpreter of another environment.
 
     Attributes:
-        name: Its name in the results.
-        seconds: From the start of the process to a request's first token.
+        name: The contender's name in the results.
+        seconds: Seconds from the start of the process to a request's first token.
         version: SGLang's version.
     """
 
@@ -49,9 +49,9 @@ class SGLang(AbstractContextManager["SGLang"]):
             python: The interpreter of an environment with SGLang, or a script that runs it.
             sequences: Maximum concurrent sequences.
             new_tokens: Maximum new tokens per sequence.
-            options: Further arguments of its engine.
-            log: The file for its output.
-            name: Its name in the results.
+            options: Further arguments of SGLang's engine.
+            log: The file for SGLang's output.
+            name: The contender's name in the results.
         """
         self.name = name
         self._log = log
@@ -99,14 +99,15 @@ class SGLang(AbstractContextManager["SGLang"]):
         return found
 
     def tokens(self, work: Work) -> list[dict[str, Any]]:
-        """For each prompt its new `tokens`, the prompt tokens `cached`, and the drafts `accepted`."""
+        """For each prompt: new `tokens`, number of `cached` prompt tokens, number of `accepted` drafts."""
         found: list[dict[str, Any]] = self._ask(
             {"call": "tokens", "prompts": work.prompts, "params": _params(work)}
         )
         return found
 
     def scores(self, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
-        """For each prompt's tokens after the first: the `scores` (log-probabilities) and `best` tokens."""
+        """For each prompt: the `scores` (log-probabilities) of its tokens after the first, and the `best`
+        tokens at the same positions."""
         found: list[dict[str, Any]] = self._ask({"call": "scores", "prompts": prompts})
         return found
 
@@ -116,11 +117,11 @@ class SGLang(AbstractContextManager["SGLang"]):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # SGLang's output says why it has ended
+            pass  # the process has ended; the error below shows its output
         line = self._answers.readline()
         if not line:
             self._end()
-            raise RuntimeError(f"SGLang has ended: {self._log.read_text(errors='replace')[-_TOLD:]}")
+            raise RuntimeError(f"SGLang has ended: {self._log.read_text(errors='replace')[-_SHOWN:]}")
         return json.loads(line)
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +130,7 @@ class SGLang(AbstractContextManager["SGLang"]):
 
     def _end(self) -> None:
         try:
-            self._process.communicate(timeout=_PATIENCE)
+            self._process.communicate(timeout=_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

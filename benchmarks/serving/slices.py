@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 SHORTEST, LONGEST, LONG = 200, 600, 8192
 """Token counts of the prompts and of the long prompt."""
 
-TOKENIZER = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
+TRAINED = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
+"""The repository's trained checkpoint, whose tokenizer the slices have."""
 
 WIDTHS: dict[str, Any] = {
     "hidden_size": 2048,
@@ -80,9 +81,9 @@ def make_checkpoint(
     device: str = "cuda",
     stored: bool = True,
 ) -> Path:
-    """Save a slice with the tokenizer of the repository's checkpoint.
+    """Save a slice of Qwen3-Next with random weights and the trained checkpoint's tokenizer.
 
-    With `stored`, it has random weights; without, only `random_weights` can load it.
+    Without `stored` the folder has no weights, and can only be loaded within `random_weights`.
     """
     config = Qwen3NextConfig(
         num_hidden_layers=layers, num_experts=experts, vocab_size=vocabulary, dtype="bfloat16", **widths
@@ -97,7 +98,7 @@ def make_checkpoint(
 
 
 def save_random(config: Any, folder: Path, device: str) -> None:
-    """Save a model with random bfloat16 weights, and the tokenizer of the repository's checkpoint."""
+    """Save a model with random bfloat16 weights, and the trained checkpoint's tokenizer."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
@@ -110,14 +111,14 @@ def save_random(config: Any, folder: Path, device: str) -> None:
 
 def _copy_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder)
+        shutil.copy(TRAINED / name, folder)
 
 
 @contextmanager
 def random_weights(device: str) -> Iterator[None]:
-    """In the block, engines get random weights that are made on the device, and read no weight files.
+    """In the block, engines make random weights on the device instead of reading weight files.
 
-    So a slice whose weights take minutes to write and to read is ready within seconds.
+    This takes seconds; writing and reading the weights of a large slice would take minutes.
     """
 
     def make(path: Path, *, config: Any, dtype: torch.dtype, attn_implementation: str, **_: Any) -> Any:
@@ -163,3 +164,11 @@ def make_long_prompt() -> list[int]:
     """One prompt of `LONG` tokens."""
     draw = random.Random(1)
     return [draw.randrange(2, 3000) for _ in range(LONG)]
+
+
+def pad_left(prompts: Sequence[list[int]], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts padded on the left with token 1, and the attention mask: both int64 [B, longest]."""
+    width = max(map(len, prompts))
+    ids = [[1] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

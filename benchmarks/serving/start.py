@@ -12,8 +12,7 @@ from typing import Any
 
 
 def measure(folder: Path, device: str, options: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds from process start until torch and the engine are imported, the engine is made, and it returns
-    its first token."""
+    """Seconds from process start until each stage is done: imports, engine construction, first token."""
     arguments = [str(folder), device, json.dumps(options), str(time.time())]
     command = [sys.executable, "-m", __spec__.name, *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout

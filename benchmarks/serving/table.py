@@ -13,9 +13,9 @@ COLUMNS = (
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """A line per number of prompts, for all engines.
+    """A line per batch size, with the figures of all engines.
 
-    After a peer's figure comes its ratio to the first engine's figure; above 1, the first engine is faster.
+    Each engine after the first also has a ratio in brackets: how many times as fast the first engine is.
     """
     rows = [*document["rows"], *document["long"]]
     names = list(dict.fromkeys(row["name"] for row in rows))

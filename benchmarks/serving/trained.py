@@ -1,25 +1,23 @@
-"""The repository's trained checkpoint in a form that SGLang serves."""
+"""Converts the repository's trained checkpoint to a form that SGLang can serve."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.serving.slices import add_published_names
-
-TRAINED = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
+from benchmarks.serving.slices import TRAINED, add_published_names
 
 
 def for_sglang(folder: Path) -> Path:
-    """Save the checkpoint in one file, with experts in every layer and a head. Its logits are the same.
+    """Save the checkpoint in one file, with experts in every layer and an output layer; logits stay the same.
 
-    SGLang's Qwen3-Next ignores `decoder_sparse_step` and `tie_word_embeddings`. A dense MLP becomes equal
-    experts, whose weights sum to 1. Smaller experts are padded with zeros to the size of the dense MLPs.
+    SGLang's Qwen3-Next ignores `decoder_sparse_step` and `tie_word_embeddings`. So each dense MLP becomes a
+    set of identical experts, whose routing weights sum to 1. The checkpoint's own experts are smaller than
+    its dense MLPs, and are padded with zeros to the same size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in TRAINED.iterdir():
@@ -45,7 +43,7 @@ def for_sglang(folder: Path) -> Path:
         if name.startswith(f"{example}.mlp.") and ".experts." not in name
     ]
     for layer in {name.partition(".mlp.")[0] for name in weights if ".mlp." in name} - sparse:
-        # A router without preference, and a shared expert that adds nothing.
+        # A router that prefers no expert, and a shared expert that adds nothing.
         found |= {layer + part: torch.zeros_like(weights[example + part]) for part in parts}
     save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
     config |= {
@@ -59,6 +57,6 @@ def for_sglang(folder: Path) -> Path:
 
 
 def _padded(weight: torch.Tensor, size: int, *, axis: int) -> torch.Tensor:
-    shape: list[Any] = list(weight.shape)
+    shape = list(weight.shape)
     shape[axis] = size - shape[axis]
     return torch.cat([weight, weight.new_zeros(shape)], axis)

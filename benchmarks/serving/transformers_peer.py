@@ -1,4 +1,4 @@
-"""The `generate` method of transformers."""
+"""Times the `generate` method of transformers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.serving.slices import make_prompts
+from benchmarks.serving.slices import make_prompts, pad_left
 
 NEW_TOKENS = 16
 
 
 @torch.inference_mode()
 def measure(folder: Path, batches: Sequence[int], device: str) -> list[dict[str, Any]]:
-    """Greedy decoding with transformers' cache, on prompts padded to one length; the second of two runs.
+    """Time greedy decoding with transformers' cache, on prompts padded to one length, after a warm-up.
 
-    Uses flash-linear-attention and causal_conv1d if they are installed. Batches for which the memory of the
-    device is too small have no row.
+    transformers uses flash-linear-attention and causal_conv1d if they are installed. Stops at the first batch
+    that is too large for the device's memory.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
     rows = []
     for batch in batches:
         prompts = make_prompts(batch)
-        width = max(map(len, prompts))
-        ids = torch.tensor([[1] * (width - len(p)) + p for p in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        ids, mask = pad_left(prompts, device)
 
         def seconds(count: int, ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> float:
             start = time.perf_counter()

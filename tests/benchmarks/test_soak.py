@@ -76,5 +76,5 @@ def test_what_goes_wrong_is_found(engine, faults, monkeypatch):
     monkeypatch.setattr(engine._core, "_choose", choose_wrongly)
     wrong = run(engine, faults, requests=20).wrong
     assert any("differs from" in line for line in wrong)
-    assert any("failed with nothing made to fail" in line for line in wrong)
+    assert any("failed without an injected failure" in line for line in wrong)
     assert any(line.startswith("pages") for line in wrong)

@@ -1,9 +1,9 @@
 """Other libraries' functions for the same computation: one file per library, each with a function `peers`.
 
-`peers(case, call)` returns functions by name, each of which computes a result of the call's shape. A name
-that ends in "bare" stands for a library's function by itself: on dense inputs that are already normalised and
-expanded, and on a separate copy of the states. Other names include everything that the contract requires: q,
-k and v as views of one buffer, norm and gates, and states that are read from their slots and written back.
+`peers(case, call)` returns functions by name, each of which computes a result of the call's shape. A function
+whose name ends in "bare" is only the library's own: its inputs are dense, normalised and expanded beforehand,
+and its states a separate copy. Functions with other names do everything that the contract requires: they take
+q, k and v as views of one buffer, apply norms and gates, and read and write the states in their slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDS = {
     "flashinfer": ("flashinfer",),
     "mamba_ssm": ("mamba_ssm",),
 }
-"""By file: the packages that its library needs."""
+"""The packages that each file's library needs."""
 
 
 def libraries(device: torch.device) -> Iterator[str]:

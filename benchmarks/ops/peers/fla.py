@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from switchrail.testing.inputs import Sample
@@ -26,9 +28,11 @@ DELTA = {
 }
 GLA = {"prefill": chunk_simple_gla, "decode": fused_recurrent_simple_gla}
 
+Step = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`FLA` and `FLA bare` for the ops that it supports; in decode only the latter."""
+    """`FLA` and `FLA bare` for the ops that FLA supports; in decode only `FLA bare`."""
     if case.op in ("gated_delta", "kda"):
         both = _delta(call)
     elif case.op == "lightning":
@@ -54,36 +58,30 @@ def _common(call: Sample) -> dict[str, object]:
 
 
 def _delta(call: Sample) -> dict[str, Run]:
-    function, common = DELTA[call.op, call.phase], _common(call)
     q, k, v, g, beta = (call.tensors[name][None] for name in ("q", "k", "v", "g", "beta"))
-    dense = [normalised(q), normalised(k), v.contiguous()]
-
-    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return function(q, k, v, g=g, beta=beta, initial_state=states, use_qk_l2norm_in_kernel=True, **common)
-
-    def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return function(*dense, g=g, beta=beta, initial_state=states, **common)
-
-    return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
+    function = partial(DELTA[call.op, call.phase], g=g, beta=beta)
+    views = partial(function, q, k, v, use_qk_l2norm_in_kernel=True)
+    return _both(call, views, partial(function, normalised(q), normalised(k), v.contiguous()))
 
 
 def _lightning(call: Sample) -> dict[str, Run]:
-    function, common = GLA[call.phase], _common(call)
+    function = partial(GLA[call.phase], g_gamma=call.tensors["g"])
     views = [call.tensors[name][None] for name in ("q", "k", "v")]
-    dense = [view.contiguous() for view in views]
-    rate = call.tensors["g"]
+    return _both(call, partial(function, *views), partial(function, *(view.contiguous() for view in views)))
 
-    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return function(*views, g_gamma=rate, initial_state=states, **common)
 
-    def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return function(*dense, g_gamma=rate, initial_state=states, **common)
-
-    return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
+def _both(call: Sample, views: Step, dense: Step) -> dict[str, Run]:
+    """`FLA` and `FLA bare`, from functions of the states with views and with dense tensors as inputs."""
+    common = _common(call)
+    return {
+        "FLA": with_slots(call, lambda states: views(initial_state=states, **common)),
+        "FLA bare": on_own_states(call, lambda states: dense(initial_state=states, **common)),
+    }
 
 
 def _mamba2(call: Sample) -> dict[str, Run]:
-    """Uses simple_gla, FLA's nearest function. Groups become heads; time steps become gates and scale x."""
+    """Uses simple_gla, FLA's nearest function: expands groups to heads, and turns time steps into gates and
+    scales of x."""
     function, common = GLA[call.phase], _common(call)
     x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
     rate, skip, bias = (call.tensors[name] for name in ("A", "D", "dt_bias"))
@@ -113,42 +111,33 @@ def _mamba2(call: Sample) -> dict[str, Run]:
 
 
 def _short_conv(call: Sample) -> dict[str, Run]:
-    """FLA's states have one more column, which a call does not read."""
+    """FLA's states have one more column, at the front, which a call does not read."""
     x, weight, bias = (call.tensors[name] for name in ("x", "weight", "bias"))
-    starts = call.batch.cu_seqlens
+    wide = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0)).contiguous()
 
-    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, after = causal_conv1d(
+    def convolve(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return causal_conv1d(
             x[None],
             weight,
             bias,
-            initial_state=torch.nn.functional.pad(states, (1, 0)),
+            initial_state=states,
             output_final_state=True,
             activation="silu",
-            cu_seqlens=starts,
+            cu_seqlens=call.batch.cu_seqlens,
         )
+
+    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, after = convolve(torch.nn.functional.pad(states, (1, 0)))
         return out, after[..., 1:]
 
-    if call.phase == "prefill":
-        wide = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0))
-
-        def bare() -> torch.Tensor:
-            with torch.inference_mode():
-                return causal_conv1d(
-                    x[None],
-                    weight,
-                    bias,
-                    initial_state=wide,
-                    output_final_state=True,
-                    activation="silu",
-                    cu_seqlens=starts,
-                )[0][0]
-
-        return {"FLA": with_slots(call, whole), "FLA bare": bare}
-    cache = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0)).contiguous()
-
-    def update() -> None:  # each call advances FLA's cache
+    def bare() -> torch.Tensor:
         with torch.inference_mode():
-            causal_conv1d_update(x, cache, weight=weight, bias=bias, activation="silu")
+            return convolve(wide)[0][0]
 
+    def update() -> None:  # each call advances `wide`
+        with torch.inference_mode():
+            causal_conv1d_update(x, wide, weight=weight, bias=bias, activation="silu")
+
+    if call.phase == "prefill":
+        return {"FLA": with_slots(call, whole), "FLA bare": bare}
     return {"FLA bare": update}

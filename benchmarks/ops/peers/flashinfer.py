@@ -1,4 +1,4 @@
-"""FlashInfer's bare function. The backend `flashinfer` includes everything that the contracts require."""
+"""FlashInfer's function by itself. The backend `flashinfer` does everything that the contracts require."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from benchmarks.ops.peers.states import normalised, on_own_states
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`FlashInfer bare` for the gated delta rule's prefill. For attention, the backend adds nothing to
-    FlashInfer's call."""
+    """`FlashInfer bare` for the gated delta rule's prefill. For attention it would equal the backend."""
     if (case.op, case.phase) != ("gated_delta", "prefill"):
         return {}
     q, k = (normalised(call.tensors[name]) for name in ("q", "k"))

@@ -1,4 +1,4 @@
-"""FlashQLA's bare function. The backend `flashqla` includes everything that the contract requires."""
+"""FlashQLA's function by itself. The backend `flashqla` does everything that the contract requires."""
 
 from __future__ import annotations
 

@@ -28,10 +28,9 @@ CHUNK = 256
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`mamba_ssm`, and for prefills `mamba_ssm bare`.
+    """`mamba_ssm`, and for prefills `mamba_ssm bare`, for batches of sequences of equal length.
 
-    It supports no initial states of packed sequences. So the sequences of a batch have equal lengths, and are
-    passed along a batch axis.
+    For packed sequences, mamba_ssm supports no initial states. So the sequences are passed on a batch axis.
     """
     if case.op != "mamba2" or len(set(case.lengths)) > 1:
         return {}

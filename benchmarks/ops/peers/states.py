@@ -1,4 +1,4 @@
-"""Wrappers for libraries whose states are not in slots."""
+"""Wrappers for libraries whose functions take a dense tensor of states instead of slots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from switchrail.testing.inputs import Sample
 from benchmarks.ops.clock import Run
 
 Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Computes the output and the new states from the states before the batch."""
+"""Computes the output and the states after the batch from the states before it."""
 
 
 def with_slots(call: Sample, step: Step) -> Run:
-    """The step on states that are read from their slots and written back."""
+    """Runs the step on states that are read from their slots and written back."""
     batch, state = call.batch, call.state
     assert isinstance(batch, StateBatch)
 
@@ -29,7 +29,7 @@ def with_slots(call: Sample, step: Step) -> Run:
 
 
 def on_own_states(call: Sample, step: Step) -> Run:
-    """The step on a separate copy of the states, without writing them back."""
+    """Runs the step on a separate copy of the states, without writing them back."""
     batch = call.batch
     assert isinstance(batch, StateBatch)
     states = call.state.index_select(0, batch.read_slots)
@@ -42,6 +42,6 @@ def on_own_states(call: Sample, step: Step) -> Run:
 
 
 def normalised(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows times rsqrt(sum of squares + 1e-6), contiguous."""
+    """The rows divided by their L2 norms: x rsqrt(sum of squares + 1e-6), contiguous."""
     x = tensor.float()
     return (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""torch functions: softmax attention without pages, and for decodes a product over the states."""
+"""torch functions: softmax attention without pages, and a scaling of the states as a floor for decodes."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def dense_cache(call: Sample) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """Takes the result of functions that compute no result of the op."""
+    """Discards a result that is not the op's."""

@@ -1,1 +1,1 @@
-"""The parts of peers that run in their own process; they import nothing from this repository."""
+"""Scripts for peers, which run in the peers' own environments and import nothing from this repository."""

@@ -1,8 +1,8 @@
-"""SGLang's engine in its own process: `sglang_engine.py FD`.
+"""Runs SGLang's engine in a process of its own: `sglang_engine.py FD`.
 
-Reads requests from standard input, one JSON object per line, and writes an answer to each to the file
-descriptor. The first request holds the arguments of the engine, with their names in SGLang 0.5.23, and its
-answer the version. SGLang's output goes elsewhere.
+Reads requests from standard input, one JSON object per line, and writes the answer to each request to the
+file descriptor FD, because SGLang prints to standard output. The first request has the arguments of the
+engine, with their names in SGLang 0.5.23; its answer is SGLang's version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OLD_NAMES = {
         "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
     }
 }
-"""The names of arguments in older versions, by version and newer name."""
+"""By version, the older names of arguments by their names in SGLang 0.5.23."""
 
 
 async def serve(engine, prompts, arrivals, params):
@@ -60,7 +60,7 @@ def tokens(engine, prompts, params):
 
 
 def accepted(meta):
-    """The number of accepted drafts, which SGLang's versions name in different ways."""
+    """The number of accepted drafts, whose name depends on SGLang's version."""
     names = ("spec_num_correct_drafts", "spec_accepted_drafts")
     return next((meta[name] for name in names if meta.get(name) is not None), 0)
 

@@ -1,7 +1,8 @@
-"""Tunes SGLang's experts for the sizes of the slice, like its own tuner: `sglang_tune.py FOLDER EXPERTS`.
+"""Tunes SGLang's experts for the sizes of the slice, like SGLang's tuner: `sglang_tune.py FOLDER EXPERTS`.
 
-Writes to FOLDER the fastest of some settings of its kernel for a few numbers of rows, in the form that SGLang
-reads if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile first, since that takes most of the time.
+For a few numbers of rows, times some settings of SGLang's kernel and writes the fastest to FOLDER. SGLang
+reads them if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile the kernels beforehand, because
+compiling takes most of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANY = (
     (128, 128, 64, 16, 4, 3), (128, 128, 64, 32, 8, 3), (128, 256, 64, 8, 8, 4), (128, 256, 64, 16, 8, 3),
     (64, 256, 64, 8, 8, 4), (128, 128, 128, 8, 8, 3),
 )  # fmt: skip
-"""Rows, columns and depth of a block, blocks per group, warps, stages; for few rows and for many."""
+"""Settings for few rows and for many: rows, columns and depth of a block, blocks per group, warps, stages."""
 
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
