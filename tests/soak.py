@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,15 +23,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.racing import racing
+
 TESTS = Path(__file__).parent
-RACING = re.compile(
-    r"threading|ThreadPool|multiprocessing|asyncio|signal\.|os\.fork|Popen|KeyboardInterrupt|OrderError"
-)
-
-
-def racing() -> list[str]:
-    """The test files that use threads, processes, signals or order."""
-    return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if RACING.search(path.read_text())]
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""Finds the tests with threads, processes, signals or order in them, from the names in their source.
+
+A function or class races if its source has one of the names below, or uses a racing function, class, fixture
+or constant of its file, of a module of `tests`, or of a conftest above it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+RACING = re.compile(
+    r"\b(threading|ThreadPool\w*|multiprocessing|asyncio|Popen|KeyboardInterrupt|OrderError|settrace)\b"
+    r"|\b(signal\.|os\.fork)"
+)
+
+
+@cache
+def racing() -> list[str]:
+    """The ids of all tests that race, sorted."""
+    return sorted(
+        f"{path}::{name}"
+        for path in TESTS.rglob("test_*.py")
+        for name, node in _definitions(path).items()
+        if name in _racing_names(path)
+        and name.startswith(("test_", "Test"))
+        and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    )
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _definitions(path: Path) -> dict[str, ast.stmt]:
+    """The functions, classes and constants of a file, by name."""
+    found: dict[str, ast.stmt] = {}
+    for node in _parse(path).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {name.id: node for name in node.targets if isinstance(name, ast.Name)}
+    return found
+
+
+@cache
+def _racing_names(path: Path) -> frozenset[str]:
+    """The names in a file that stand for something that races."""
+    folders = [each for each in path.parents if each.is_relative_to(TESTS)]
+    conftests = [each / "conftest.py" for each in folders] if path.name.startswith("test_") else []
+    found = {name for each in conftests if each.exists() for name in _racing_names(each)}
+    for node in _parse(path).body:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("tests")):
+            top = path.parents[node.level - 1] if node.level else TESTS.parent
+            source = top.joinpath(*filter(None, (node.module or "").split(".")))
+            for alias in node.names:
+                inside = source.with_suffix(".py"), alias.name
+                whole = source / f"{alias.name}.py"
+                if (inside[0].exists() and alias.name in _racing_names(inside[0])) or (
+                    whole.exists() and _racing_names(whole)
+                ):
+                    found.add(alias.asname or alias.name)
+    lines = path.read_text().splitlines()
+    definitions = _definitions(path)
+    for name, node in definitions.items():
+        if RACING.search("\n".join(lines[node.lineno - 1 : node.end_lineno])):
+            found.add(name)
+    if found:
+        uses = {name: _names(node) for name, node in definitions.items()}
+        while more := {name for name, used in uses.items() if name not in found and used & found}:
+            found |= more
+    return frozenset(found)
+
+
+def _names(node: ast.stmt) -> set[str]:
+    """The names that a definition uses: variables, arguments, and texts, which can name fixtures."""
+    found = set()
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Constant(value=str(name)):
+                found.add(name)
+    return found

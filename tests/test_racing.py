@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.racing import TESTS, racing
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "hooks/test_threads.py::test_changes_from_many_threads_lose_nothing",
+        "hooks/test_interleavings.py::test_one_adds_and_the_other",  # threads of a helper module
+        "engine/test_interrupts.py::test_a_cancel_breaks_nobodys_step_wherever_it_comes",
+        "cli/test_run.py::test_interrupt",
+        "spawn/test_fork.py::test_it_can_load",
+        "cli/test_foreign.py::test_no_command_lets_it_through",  # a fixture that starts processes
+        "loading/test_failures.py::test_a_plugin_that_fails_leaves_only_its_record",
+    ],
+)
+def test_it_is_found(test: str) -> None:
+    assert f"{TESTS}/{test}" in racing()
+
+
+def test_others_of_the_same_files_are_not() -> None:
+    found = racing()
+    assert f"{TESTS}/engine/test_drafts.py::test_trees" not in found
+    assert len(found) == len(set(found)) > 150
