@@ -333,11 +333,7 @@ class Registry(Registrar):
 
 
 def _each(
-    argument: str,
-    values: Iterable[T] | None,
-    read: Callable[[str, T], Any],
-    *,
-    optional: bool = False,
+    argument: str, values: Iterable[T] | None, read: Callable[[str, T], Any], *, optional: bool = False
 ) -> list[Any]:
     found = arguments.as_list(argument, values, optional=optional)
     return [read(f"{argument}[{index}]", value) for index, value in enumerate(found)]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from switchrail.bridges import sglang as bridge
 from switchrail.bridges.sglang import names, routes
-from switchrail.bridges.sglang.versions import VERSIONS, places_of
+from switchrail.bridges.sglang.versions import VERSIONS, version_of
 from switchrail.errors import BackendUnfitError, BridgeError, ContractError, UnknownBackendError
 from switchrail.testing import isolated
 from torch import nn
@@ -40,9 +40,9 @@ only_v23 = pytest.mark.parametrize("version", ["v23"], indirect=True)
 
 
 def test_a_version_that_is_not_known_is_refused_with_those_that_are():
-    assert {places_of(version).choices for version in VERSIONS}
+    assert {version_of(version).choices for version in VERSIONS}
     with pytest.raises(BridgeError, match=r"no bridge to SGLang 0\.5\.99") as caught:
-        places_of("0.5.99")
+        version_of("0.5.99")
     assert caught.value.valid == VERSIONS == ("0.5.11", "0.5.23")
 
 
@@ -740,7 +740,7 @@ def test_only_captured_phases_need_backends_for_graphs(served, monkeypatch):
 
 def test_which_servers_capture_decode_steps(sglang, version):
     sglang(version)
-    places = places_of("0.5.23" if version == "v23" else "0.5.11")
+    places = version_of("0.5.23" if version == "v23" else "0.5.11")
 
     def captures(device="cuda", backend="full", disabled=False):
         if version == "v23":
@@ -761,7 +761,7 @@ def test_a_chosen_backend_that_does_not_fit_is_refused_at_the_start(served, runt
     runtime.register(
         "elsewhere", "tests.sglang_bridge.kernels:PlainGatedDelta", op="gated_delta", devices=("cuda",)
     )
-    names.offer(runtime, places_of("0.5.23"), ExitStack())
+    names.offer(runtime, version_of("0.5.23"), ExitStack())
     with pytest.raises(BackendUnfitError, match=r"elsewhere.*cuda"):
         served("switchrail:elsewhere", "switchrail:elsewhere")
 

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchrail.cli import complete, flags
-from switchrail.cli.choices import (
-    loaded_runtime,
-    read_choices,
-)
+from switchrail.cli.choices import loaded_runtime, read_choices
 from switchrail.cli.show import console, platform_text, print_json, table
 from switchrail.errors import BackendImportError, NoCaseError, SwitchrailError
 from switchrail.foreign import in_lines, one_line
@@ -31,17 +28,14 @@ STATUSES = ("passed", "failed", "skipped")
 
 def check_backend(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="The backend's name.", autocompletion=complete.backend_names),
+        str, typer.Argument(metavar="NAME", help="The backend's name.", autocompletion=complete.backend_names)
     ],
     op: Annotated[
-        str | None,
-        flags.OpOption(help="The op to check; by default all ops with a backend of this name."),
+        str | None, flags.OpOption(help="The op to check; by default all ops with a backend of this name.")
     ] = None,
     phase: flags.Phase = None,
     dtype: Annotated[
-        str | None,
-        flags.DtypeOption(help="The dtype to check, such as bfloat16; by default all."),
+        str | None, flags.DtypeOption(help="The dtype to check, such as bfloat16; by default all.")
     ] = None,
     device: flags.Device = None,
     quick: Annotated[

@@ -13,10 +13,7 @@ import typer
 import switchrail
 from switchrail.cli import flags
 from switchrail.cli.captured import capture_document, print_capture
-from switchrail.cli.choices import (
-    loaded_runtime,
-    read_choices,
-)
+from switchrail.cli.choices import loaded_runtime, read_choices
 from switchrail.cli.hooks import explain_hook
 from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table, times_table

@@ -16,12 +16,7 @@ BACKEND_HELP = (
 )
 Backend = Annotated[
     list[str] | None,
-    typer.Option(
-        "--backend",
-        metavar="KEY=NAME",
-        help=BACKEND_HELP,
-        autocompletion=complete.backend_choices,
-    ),
+    typer.Option("--backend", metavar="KEY=NAME", help=BACKEND_HELP, autocompletion=complete.backend_choices),
 ]
 Config = Annotated[
     Path | None,

@@ -17,8 +17,7 @@ from switchrail.variables import LOCK
 DIFFERS = 1
 
 OutputOption = Annotated[
-    Path,
-    typer.Option("--output", "-o", metavar="FILE", envvar=LOCK, help="The lock file."),
+    Path, typer.Option("--output", "-o", metavar="FILE", envvar=LOCK, help="The lock file.")
 ]
 CheckOption = Annotated[
     bool,

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchrail.cli import flags
-from switchrail.cli.choices import (
-    read_choices,
-)
+from switchrail.cli.choices import read_choices
 from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table
 

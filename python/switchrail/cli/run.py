@@ -20,10 +20,7 @@ import switchrail
 from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
 from switchrail.cli.checkpoint import CheckpointArgument, find_folder
-from switchrail.cli.choices import (
-    loaded_runtime,
-    read_choices,
-)
+from switchrail.cli.choices import loaded_runtime, read_choices
 from switchrail.cli.logs import LOG, failures_shown
 from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table

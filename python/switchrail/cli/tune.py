@@ -31,8 +31,7 @@ def tune(
         ),
     ] = None,
     op: Annotated[
-        list[str] | None,
-        flags.OpOption(help="An op to time; can be given several times; by default all."),
+        list[str] | None, flags.OpOption(help="An op to time; can be given several times; by default all.")
     ] = None,
     phase: flags.Phase = None,
     dtype: Annotated[
@@ -80,12 +79,7 @@ def tune(
     result: Machine = {}
     with console(stderr=True).status("timing") as status:
         for timing in timings_of(
-            runtime,
-            platform,
-            ops=ops,
-            phases=() if phase is None else (phase,),
-            dtypes=dtypes,
-            sizes=sizes,
+            runtime, platform, ops=ops, phases=() if phase is None else (phase,), dtypes=dtypes, sizes=sizes
         ):
             status.update(f"timing; done: {_title(timing)}")
             found.append(timing)

@@ -11,10 +11,7 @@ from rich.progress import track
 from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
 from switchrail.cli.checkpoint import CheckpointArgument, find_folder
-from switchrail.cli.choices import (
-    loaded_runtime,
-    read_choices,
-)
+from switchrail.cli.choices import loaded_runtime, read_choices
 from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, print_json, table
 from switchrail.engine.hub import FILES
@@ -49,10 +46,7 @@ def warmup(
         made = time.perf_counter() - start
         graphs = engine.graphs
         rounds = list(
-            warm_up(
-                engine,
-                lambda each: track(each, description="prompts", console=told, transient=True),
-            )
+            warm_up(engine, lambda each: track(each, description="prompts", console=told, transient=True))
         )
     refused = [graph for graph in graphs if graph.reason is not None]
     if as_json:

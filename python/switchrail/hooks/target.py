@@ -173,8 +173,5 @@ def _missing(target: str, name: str, known: Any, *, module: str | None = None) -
     names, hint = nearest(name, [each for each in known if not each.startswith("__switchrail")])
     problem = f"no {name!r} there" if module is None else f"no module {name!r} is imported or installed"
     return MissingTargetError(
-        f"the target {target!r} does not exist: {problem}{hint}",
-        target=target,
-        nearest=names,
-        module=module,
+        f"the target {target!r} does not exist: {problem}{hint}", target=target, nearest=names, module=module
     )

@@ -38,10 +38,7 @@ class PlatformChoice:
     """
 
     def __init__(
-        self,
-        plugins: Callable[[], Sequence[Plugin]],
-        seconds: Callable[[], float | None],
-        choosing: Choosing,
+        self, plugins: Callable[[], Sequence[Plugin]], seconds: Callable[[], float | None], choosing: Choosing
     ) -> None:
         """Stores the arguments without choosing a platform.
 

@@ -229,8 +229,5 @@ def _key(target: str, hook: Hook | HookState) -> tuple[Any, ...]:
 
 def _prepared(runtime: Runtime, state: HookState, fn: Any) -> Hook:
     return runtime.hooks.prepare(
-        state.target,
-        fn,
-        state.kind,
-        **{name: getattr(state, name) for name in HOOK_ARGUMENTS},
+        state.target, fn, state.kind, **{name: getattr(state, name) for name in HOOK_ARGUMENTS}
     )

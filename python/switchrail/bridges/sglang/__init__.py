@@ -1,18 +1,18 @@
 """Serves SGLang's linear attention and full attention layers with Switchrail's backends, on SGLang's memory.
 
-SGLang finds this bridge by its entry point in each of its processes. `--linear-attn-backend switchrail` then
-lets the core decide, and `switchrail:NAME` chooses a backend by name. `--linear-attn-decode-backend` and
-`--linear-attn-prefill-backend` accept the same names, beside SGLang's own. A server that uses none of these
-names is unaffected.
+Each process of SGLang finds this bridge by its entry point. With `--linear-attn-backend switchrail`,
+Switchrail chooses the backends; `switchrail:NAME` names one. `--linear-attn-decode-backend` and
+`--linear-attn-prefill-backend` also accept these names. Without them, SGLang runs as if Switchrail were not
+installed.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-from switchrail.bridges.sglang.versions import places_of
+from switchrail.bridges.sglang.versions import version_of
 
 if TYPE_CHECKING:
     from switchrail.hooks import Hook, Hooks
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def activate() -> None:
     """Loads Switchrail's plugins and offers their backends to SGLang; the target of the entry point.
 
-    If this fails, it restores SGLang's lists of choices and removes the bridge's hooks.
+    If a step fails, SGLang's lists of choices are restored and the bridge's hooks are removed.
 
     Raises:
         BridgeError: The bridge doesn't know SGLang's version. SGLang logs this, and runs without the bridge.
     """
-    places = places_of(version("sglang"))
+    version = version_of(metadata.version("sglang"))
 
     from switchrail.bridges.sglang import asked, attention, linear, listing, mixers, names
     from switchrail.current import current_runtime
@@ -37,12 +37,12 @@ def activate() -> None:
     before = _all(hooks)
     with ExitStack() as undo:
         undo.callback(lambda: hooks.remove(*(_all(hooks) - before)))
-        names.offer(runtime, places, undo)
-        asked.attach(runtime, places)
-        listing.attach(runtime, places)
-        linear.attach(runtime, places)
-        mixers.attach(runtime, places)
-        attention.attach(runtime, places)
+        names.offer(runtime, version, undo)
+        asked.attach(runtime, version)
+        listing.attach(runtime, version)
+        linear.attach(runtime, version)
+        mixers.attach(runtime, version)
+        attention.attach(runtime, version)
         undo.pop_all()
 
 

@@ -1,4 +1,4 @@
-"""Reads the backend names that the user chose for linear layers, and hooks SGLang to serve these choices."""
+"""Reads which of Switchrail's backends the user chose for linear layers, and hooks SGLang to call them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchrail.bridges.sglang.states import Kind, ServedLayers, UnknownLayersEr
 from switchrail.errors import BridgeError
 
 if TYPE_CHECKING:
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.ops.batch import Phase
     from switchrail.runtime import Runtime
 
@@ -21,22 +21,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("switchrail")
 
 
-def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owner: str) -> None:
-    """Hooks a backend class of SGLang: each instance gets a `ServedLayers`, which plans its passes.
+def serve(runtime: Runtime, version: Version, kind_of: Callable[[Any], Kind], owner: str) -> None:
+    """Hooks a backend class of SGLang. Each instance gets a `ServedLayers`, which plans its forward passes.
 
     Args:
         runtime: The runtime.
-        places: The places of SGLang's version.
-        kind_of: Returns the kind of the layers of a backend.
+        version: SGLang's version.
+        kind_of: Returns the kind of an instance's layers.
         owner: The dotted path of the class.
     """
     hooks = runtime.hooks
 
     def made(result: None, backend: Any, model_runner: Any) -> None:
-        drafts = drafts_of(places, model_runner)
-        asked: dict[Phase, str] = {
-            phase: name for phase, name in _asked(model_runner, places).items() if is_ours(name)
-        }
+        drafts = drafts_of(version, model_runner)
+        asked = _asked(model_runner, version)
         if drafts is None:
             asked.pop("verify", None)
         backend.switchrail = None
@@ -44,10 +42,10 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
             return
         _check_accepted_lengths(backend, asked)
         if drafts is not None:
-            _check_committed(places, model_runner)
+            _check_committed(version, model_runner)
         try:
             backend.switchrail = ServedLayers(
-                runtime, places, kind_of(backend), backend, model_runner, asked, drafts
+                runtime, version, kind_of(backend), backend, model_runner, asked, drafts
             )
         except UnknownLayersError as error:
             _leave_to_sglang(runtime, asked, error)
@@ -61,27 +59,27 @@ def serve(runtime: Runtime, places: Places, kind_of: Callable[[Any], Kind], owne
             backend.switchrail.reread_drafts(cuda_graph_bs)
 
     hooks.add(f"{owner}.__init__", made, "after", source=OURS)
-    if places.late_drafts is not None:
-        hooks.add(f"{owner}.{places.late_drafts}", drafted, "after", source=OURS)
+    if version.late_drafts is not None:
+        hooks.add(f"{owner}.{version.late_drafts}", drafted, "after", source=OURS)
     hooks.add(f"{owner}.init_forward_metadata", began, "after", source=OURS)
-    for method, hook in places.graph_hooks.items():
+    for method, hook in version.graph_hooks.items():
         hooks.add(f"{owner}.{method}", hook, "after", source=OURS)
 
 
-def refuse(runtime: Runtime, places: Places, owner: str) -> None:
+def refuse(runtime: Runtime, version: Version, owner: str) -> None:
     """Hooks a backend class of SGLang whose layers the bridge does not serve in this version.
 
-    If the user chose one of Switchrail's names for these layers, the server fails at its start. SGLang itself
-    might ignore the name.
+    If the user chose one of Switchrail's names for these layers, the hook makes the server fail at its start.
+    SGLang itself might ignore the name.
 
     Args:
         runtime: The runtime.
-        places: The places of SGLang's version.
+        version: SGLang's version.
         owner: The dotted path of the class.
     """
 
     def refused(backend: Any, model_runner: Any) -> None:
-        asked = {phase: name for phase, name in _asked(model_runner, places).items() if is_ours(name)}
+        asked = _asked(model_runner, version)
         if asked:
             model = type(model_runner.model).__name__
             problem = f"Switchrail does not serve the layers with states of {model} in this version of SGLang"
@@ -91,14 +89,14 @@ def refuse(runtime: Runtime, places: Places, owner: str) -> None:
 
 
 def _leave_to_sglang(runtime: Runtime, asked: Mapping[Phase, str], error: UnknownLayersError) -> None:
-    """Raises the error, or only logs it if all names are the default of a plugin's platform."""
+    """Raises the error; only logs it if the user chose no names, and they are a plugin platform's default."""
     if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
         raise error
     _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
 
 
 def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
-    """Refuses to serve prompts if SGLang verifies drafts from states that only its own kernels write."""
+    """Refuses to serve prompts if SGLang's verification needs states that only SGLang's own kernels write."""
     if getattr(backend, "accept_lens_pool", None) is None or "prefill" not in asked or "verify" in asked:
         return
     raise BridgeError(
@@ -109,10 +107,10 @@ def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
     )
 
 
-def _check_committed(places: Places, model_runner: Any) -> None:
+def _check_committed(version: Version, model_runner: Any) -> None:
     """Refuses drafts after which SGLang does not update the states, so that later tokens would be wrong."""
-    algorithm = places.speculation(model_runner).speculative_algorithm
-    if algorithm in places.uncommitted:
+    algorithm = version.speculation(model_runner).speculative_algorithm
+    if algorithm in version.uncommitted:
         raise BridgeError(
             f"this version of SGLang does not update the states of linear layers after {algorithm} drafts, "
             f"so its tokens would be wrong; choose another --speculative-algorithm",
@@ -120,8 +118,8 @@ def _check_committed(places: Places, model_runner: Any) -> None:
         )
 
 
-def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's functions that decide by the name of a backend and know only SGLang's own names."""
+def attach(runtime: Runtime, version: Version) -> None:
+    """Hooks those functions of SGLang that depend on a backend's name but know only SGLang's own names."""
 
     def keeps_states(original: Callable[..., bool], view: Any, hf_config: Any) -> bool:
         if is_ours(view.linear_attn_backend):
@@ -129,17 +127,20 @@ def attach(runtime: Runtime, places: Places) -> None:
         return original(view, hf_config)
 
     def shares_windows(original: Callable[..., bool], *arguments: Any, **named: Any) -> bool:
-        """Whether the windows of drafted tokens overlap in memory; never if Switchrail verifies drafts."""
+        """Whether the convolution windows of drafted tokens overlap; never if Switchrail verifies drafts."""
         return not is_ours(_verify_name()) and original(*arguments, **named)
 
-    if places.extra_buffer is not None:
-        runtime.hooks.add(places.extra_buffer, keeps_states, "around", source=OURS)
-    if places.shared_windows is not None:
-        runtime.hooks.add(places.shared_windows, shares_windows, "around", source=OURS)
+    if version.extra_buffer is not None:
+        runtime.hooks.add(version.extra_buffer, keeps_states, "around", source=OURS)
+    if version.shared_windows is not None:
+        runtime.hooks.add(version.shared_windows, shares_windows, "around", source=OURS)
 
 
 class _AsTriton:
-    """A server's arguments with the linear backend `triton`, for which SGLang keeps states within prompts."""
+    """The server's arguments, but with the linear backend `triton`.
+
+    For this backend, SGLang's prefix cache keeps states from within a prompt.
+    """
 
     linear_attn_backend = "triton"
 
@@ -150,20 +151,23 @@ class _AsTriton:
         return getattr(self._view, name)
 
 
-def _asked(model_runner: Any, places: Places) -> dict[Phase, str]:
-    """The names of backends that the user chose, by phase.
+def _asked(model_runner: Any, version: Version) -> dict[Phase, str]:
+    """Switchrail's names that the user chose, by phase.
 
-    SGLang 0.5.11 has no option for verification: Switchrail verifies drafts if it serves decode.
+    SGLang 0.5.11 has no option for verification. There, Switchrail verifies drafts if it serves decode.
     """
-    if not places.verify_choice:
+    if version.verify_choice:
+        backends = model_runner.linear_attn_backends
+        decode, prefill = backends.decode.value, backends.prefill.value
+        verify = _verify_name()
+    else:
         from sglang.srt.layers.attention.linear import utils
 
         decode = utils.get_linear_attn_decode_backend().value
         prefill = utils.get_linear_attn_prefill_backend().value
-        return {"decode": decode, "prefill": prefill, "verify": OURS if is_ours(decode) else decode}
-    backends = model_runner.linear_attn_backends
-    decode, prefill = backends.decode.value, backends.prefill.value
-    return {"decode": decode, "prefill": prefill, "verify": _verify_name()}
+        verify = OURS if is_ours(decode) else decode
+    names: dict[Phase, str] = {"decode": decode, "prefill": prefill, "verify": verify}
+    return {phase: name for phase, name in names.items() if is_ours(name)}
 
 
 def _verify_name() -> str:

@@ -9,13 +9,13 @@ from switchrail._core import PAGED_OPS
 from switchrail.bridges.sglang.names import names_for
 
 if TYPE_CHECKING:
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 
 
-def attach(runtime: Runtime, places: Places) -> None:
+def attach(runtime: Runtime, version: Version) -> None:
     """Registers an attention backend under each of Switchrail's names."""
     registry = import_module(_REGISTRY)
     for name in names_for(runtime, PAGED_OPS):
@@ -26,6 +26,6 @@ def attach(runtime: Runtime, places: Places) -> None:
                 from switchrail.bridges.sglang.latent import LatentAttention as Backend
             else:
                 from switchrail.bridges.sglang.full import FullAttention as Backend
-            return Backend(runtime, places, model_runner, name)
+            return Backend(runtime, version, model_runner, name)
 
         registry.register_attention_backend(name)(make)

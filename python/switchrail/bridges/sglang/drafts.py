@@ -1,4 +1,4 @@
-"""Describes the verification of SGLang's drafts as parts of a step, and their trees as parents of rows."""
+"""Makes the parts of a step that verify SGLang's drafts, and finds the parent of each row of a draft tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail.ops.batch import PagedBatch, PagedTreeBatch, RowStatesBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class Drafts:
     """The form of the drafts that a server verifies.
 
     Attributes:
-        tokens: The number of drafted tokens of each sequence in a pass.
-        tree: Whether the drafted tokens form a tree. Only the device has the parents of a tree's rows.
+        tokens: The number of drafted tokens of each sequence in a forward pass.
+        tree: Whether the drafted tokens form a tree. Only the device knows the parents of a tree's rows.
     """
 
     tokens: int
     tree: bool
 
     def states(self, slots: torch.Tensor, links: Any, kept: int) -> Part:
-        """Makes the part of a pass for layers with states, which writes the state after each row.
+        """Makes the part of a pass for layers with states. Their backends write the state after each row.
 
         Args:
             slots: [N], the slots of the states.
-            links: An object with SGLang's links between drafted tokens; see `parents_of`.
+            links: SGLang's object with the links between drafted tokens; see `parents_of`.
             kept: The number of sequences for which SGLang has memory for these states.
         """
         count = len(slots)
@@ -80,10 +80,7 @@ class Drafts:
     def parents(
         self, count: int, links: Any, device: torch.device
     ) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-        """The parents of all rows of a pass, on the device and on the host.
-
-        The second value is None for trees, whose parents only the device has.
-        """
+        """The parents of all rows of a pass, on the device and on the host; on the host None for trees."""
         first = getattr(links, "retrieve_next_token", None) if self.tree else None
         if first is not None:
             found = parents_of(first[:count], links.retrieve_next_sibling[:count])
@@ -101,7 +98,9 @@ def parents_of(first_child: torch.Tensor, next_sibling: torch.Tensor) -> torch.T
     """
     count, tokens = first_child.shape
     own = torch.arange(tokens, device=first_child.device).expand(count, tokens)
-    nowhere = own.new_full((count, tokens + 1), -1)  # links of -1 write to the last column, which is dropped
+    nowhere = own.new_full(
+        (count, tokens + 1), -1
+    )  # a link of -1 writes to the last column, which is dropped
     parents = nowhere.scatter(1, first_child.long() % (tokens + 1), own)
     siblings = torch.arange(tokens + 1, device=own.device).repeat(count, 1)
     siblings.scatter_(1, next_sibling.long() % (tokens + 1), own)
@@ -110,21 +109,21 @@ def parents_of(first_child: torch.Tensor, next_sibling: torch.Tensor) -> torch.T
     return parents.gather(1, siblings[:, :tokens]).flatten().int()
 
 
-def drafts_of(places: Places, model_runner: Any) -> Drafts | None:
+def drafts_of(version: Version, model_runner: Any) -> Drafts | None:
     """The form of the drafts that a model runner verifies; None if it verifies none.
 
     Raises:
-        BridgeError: Sequences have different numbers of drafts, or the rows of SGLang's memory for drafts
-            are not in the order of the batch.
+        BridgeError: Sequences have different numbers of drafts, or the states after drafted rows are not in
+            the order of the batch in SGLang's memory.
     """
-    chosen = places.speculation(model_runner)
+    chosen = version.speculation(model_runner)
     if chosen.speculative_algorithm is None or model_runner.is_draft_worker:
         return None
     if chosen.speculative_algorithm == "DSPARK":
         raise BridgeError(
             "Switchrail does not serve DSPARK in SGLang, whose sequences have different numbers of drafts"
         )
-    stable_rows = getattr(import_module(places.linear_module), "pp_spec_stable_rows_enabled", None)
+    stable_rows = getattr(import_module(version.linear_module), "pp_spec_stable_rows_enabled", None)
     if stable_rows is not None and stable_rows():
         raise BridgeError(
             "Switchrail does not serve SGLANG_ENABLE_PP_SPEC, with which SGLang orders drafts' states by "

@@ -21,7 +21,7 @@ from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.dispatch import Dispatcher
     from switchrail.ops.batch import Phase
     from switchrail.runtime import Runtime
@@ -38,7 +38,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 
     kind, op = "full_attention", "attention"
 
-    def __init__(self, runtime: Runtime, places: Places, model_runner: Any, name: str) -> None:
+    def __init__(self, runtime: Runtime, version: Version, model_runner: Any, name: str) -> None:
         """Resolves and binds the layers' backends, and checks SGLang's memory against their contracts.
 
         Raises:
@@ -51,32 +51,32 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.max_context_len = int(model_runner.model_config.context_len)
         self._page = int(model_runner.page_size)
-        self._locate = _location if places.location else _plain
-        self._drafts = drafts_of(places, model_runner)
+        self._locate = _location if version.location else _plain
+        self._drafts = drafts_of(version, model_runner)
         # Drafts may follow the longest context; SGLang's table of tokens has room for them.
         self._longest = self.max_context_len + (0 if self._drafts is None else self._drafts.tokens)
         _check(model_runner)
-        # Lightning attention has modules of the same class in SGLang, but they store no keys and values.
+        # SGLang's lightning layers also have modules of this class, which store no keys and values.
         own = getattr(self.token_to_kv_pool, "full_attention_layer_id_mapping", None)
         self._modules: dict[int, Any] = {
             module.layer_id: module
             for module in model_runner.model.modules()
             if isinstance(module, RadixAttention)
-            and self._stores(module)
+            and self._reads_cache(module)
             and (own is None or module.layer_id in own or model_runner.is_draft_worker)
         }
         for module in self._modules.values():
             self._check_layer(module)
         self._layers: dict[Phase, dict[int, Any]] = {}
         dispatchers: dict[Phase, Dispatcher] = {}
-        asked = _asked(places, model_runner, name, verifies=self._drafts is not None)
-        for group in planned_together(places, model_runner, asked):
-            dispatcher = self._bind(runtime, places, model_runner, group)
+        asked = _asked(version, model_runner, name, verifies=self._drafts is not None)
+        for group in planned_together(version, model_runner, asked):
+            dispatcher = self._bind(runtime, version, model_runner, group)
             dispatchers.update(dict.fromkeys(group, dispatcher))
         self.steps = Steps(dispatchers)
 
     def _bind(
-        self, runtime: Runtime, places: Places, model_runner: Any, asked: Mapping[Phase, str]
+        self, runtime: Runtime, version: Version, model_runner: Any, asked: Mapping[Phase, str]
     ) -> Dispatcher:
         layers = {id: self._layer(module) for id, module in self._modules.items()}
         self._layers.update(dict.fromkeys(asked, layers))
@@ -89,7 +89,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
             needed |= needed_features(part.phase, self._call(module, layers[id], q), part.pages)
         dispatcher = bind_layers(
             runtime,
-            places,
+            version,
             model_runner,
             self.kind,
             {id: radix_heads(module) for id, module in self._modules.items()},
@@ -242,12 +242,12 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self.steps.replay(replace(part, pages=replace(captured, kv_seqlens=part.pages.kv_seqlens)))
 
     def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
-        """The pages [N, P] of requests, computed from SGLang's list of the cache row of each token."""
+        """The page tables [N, P] of requests, from SGLang's table with the cache row of each token."""
         tokens: torch.Tensor = self.req_to_token_pool.req_to_token[requests, : longest : self._page]
         return tokens if self._page == 1 else tokens // self._page
 
-    def _stores(self, module: Any) -> bool:
-        """Whether a module of SGLang reads the cache."""
+    def _reads_cache(self, module: Any) -> bool:
+        """Whether a module of SGLang attends to the cache."""
         return True
 
     def _check_layer(self, module: Any) -> None:
@@ -285,7 +285,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return AttentionCall(layer, q, torch.empty_like(q, memory_format=torch.contiguous_format))
 
     def _example(self, verifies: bool) -> Part:
-        """An example pass with two requests, from which the needed features are determined."""
+        """An example of a pass, with two requests. It shows which features the backends need."""
         lengths = torch.ones(2, dtype=torch.int32, device=self.device)
         table = self._table(torch.zeros(2, dtype=torch.int64, device=self.device), 2 * self._page)
         if verifies:
@@ -294,34 +294,27 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         return _part("decode", [1, 1], table, lengths, [1, 1])
 
 
-def _asked(places: Places, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
-    """The phases in which SGLang uses the backend `name`; other phases can have other backends.
+def _asked(version: Version, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
+    """The phases in which SGLang uses the backend `name`, each with that name.
 
-    A model runner without names by phase, as for some draft models, uses `name` in all phases.
+    All phases, if the model runner has no names by phase, as for some draft models.
     """
     phases: tuple[Phase, ...] = ("prefill", "decode")
     live = [
         phase for phase in phases if getattr(model_runner, f"{phase}_attention_backend_str", name) == name
     ]
     asked: dict[Phase, str] = dict.fromkeys(live or phases, name)
-    mode = getattr(places.speculation(model_runner), "speculative_attention_mode", "prefill")
+    mode = getattr(version.speculation(model_runner), "speculative_attention_mode", "prefill")
     if verifies and ("decode" if mode == "decode" else "prefill") in asked:
         asked["verify"] = name
     return asked
 
 
 def _part(
-    phase: Phase,
-    rows: Sequence[int],
-    table: torch.Tensor,
-    kv_lens: torch.Tensor,
-    lengths: Sequence[int],
+    phase: Phase, rows: Sequence[int], table: torch.Tensor, kv_lens: torch.Tensor, lengths: Sequence[int]
 ) -> Part:
     batch = PagedBatch(
-        **sequences(tuple(rows), table.device),
-        page_table=table,
-        kv_lens=kv_lens,
-        kv_seqlens=tuple(lengths),
+        **sequences(tuple(rows), table.device), page_table=table, kv_lens=kv_lens, kv_seqlens=tuple(lengths)
     )
     return Part(phase=phase, rows=slice(0, sum(rows)), pages=batch)
 

@@ -16,7 +16,7 @@ from switchrail.ops.ragged import RaggedBatch, ragged_attention
 from switchrail.platforms.operations import RaggedAttention
 
 if TYPE_CHECKING:
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 _HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
@@ -32,16 +32,16 @@ class LatentAttention(FullAttention):
 
     kind, op = "mla", "mla"
 
-    def __init__(self, runtime: Runtime, places: Places, model_runner: Any, name: str) -> None:
+    def __init__(self, runtime: Runtime, version: Version, model_runner: Any, name: str) -> None:
         """See `FullAttention`."""
         pool = model_runner.token_to_kv_pool
         self._rank = int(getattr(pool, "full_kv_pool", pool).kv_lora_rank)
-        super().__init__(runtime, places, model_runner, name)
+        super().__init__(runtime, version, model_runner, name)
         platform = platform_of(runtime, model_runner.device)
         self._ragged = runtime.forward_of(RaggedAttention, platform) or ragged_attention
         self._own: RaggedBatch | None = None
         self._chunks: list[RaggedBatch] = []
-        if places.chunked_prefixes:
+        if version.chunked_prefixes:
             handlers = import_module(_HANDLERS)
             handlers.AttentionBackendRegistry.register(
                 name, lambda attn, batch: handlers._handle_attention_backend(attn, batch, name)
@@ -60,7 +60,7 @@ class LatentAttention(FullAttention):
             )
 
     def init_mha_chunk_metadata(self, forward_batch: Any, disable_flashinfer_ragged: bool = False) -> None:
-        """Describes the chunks of cached prefixes. Ignores the flag, which SGLang's hybrid models pass."""
+        """Makes a batch for each chunk of the cached prefixes. Ignores the flag of SGLang's hybrid models."""
         assert self._own is not None
         self._chunks = [
             RaggedBatch(
@@ -82,7 +82,7 @@ class LatentAttention(FullAttention):
         save_kv_cache: bool = True,
         **options: Any,
     ) -> Any:
-        """Runs a layer on tokens of prompts or drafts: on the cache, or on expanded keys and values."""
+        """Runs a layer on tokens of prompts or drafts, over the cache or over expanded keys and values."""
         if layer is self._modules.get(layer.layer_id):
             return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **options)
         if self._own is None or k is None or v is None:
@@ -109,7 +109,7 @@ class LatentAttention(FullAttention):
             return found, lse
         return found.flatten(1)
 
-    def _stores(self, module: Any) -> bool:
+    def _reads_cache(self, module: Any) -> bool:
         return bool(module.tp_k_head_num == 1 and module.v_head_dim == self._rank < module.qk_head_dim)
 
     def _problems(self, module: Any) -> dict[str, bool]:

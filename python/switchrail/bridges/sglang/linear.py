@@ -12,17 +12,10 @@ from switchrail.bridges.sglang.asked import refuse, serve
 from switchrail.bridges.sglang.names import OURS, is_ours
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of
 from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
-from switchrail.ops import (
-    GatedDeltaCall,
-    GatedDeltaLayer,
-    KdaCall,
-    KdaLayer,
-    Layer,
-    ShortConvCall,
-)
+from switchrail.ops import GatedDeltaCall, GatedDeltaLayer, KdaCall, KdaLayer, Layer, ShortConvCall
 
 if TYPE_CHECKING:
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 _FOLDER = "sglang.srt.layers.attention.linear"
@@ -30,7 +23,7 @@ _FOLDER = "sglang.srt.layers.attention.linear"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Kind):
-    """A kind of delta-rule layer, for which SGLang has a backend class.
+    """A kind of delta-rule layers, and SGLang's classes that run these layers.
 
     Attributes:
         op: The op, and the kind of the layers.
@@ -41,7 +34,7 @@ class Family(Kind):
         call: The class of the calls.
         decays: Returns the shape of one token's decays in a layer.
         window: Returns SGLang's pool of convolution windows as a view [slots, C, W - 1].
-        activation: The activation of the convolution. None uses the activation of SGLang's layer.
+        activation: The activation of the convolution; None means that of SGLang's layer.
     """
 
     op: str
@@ -128,8 +121,8 @@ class Family(Kind):
     ) -> Any:
         """Runs a layer; a hook around SGLang's `forward_extend` and `forward_decode`.
 
-        In decode, SGLang may pass the undivided projections `q | k | v | z` and `b | a`. It then expects z
-        with the result.
+        In decode, `mixed_qkv` may be a pair of undivided projections, `q | k | v | z` and `b | a`. Then the
+        result is a pair too: the output and z.
         """
         served: ServedLayers | None = backend.switchrail
         if served is None or not served.serves(forward_batch):
@@ -148,20 +141,20 @@ class Family(Kind):
         return out.unsqueeze(0), z.view(len(z), layer.num_v_heads, layer.head_v_dim)
 
 
-def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends for `FAMILIES`. If no name of Switchrail is chosen, SGLang is unchanged."""
+def attach(runtime: Runtime, version: Version) -> None:
+    """Hooks SGLang's backends for `FAMILIES`; see `serve` and `refuse`."""
     for family in FAMILIES:
-        if family.op in places.linear_ops:
-            _attach(runtime, places, family)
+        if family.op in version.linear_ops:
+            _attach(runtime, version, family)
         else:
-            refuse(runtime, places, family.owner)
+            refuse(runtime, version, family.owner)
 
 
-def _attach(runtime: Runtime, places: Places, family: Family) -> None:
+def _attach(runtime: Runtime, version: Version, family: Family) -> None:
     hooks = runtime.hooks
 
     def plain(dispatcher: Any, *backends: Any, **named: Any) -> tuple[Any, Any]:
-        """Makes SGLang's dispatcher choose its default kernels for layers that Switchrail serves."""
+        """For layers that Switchrail serves, makes SGLang's dispatcher choose its default kernels."""
         triton = type(backends[0]).TRITON
         return (dispatcher, *(triton if b is not None and is_ours(b.value) else b for b in backends)), named
 
@@ -171,15 +164,15 @@ def _attach(runtime: Runtime, places: Places, family: Family) -> None:
 
     owner = family.owner
     hooks.add(f"{family.module}.{family.dispatcher}.__init__", plain, "before", source=OURS)
-    serve(runtime, places, lambda backend: family, owner)
+    serve(runtime, version, lambda backend: family, owner)
     for method in ("forward_decode", "forward_extend"):
         hooks.add(f"{owner}.{method}", family.run, "around", source=OURS)
-    if places.records_prompts is not None:
-        hooks.add(f"{owner}.{places.records_prompts}", records_prompts, "after", source=OURS)
+    if version.records_prompts is not None:
+        hooks.add(f"{owner}.{version.records_prompts}", records_prompts, "after", source=OURS)
 
 
 def _delta_arguments(module: Any, memory: Memory) -> dict[str, Any]:
-    """The arguments that the layers of both delta rules have in SGLang."""
+    """The constant arguments that layers of both delta rules have in common."""
     return {
         "state": memory.states,
         "row_states": memory.row_states,

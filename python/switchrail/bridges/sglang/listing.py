@@ -11,7 +11,7 @@ from switchrail.bridges.sglang.names import OURS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
@@ -53,12 +53,12 @@ def _sglangs() -> Iterator[ListedHook]:
             yield ListedHook(target, kind.value, name, "sglang")
 
 
-def attach(runtime: Runtime, places: Places) -> None:
-    """Logs plugins' hooks when a model runner's attention is made, because SGLang's log is set up by then."""
+def attach(runtime: Runtime, version: Version) -> None:
+    """Logs plugins' hooks when a model runner's attention is made: by then SGLang has set up its log."""
 
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):
             if source != OURS:
                 _log.info("%s: `%s` hook of %s, registered with %s", target, kind, source, system)
 
-    runtime.hooks.add(places.attention_made, log, "before", source=OURS)
+    runtime.hooks.add(version.attention_made, log, "before", source=OURS)

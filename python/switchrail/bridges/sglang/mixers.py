@@ -13,31 +13,27 @@ from switchrail.bridges.sglang.names import OURS
 from switchrail.bridges.sglang.routes import HeadSizes, modules_of, radix_heads
 from switchrail.bridges.sglang.states import Kind, Memory, ServedLayers, convolution
 from switchrail.errors import BridgeError
-from switchrail.ops import (
-    Layer,
-    LightningCall,
-    LightningLayer,
-    Mamba2Call,
-    Mamba2Layer,
-    ShortConvCall,
-)
+from switchrail.ops import Layer, LightningCall, LightningLayer, Mamba2Call, Mamba2Layer, ShortConvCall
 
 if TYPE_CHECKING:
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 _ATTENTION = "sglang.srt.layers.attention"
 
 
 class Lightning(Kind):
-    """Lightning attention of Bailing and MiniMax models. SGLang stores states as [K, V]; ops see [V, K]."""
+    """Lightning attention of Bailing and MiniMax models.
+
+    SGLang stores its states as [K, V]; the backends get transposed views, [V, K].
+    """
 
     op = "lightning"
     ops = ("lightning",)
     state_layout = "VK"
 
     def __init__(self, backend: Any) -> None:
-        """Reads from SGLang's backend: the layers' decays, whether it scales queries, the layers with states.
+        """Reads data of SGLang's backend: decays, whether queries are scaled, and the ids of the layers.
 
         Raises:
             BridgeError: The server's option for the cache's dtype is not `auto`.
@@ -117,7 +113,7 @@ class Mamba2(Kind):
         self._ids = backend.req_to_token_pool.mamba_map
 
     def modules(self, model: torch.nn.Module) -> dict[int, Any]:
-        """See `Kind`. SGLang's modules don't know their layers' ids, but are in the same order as the ids."""
+        """See `Kind`. SGLang's modules have no layer ids, but are in the order of the ids."""
         from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 
         found = [each for each in model.modules() if isinstance(each, MambaMixer2)]
@@ -205,7 +201,7 @@ class Mamba2(Kind):
 
 
 def _heads(module: Any) -> HeadSizes:
-    """The heads of a Mamba2 layer. Mamba2's groups count as q and k heads."""
+    """The heads of a Mamba2 layer; each of its groups is a q head and a k head."""
     groups, heads = module.n_groups // module.tp_size, module.num_heads // module.tp_size
     return HeadSizes(module.ssm_state_size, module.head_dim, groups, groups, heads)
 
@@ -267,26 +263,23 @@ _BACKENDS: dict[str, tuple[type[Lightning | Mamba2], str, tuple[str, ...]]] = {
 """For each op: the kind of its layers, SGLang's backend class, and that class's methods that run a layer."""
 
 
-def attach(runtime: Runtime, places: Places) -> None:
-    """Hooks SGLang's backends for lightning attention, Mamba2 and LFM2's convolutions.
-
-    If the user chose none of Switchrail's names, SGLang runs unchanged.
-    """
+def attach(runtime: Runtime, version: Version) -> None:
+    """Hooks SGLang's backends for lightning attention, Mamba2 and LFM2; see `serve` and `refuse`."""
 
     def hook(owner: str, methods: tuple[str, ...], kind: type[Any]) -> None:
         for method in methods:
             runtime.hooks.add(f"{owner}.{method}", kind.run, "around", source=OURS)
 
     for op, (kind, owner, methods) in _BACKENDS.items():
-        if op in places.linear_ops:
-            serve(runtime, places, kind, owner)
+        if op in version.linear_ops:
+            serve(runtime, version, kind, owner)
             hook(owner, methods, kind)
         else:
-            refuse(runtime, places, owner)
-    if "short_conv" in places.linear_ops:
+            refuse(runtime, version, owner)
+    if "short_conv" in version.linear_ops:
         serve(
             runtime,
-            places,
+            version,
             lambda backend: Convolution(),
             f"{_ATTENTION}.linear.short_conv_backend.ShortConvAttnBackend",
         )

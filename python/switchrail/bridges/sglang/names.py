@@ -14,11 +14,11 @@ from switchrail.nearest import unknown
 if TYPE_CHECKING:
     from enum import Enum
 
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.runtime import Runtime
 
 OURS = "switchrail"
-"""The name that leaves the choice of a backend to the core. `switchrail:NAME` chooses the backend NAME."""
+"""The name that lets Switchrail choose a backend. `switchrail:NAME` chooses the backend NAME."""
 
 
 def is_ours(name: str | None) -> bool:
@@ -27,33 +27,33 @@ def is_ours(name: str | None) -> bool:
 
 
 def backend_of(name: str) -> str | None:
-    """The backend that one of Switchrail's names chooses; None if the name leaves the choice to the core."""
+    """The backend that one of Switchrail's names chooses; None for `OURS`."""
     return name.partition(":")[2] or None
 
 
 def names_for(runtime: Runtime, ops: Iterable[str]) -> list[str]:
-    """All names for layers of these ops: one for the core's decision, and one for each backend."""
+    """All names for layers of these ops: `OURS`, and one for each backend."""
     backends = {backend.name for op in ops for backend in runtime.backends(op)}
     return [OURS, *(f"{OURS}:{name}" for name in sorted(backends))]
 
 
-def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
+def offer(runtime: Runtime, version: Version, undo: ExitStack) -> None:
     """Adds Switchrail's names to SGLang's lists of choices until `undo` closes.
 
-    Also hooks SGLang's enum of linear attention backends: a listed name that the enum lacks gets a member,
-    and any other name raises an UnknownBackendError.
+    Also hooks SGLang's enum of linear attention backends. A listed name that the enum lacks gets a member;
+    any other name raises an UnknownBackendError.
     """
-    choices = import_module(places.choices)
+    choices = import_module(version.choices)
     linear: list[str] = choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     lists = [(linear, LINEAR_OPS), (choices.ATTENTION_BACKEND_CHOICES, PAGED_OPS)]
-    if places.chunked_prefixes:
+    if version.chunked_prefixes:
         lists.append((choices.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS, PAGED_OPS))
     for names, ops in lists:
         for name in names_for(runtime, ops):
             if name not in names:
                 names.append(name)
                 undo.callback(names.remove, name)
-    enum = f"{places.linear_module}.LinearAttnKernelBackend"
+    enum = f"{version.linear_module}.LinearAttnKernelBackend"
 
     def member(kind: type[Enum], value: object) -> Enum:
         """A new enum member for a name that SGLang's enum lacks, so that each name has its own member."""
@@ -72,12 +72,12 @@ def offer(runtime: Runtime, places: Places, undo: ExitStack) -> None:
         return made  # type: ignore[no-any-return]
 
     runtime.hooks.add(f"{enum}._missing_", member, "replace", source=OURS)
-    if places.has_custom:
+    if version.has_custom:
 
         def is_custom(result: bool, member: Any) -> bool:
-            """Whether another plugin owns the name.
+            """Whether a plugin other than Switchrail owns the name.
 
-            Without `member`, SGLang would map the names of all other plugins to the one member `CUSTOM`.
+            SGLang itself maps all names of plugins to one member, `CUSTOM`.
             """
             return result or (member.name not in type(member).__members__ and not is_ours(member.value))
 

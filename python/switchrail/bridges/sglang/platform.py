@@ -1,8 +1,9 @@
-"""Lets a platform for Switchrail be SGLang's platform too.
+"""Makes a plugin's platform SGLang's platform too.
 
-A distribution with a platform for Switchrail declares it for SGLang with an entry point:
+The distribution with the plugin declares an entry point:
 
-    [project.entry-points."sglang.srt.platforms"] acme = "switchrail.bridges.sglang.platform:activate"
+    [project.entry-points."sglang.srt.platforms"]
+    acme = "switchrail.bridges.sglang.platform:activate"
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def activate() -> str | None:
-    """The path of `SwitchrailPlatform` if this process has a plugin's platform; None lets SGLang choose."""
+    """The path of `SwitchrailPlatform` if a plugin provides the platform; None lets SGLang choose."""
     from switchrail.current import current_runtime
 
     path = "switchrail.bridges.sglang.srt_platform:SwitchrailPlatform"
@@ -22,5 +23,5 @@ def activate() -> str | None:
 
 
 def has_plugins_platform(runtime: Runtime) -> bool:
-    """Whether a runtime's platform is a plugin's. Then Switchrail is SGLang's default for linear layers."""
+    """Whether a plugin provides a runtime's platform. Then linear layers use Switchrail by default."""
     return runtime.platform.kind.startswith("oot:")

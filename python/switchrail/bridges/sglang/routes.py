@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from switchrail._core import BoundPlan
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.ops.batch import Phase
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
@@ -37,7 +37,7 @@ class HeadSizes(NamedTuple):
 
 def bind_layers(
     runtime: Runtime,
-    places: Places,
+    version: Version,
     model_runner: Any,
     kind: str,
     layers: Mapping[int, HeadSizes | None],
@@ -45,18 +45,16 @@ def bind_layers(
     needed: Mapping[str, Collection[str]],
     **restrictions: Any,
 ) -> Dispatcher:
-    """Chooses and constructs the backends for some layers of a model runner's model.
-
-    The kinds of layers come from the model that SGLang has built; in a draft worker, from the draft model.
+    """Chooses and constructs the backends for the layers of one kind in a model runner's model.
 
     Args:
         runtime: The runtime with the registrations.
-        places: The places of SGLang's version.
+        version: SGLang's version.
         model_runner: SGLang's model runner.
         kind: The kind of the layers.
         layers: The heads of each layer, by id; None for a layer without heads.
         asked: The chosen names, by phase; a group from `planned_together`.
-        needed: The features that the layers' calls need, by op; the chosen names apply to the last op.
+        needed: The features that the layers' calls need, by op. The chosen names apply to the last op.
         **restrictions: Further arguments of `Runtime.plan`.
 
     Raises:
@@ -64,7 +62,9 @@ def bind_layers(
         SwitchrailError: No backend fits, or the chosen backend does not; see `Runtime.plan`.
     """
     *_, op = needed
-    other = "full_attention" if kind != "full_attention" else "gated_delta"
+    other = (
+        "full_attention" if kind != "full_attention" else "gated_delta"
+    )  # for ids that are not in `layers`
     kinds = [kind if id in layers else other for id in range(max(layers, default=-1) + 1)]
     layout = Layout.from_kinds(type(model_runner.model).__name__, kinds).to_dict()
     shapes = set(layers.values())
@@ -75,7 +75,7 @@ def bind_layers(
     heads = shapes.pop() if shapes else None
     if heads is not None:
         layout["shapes"] = {kind: {op: heads._asdict()}}
-    graphs = {"cuda_graph"} if "prefill" not in asked and captures(places, model_runner) else set()
+    graphs = {"cuda_graph"} if "prefill" not in asked and captures(version, model_runner) else set()
     plan = runtime.plan(
         Layout.from_json(json.dumps(layout)),
         device=platform_of(runtime, model_runner.device),
@@ -98,10 +98,7 @@ def bind_layers(
 
 
 def platform_of(runtime: Runtime, device: str) -> Platform:
-    """The platform of SGLang's device.
-
-    It is the runtime's platform if a plugin provides that platform and the devices have the same type.
-    """
+    """The platform of SGLang's device: the runtime's, if a plugin provides it for this type of device."""
     own = runtime.platform
     is_plugins = own.kind.startswith("oot:") and own.device.split(":")[0] == device.split(":")[0]
     return own if is_plugins else runtime.find_platform(device)
@@ -110,7 +107,7 @@ def platform_of(runtime: Runtime, device: str) -> Platform:
 def _preferences(
     runtime: Runtime, ops: Iterable[str], op: str, asked: Mapping[Phase, str]
 ) -> Iterator[tuple[str, str]]:
-    """Preferences for the chosen backends: for `op`, and for each other op that has a backend of the name."""
+    """Preferences for the chosen backends, for `op` and for each other op with a backend of that name."""
     for phase, name in asked.items():
         chosen = backend_of(name)
         for each in ops:
@@ -141,19 +138,21 @@ def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     return {module.layer_id: module for module in found}
 
 
-def captures(places: Places, model_runner: Any) -> bool:
-    """Whether SGLang captures decode steps and verification. It never captures prompts that are served."""
-    return str(model_runner.device) == "cuda" and places.captures(model_runner)
+def captures(version: Version, model_runner: Any) -> bool:
+    """Whether SGLang captures decode steps and verification; prompts that Switchrail serves never are."""
+    return str(model_runner.device) == "cuda" and version.captures(model_runner)
 
 
-def planned_together(places: Places, model_runner: Any, asked: Mapping[Phase, str]) -> list[dict[Phase, str]]:
-    """Splits the chosen names into groups, for each of which a plan is made.
+def planned_together(
+    version: Version, model_runner: Any, asked: Mapping[Phase, str]
+) -> list[dict[Phase, str]]:
+    """Splits the chosen names, by phase, into groups that each get a plan.
 
-    Verification has a plan of its own, since drafts have separate memory. Prompts have a plan of their own if
-    only the other phases need backends that can be captured in graphs.
+    Verification has its own plan, since SGLang keeps the states of drafts in separate memory. Prompts have
+    their own plan if decode is captured, so that only decode needs backends that can be captured.
     """
     live: dict[Phase, str] = {phase: name for phase, name in asked.items() if phase != "verify"}
-    apart = live.keys() == {"prefill", "decode"} and captures(places, model_runner)
+    apart = live.keys() == {"prefill", "decode"} and captures(version, model_runner)
     groups: list[dict[Phase, str]] = [{phase: live[phase]} for phase in live] if apart else [live]
     if "verify" in asked:
         groups.append({"verify": asked["verify"]})

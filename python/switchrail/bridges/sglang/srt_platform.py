@@ -19,7 +19,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
     _enum = PlatformEnum.OOT
 
     def __init__(self) -> None:
-        """Takes the platform that the runtime has chosen."""
+        """Reads the platform of the current runtime."""
         platform = current_runtime().platform
         self._hardware = platform.hardware
         self.device_name = platform.kind.removeprefix("oot:")
@@ -31,7 +31,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
             server_args.linear_attn_backend = OURS
 
     def get_default_attention_backend(self) -> str:
-        """The name that lets the core decide. On CPUs, SGLang uses its own default instead."""
+        """`OURS`, which lets Switchrail choose. On CPUs, SGLang uses its own default instead."""
         return OURS
 
     def support_mamba_cache_extra_buffer(self) -> bool:

@@ -1,4 +1,4 @@
-"""The layers with states of one of SGLang's model runners."""
+"""Runs a model runner's linear and convolution layers on SGLang's pools of states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchrail.ops.short_conv.contract import ShortConvLayer
 
 if TYPE_CHECKING:
     from switchrail.bridges.sglang.drafts import Drafts
-    from switchrail.bridges.sglang.versions import Places
+    from switchrail.bridges.sglang.versions import Version
     from switchrail.dispatch import Dispatcher, Part
     from switchrail.ops import Layer
     from switchrail.ops.batch import Phase
@@ -29,12 +29,12 @@ _ACTIVATIONS: Mapping[str | None, Literal["silu"] | None] = {"silu": "silu", "sw
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A layer's states in SGLang's memory.
+    """A layer's part of SGLang's pools of states.
 
     Attributes:
-        windows: The last inputs of the convolution.
+        windows: The convolution windows, the last inputs of the convolution.
         states: The recurrent states.
-        row_windows: The last inputs after each drafted token; None without drafts.
+        row_windows: The windows after each drafted token; None without drafts.
         row_states: The recurrent states after each drafted token; None without drafts.
     """
 
@@ -71,7 +71,7 @@ class Kind(ABC):
 
     @abstractmethod
     def example(self, module: Any, layers: tuple[Any, ...], rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Calls of a layer's ops on some number of rows, from which the needed features are read."""
+        """Calls of a layer's ops on some rows. They show which features the backends need."""
 
 
 class UnknownLayersError(BridgeError):
@@ -82,14 +82,14 @@ class ServedLayers:
     """The layers of one kind in one of SGLang's model runners.
 
     Attributes:
-        asked: The user's names of Switchrail's backends, by phase.
+        asked: The user's names for Switchrail's backends, by phase.
         steps: The passes of the model.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        places: Places,
+        version: Version,
         kind: Kind,
         backend: Any,
         model_runner: Any,
@@ -114,8 +114,8 @@ class ServedLayers:
         self._kept = 0
         self._layers: dict[Phase, dict[int, tuple[Layer, ...]]] = {}
         dispatchers: dict[Phase, Dispatcher] = {}
-        for group in planned_together(places, model_runner, asked):
-            dispatcher = self._bind(runtime, places, kind, model_runner, group)
+        for group in planned_together(version, model_runner, asked):
+            dispatcher = self._bind(runtime, version, kind, model_runner, group)
             dispatchers.update(dict.fromkeys(group, dispatcher))
         if "prefill" in dispatchers:
             self._checkpoints = all_have(dispatchers["prefill"].bound, kind.ops, "checkpoints")
@@ -123,7 +123,7 @@ class ServedLayers:
         self._last_states: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _bind(
-        self, runtime: Runtime, places: Places, kind: Kind, model_runner: Any, asked: Mapping[Phase, str]
+        self, runtime: Runtime, version: Version, kind: Kind, model_runner: Any, asked: Mapping[Phase, str]
     ) -> Dispatcher:
         drafts = self._drafts if "verify" in asked else None
         pools = {id: self._backend.req_to_token_pool.mamba2_layer_cache(id) for id in self._modules}
@@ -147,7 +147,7 @@ class ServedLayers:
                 needed[op] |= needed_features(part.phase, call, part.states)
         dispatcher = bind_layers(
             runtime,
-            places,
+            version,
             model_runner,
             kind.op,
             {id: kind.heads(module) for id, module in self._modules.items()},
@@ -177,7 +177,7 @@ class ServedLayers:
         return self._layers[self.steps.phase][id]
 
     def serves(self, forward_batch: Any) -> bool:
-        """Whether Switchrail serves a pass."""
+        """Whether Switchrail serves the phase of a pass."""
         return _phase(_mode_of(forward_batch)) in self.asked
 
     def run(self, id: int, forward_batch: Any, *calls: Any) -> None:
@@ -217,7 +217,7 @@ class ServedLayers:
             part = self._verify_part(metadata)
         else:
             slots = metadata.mamba_cache_indices
-            # In SGLang's own cu_seqlens padding sequences have no row, but in a captured pass each has one.
+            # Not SGLang's cu_seqlens: padding sequences have no row there, but one in a captured pass.
             part = decode_part(torch.arange(sequences + 1, dtype=torch.int32, device=slots.device), slots)
         self.steps.capture(part, Bounds(sequences=sequences, rows=part.rows.stop, tokens=self._tokens))
 
@@ -261,7 +261,7 @@ def _mode_of(forward_batch: Any) -> Any:
 
 
 def _phase(mode: Any) -> Phase | None:
-    """The phase of passes with a mode; None if Switchrail serves no such passes."""
+    """The phase of a mode; None if Switchrail does not serve the mode."""
     if mode.is_decode():
         return "decode"
     if not mode.is_extend():
@@ -272,7 +272,7 @@ def _phase(mode: Any) -> Phase | None:
 def convolution(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, memory: Memory
 ) -> ShortConvLayer:
-    """Makes the layer of a convolution with weight [C, W]; uses the last W - 1 inputs of SGLang's windows.
+    """The constant arguments of a convolution with weight [C, W]: of SGLang's windows, the last W - 1 inputs.
 
     Raises:
         BridgeError: Switchrail has no such activation.
@@ -324,6 +324,6 @@ def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:
 
 
 def _host(forward_batch: Any, copy: str, name: str) -> list[int]:
-    """The values of a batch's tensor, from SGLang's copy on the host if there is one, to avoid a wait."""
+    """The values of a batch's tensor `name`; from SGLang's copy on the host, if any, without a wait."""
     found = getattr(forward_batch, copy, None)
     return list(found) if found is not None else list(getattr(forward_batch, name).tolist())

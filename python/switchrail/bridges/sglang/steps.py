@@ -21,12 +21,12 @@ _log = logging.getLogger("switchrail")
 class Steps:
     """The forward passes of one model runner, each a step of a dispatcher.
 
-    SGLang announces the start of a pass with metadata, but not its end. A repeated pass, for example before a
-    capture, is a new step with the same plans.
+    SGLang announces the start of a pass, but not its end. So a pass ends when the next one starts or when a
+    layer is called again, as SGLang runs a pass several times before it captures the pass.
 
     Attributes:
         dispatchers: By phase, the dispatcher that runs the layers' calls.
-        bypassed: The number of passes in which some or all layers ran without Switchrail's calls.
+        bypassed: The number of passes in which some layers ran without Switchrail's backends.
     """
 
     def __init__(self, dispatchers: Mapping[Phase, Dispatcher]) -> None:
@@ -57,7 +57,7 @@ class Steps:
         self._is_due = True
 
     def drop(self) -> None:
-        """Forgets the plans of the last pass; the next pass runs without plans."""
+        """Ends the last pass; the next one has no plans."""
         self.end()
         self._prepared = NOTHING
 
@@ -101,7 +101,7 @@ class Steps:
             out[rows:].zero_()
 
     def end(self) -> None:
-        """Ends the current pass, if any; counts the pass if a layer was not called."""
+        """Ends the current pass, if any. Adds it to `bypassed` if a layer was not called."""
         running, self._running = self._running, None
         self._called.clear()
         if self._is_due:
@@ -122,7 +122,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
-    """States within a pass that SGLang keeps for its prefix cache.
+    """States from within prompts that SGLang's prefix cache keeps.
 
     Attributes:
         every: States can be kept after each multiple of this number of tokens.
@@ -143,8 +143,8 @@ class Extended:
         seqlens: The number of rows of each sequence.
         cu_seqlens: [N + 1] int32, the first row of each sequence.
         slots: [N], the slots of the states.
-        started: [N] bool, whether a sequence has a state already.
-        tracked: The states to keep; None if there are none.
+        started: [N] bool, whether a sequence already has a state.
+        tracked: The states to keep for the prefix cache; None if there are none.
     """
 
     seqlens: tuple[int, ...]
@@ -154,7 +154,7 @@ class Extended:
     tracked: Tracked | None = None
 
     def parts(self, *, checkpoints: bool) -> list[Part]:
-        """The parts of the pass; several if states must be kept and backends have no checkpoints."""
+        """The parts of the pass: several if states must be kept and a backend lacks checkpoints, else one."""
         if self.tracked is None:
             return [_part(self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
         if not checkpoints:
@@ -179,9 +179,9 @@ class Extended:
         return [Part(phase="prefill", rows=slice(0, sum(self.seqlens)), states=batch)]
 
     def _split(self, tracked: Tracked) -> list[Part]:
-        """Splits sequences in two. The first part ends at the state to keep, and writes it to its slot."""
+        """Splits each sequence after the state to keep, so that the backend writes this state to its slot."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
-        # sequence, rows, whether it reads and whether it writes the kept slot
+        # for each part, its pieces of sequences: sequence, rows, whether to read and to write the kept slot
         groups: list[list[tuple[int, int, bool, bool]]] = [[]]
         for n, (length, after) in enumerate(zip(self.seqlens, tracked.after, strict=True)):
             if not 0 < after < length:
@@ -212,7 +212,7 @@ class Extended:
         return parts
 
     def last_states(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The slots of final states that are also kept, and the slots to which they are copied."""
+        """The slots of final states that the prefix cache keeps, and the slots to copy these states to."""
         if self.tracked is None:
             return None
         after = self.tracked.after

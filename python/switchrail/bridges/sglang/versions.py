@@ -1,4 +1,4 @@
-"""The functions and modules of SGLang that the bridge uses, for each known version."""
+"""What the bridge needs to know of each version of SGLang: names of modules and functions, and behaviour."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from switchrail.nearest import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """The functions and modules of one version of SGLang that the bridge uses, as dotted paths.
+class Version:
+    """One version of SGLang. Functions, methods and modules are given as dotted paths.
 
     Attributes:
         choices: The module with the lists of valid names of backends.
@@ -21,20 +21,20 @@ class Places:
         verify_choice: Whether the backend of verification can be chosen.
         extra_buffer: The function that decides whether a server's linear backend can keep states within a
             prompt for the prefix cache; None if SGLang has no such function.
-        linear_ops: The ops of the linear layers that the bridge serves.
+        linear_ops: The ops of those linear layers that the bridge serves.
         records_prompts: The method of a linear attention backend that tells whether prompts can be captured
             in graphs; None if there is none.
         graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
         attention_made: The method that makes a model runner's attention backends.
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
-        speculation: Returns an object with the options of speculative decoding for a model runner.
-        uncommitted: The algorithms of drafts after which SGLang does not update the states of linear layers.
-        late_drafts: The method of a linear attention backend that reads drafts which were made after the pass
-            was planned; None if there is none.
+        speculation: Returns a model runner's options of speculative decoding.
+        uncommitted: The draft algorithms with which SGLang does not update the states of linear layers.
+        late_drafts: The method of a linear attention backend that reads drafts made after the pass was
+            planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
-        location: Whether SGLang passes positions in the cache as a `KVWriteLoc`.
-        captures: Whether a model runner's options let decode steps be captured as graphs.
+        location: Whether SGLang's cache takes positions as a `KVWriteLoc`.
+        captures: Returns whether a model runner's options let decode steps be captured as graphs.
     """
 
     choices: str
@@ -108,8 +108,8 @@ def _captures(model_runner: Any) -> bool:
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
-_PLACES: Mapping[str, Places] = {
-    "0.5.11": Places(
+_KNOWN: Mapping[str, Version] = {
+    "0.5.11": Version(
         choices="sglang.srt.server_args",
         has_custom=False,
         verify_choice=False,
@@ -129,7 +129,7 @@ _PLACES: Mapping[str, Places] = {
         location=False,
         captures=lambda model_runner: not model_runner.server_args.disable_cuda_graph,
     ),
-    "0.5.23": Places(
+    "0.5.23": Version(
         choices="sglang.srt.arg_groups.choices",
         has_custom=True,
         verify_choice=True,
@@ -148,18 +148,18 @@ _PLACES: Mapping[str, Places] = {
     ),
 }
 
-VERSIONS = tuple(_PLACES)
+VERSIONS = tuple(_KNOWN)
 """The versions of SGLang that the bridge knows."""
 
 
-def places_of(version: str) -> Places:
-    """The places of a version.
+def version_of(number: str) -> Version:
+    """The version with a number, such as "0.5.23".
 
     Raises:
         BridgeError: The version is not known.
     """
     try:
-        return _PLACES[version]
+        return _KNOWN[number]
     except KeyError:
-        problem = f"no bridge to SGLang {version}: its internals may differ from those of the known versions"
-        raise unknown(BridgeError, problem, version, VERSIONS, found=version) from None
+        problem = f"no bridge to SGLang {number}: its internals may differ from those of the known versions"
+        raise unknown(BridgeError, problem, number, VERSIONS, found=number) from None

@@ -24,11 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
 from switchrail._core import BoundPlan, Layout, RoutePlan
-from switchrail.bridges.transformers.attention import (
-    ServedConfig,
-    implementation_changed,
-    served_config,
-)
+from switchrail.bridges.transformers.attention import ServedConfig, implementation_changed, served_config
 from switchrail.bridges.transformers.cache import ServedCache, adopt
 from switchrail.bridges.transformers.call import Call
 from switchrail.bridges.transformers.explain import explain
