@@ -1,8 +1,8 @@
-"""The adapter kit: parts that bridges to other engines and vendors' plugins share.
+"""The adapter kit for bridges to other engines and for vendors' plugins.
 
-A bridge describes an engine's own memory as layers, calls and batches. `needed_features` determines the
-features that a call needs. `Served` chooses backends that have these features or can be adapted, and
-constructs each backend once.
+A bridge describes an engine's own memory as layers, calls and batches. `needed_features` determines which
+features a call needs. `Served` chooses backends that have these features or can be adapted, and constructs
+each backend once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[
     Raises:
         ContractError: The call breaks the contract in a way that no feature allows.
     """
-    return CONTRACTS[_op_of(call)].needed_features(phase, call, batch)
+    for contract in CONTRACTS.values():
+        if type(call) is contract.call:
+            return contract.needed_features(phase, call, batch)
+    raise TypeError(f"got {type(call).__name__}, expected a call of an op, such as GatedDeltaCall")
 
 
 def features_of(registration: Registration) -> frozenset[str]:
@@ -82,7 +85,7 @@ class Planned:
 
 
 class Served:
-    """The backends of one op for an engine's layers. A backend has one instance for all its phases.
+    """The backends that serve one op of an engine's layers. A backend has one instance for all its phases.
 
     Attributes:
         decisions: The decision for each phase, with a reason for each rejected backend.
@@ -104,8 +107,8 @@ class Served:
         Args:
             runtime: The runtime with the registrations.
             op: The op.
-            needed: For each phase, the features that its calls need. A backend that lacks features in
-                `ADAPTED` is adapted.
+            needed: For each phase, the features that its calls need. Features in `ADAPTED` are added to
+                backends that lack them.
             device: As for `Runtime.resolve`.
             dtype: As for `Runtime.resolve`.
             flags: Flags of optional steps, True by default; see `switchrail.ops.steps`.
@@ -163,13 +166,6 @@ class Served:
                     text += ", adapted: " + ", ".join(f"{each} ({ADAPTED[each]})" for each in added)
                 lines.append(text)
         return "\n".join(lines)
-
-
-def _op_of(call: Any) -> str:
-    for op, contract in CONTRACTS.items():
-        if type(call) is contract.call:
-            return op
-    raise TypeError(f"got {type(call).__name__}, expected a call of an op, such as GatedDeltaCall")
 
 
 __all__ = [

@@ -20,7 +20,7 @@ MOST = 2**32 - 1
 
 
 def names_checked(function: F) -> F:
-    """Decorates a function to raise an `ArgumentError` with the nearest names for unknown keywords."""
+    """Decorates a method to raise an `ArgumentError` with the nearest names for unknown keywords."""
     valid = tuple(signature(function).parameters)[1:]  # leaves out `self`
 
     @wraps(function)
@@ -45,7 +45,7 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function that takes `**options`, so that its signature (and `help`) lists each option.
+    """Decorates a function with `**options`, so that its signature, and so `help`, lists each option.
 
     Args:
         options: The `TypedDict` of the options.

@@ -1,6 +1,6 @@
-"""Backend configurations: typed as a dataclass or pydantic model, stored as JSON values.
+"""Configurations of backends: each has a dataclass or pydantic model as type, and is stored as JSON values.
 
-pydantic is only imported if a backend has a configuration.
+pydantic is imported only if a backend has a configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
     Raises:
         ConfigError: `config` is none of these, its type can't be read, or a field has no valid default that
-        JSON can represent.
+            JSON can represent.
     """
     if config is None:
         return None, {}

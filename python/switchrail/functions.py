@@ -1,4 +1,4 @@
-"""The functions for operations, and the families of models, that plugins and programs register."""
+"""Registered functions for operations, and registered families of models."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Functions:
 
         Args:
             operations: For each operation, its name and a function with the signature that implementations
-            must match.
+                must match.
         """
         self._operations = dict(operations)
         self._all: tuple[Function | ModelFamily, ...] = ()

@@ -51,7 +51,7 @@ class Implementation:
             where = f"configuration of {op} backend {name!r}"
             values = config.validate(self.config_type, registration.effective_config, where)
         backend = cls(values)
-        steps = backend.optional_steps()  # the steps of a wrapper depend on its parts
+        steps = backend.optional_steps()  # a wrapper (`switchrail.ops.delegate`) has those of its parts
         for step in declared(features):
             if step not in steps:
                 problem = f"its registration has the feature {step!r}, but none of its parts has this step"
@@ -99,14 +99,14 @@ def check_class(
 
 
 def _is_wrapper(cls: type[AnyBackend]) -> bool:
-    """Whether instances get optional steps from their parts."""
+    """Whether the class is a backend that wraps others and has their optional steps; see `Wrapper`."""
     from switchrail.ops.backend import Backend
 
     return cls.optional_steps is not Backend.optional_steps
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """The changes that a class with the old interface (no `run`) needs; empty for other classes."""
+    """A message if a class has a method per phase, the old interface, in place of `run`; else empty."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:

@@ -1,6 +1,6 @@
 """Checks a plugin's class against its base class in Switchrail.
 
-Python treats a misspelt override as a new method, and only notices a wrong signature in a call. These checks
+Python takes a misspelt override for a new method, and notices a wrong signature only in a call. These checks
 find both before the class is used.
 """
 
@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     Attributes:
         text: The reason in words.
-        nearest: Names of the base that are similar to a misspelt name, best first.
+        nearest: For a misspelt name, the base's names that are similar to it, best first.
     """
 
     text: str
@@ -32,9 +32,8 @@ class Problem(NamedTuple):
 def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """The problems of a class's overrides of its base's attributes.
 
-    A public method counts as misspelt if its name differs by one or two letters from a method of the base
-    that the class does not override, and no class of Switchrail has that name. Attributes that are not
-    methods (`knid = ...`) are checked in the same way.
+    A public method counts as misspelt if it overrides nothing, and its name is almost that of a method that
+    the class could override. Attributes that are not methods (`knid = ...`) are checked in the same way.
 
     Args:
         cls: The class.
@@ -42,7 +41,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
-    # Later owners win. The base is the last of `ours`, so its signatures count.
+    # If several classes have a name, the last one wins: for `ours` the base, for `theirs` the most derived.
     known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
     known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
     given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}
@@ -110,7 +109,7 @@ def _is_code(value: object) -> bool:
 
 
 def _folded(name: str) -> str:
-    """A name without differences of style: `getDevice`, `is_device` and `device` become equal."""
+    """A name in one style, so that `getDevice`, `is_device` and `device` are equal."""
     return re.sub(r"^(get|is)_|_", "", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 

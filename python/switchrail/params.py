@@ -14,7 +14,7 @@ MOST_SAMPLES = 1024
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024
 
-_ALL: Final = 1 << 53
+_ALL: Final = 1 << 53  # as top_k, more than any vocabulary; the largest integer up to which floats are exact
 _GREEDY: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -34,11 +34,11 @@ class SamplingParams:
         top_k: Draw among the k most likely tokens; None means all.
         top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
         min_p: Draw among tokens whose probability is at least this fraction of the most likely token's.
-        seed: Seed of the request's own random numbers. Each token takes one number, so other requests do not
-            affect the draws. None means a seed from the operating system.
+        seed: Seed of the request's own random numbers, one for each token. So other requests do not affect
+            the draws. None means a seed from the operating system.
         stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
-            before the first occurrence, even if that spans tokens. Each string adds to the time of each step;
-            longer strings add more.
+            before the first occurrence, even if it spans several tokens. Each string lengthens each step,
+            longer strings by more.
         stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
         ignore_eos: Continue after the checkpoint's end tokens.
 
@@ -163,8 +163,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def capturable(choose: F) -> F:
     """Marks a function that chooses tokens, so that graphs of greedy decode steps contain its launches.
 
-    For greedy rows, such a function must only launch device work that depends on the logits. A captured step
-    calls it once, at the capture, with parameters for greedy rows and without sources of random numbers.
+    For greedy rows, the function must only launch work on the device, and this work may depend on the logits
+    only. A captured step calls the function once, at the capture, with parameters for greedy rows and without
+    sources of random numbers.
     """
     choose.capturable = True  # type: ignore[attr-defined]
     return choose

@@ -75,7 +75,7 @@ def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
 
 
 def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
-    """The preferences in the tables `backends` and `deny`; keys and names are checked where they are used.
+    """The preferences in the tables `backends` and `deny`. Their keys and names are not checked here.
 
     Args:
         file: The file, for messages.
@@ -97,7 +97,8 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
                     found=key,
                 )
             found.setdefault(key, []).extend(f"!{one}" if name == "deny" else one for one in names)
-    # a list with one name is an order, not a choice: where that backend doesn't fit, another one serves
+    # A single name is a demand. A list, even of one name, is an order: where no listed backend fits, `auto`
+    # lets another one serve.
     for key, value in tables.get("backends", {}).items():
         if isinstance(value, list) and "auto" not in value:
             found[key].append("auto")
@@ -105,19 +106,19 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choices_of(preferences: Mapping[str, str]) -> dict[str, str]:
-    """The choices and orders among preferences, without the denied names."""
+    """The preferences without the denied names."""
     wanted = {key: [one for one in _names(value) if one[:1] != "!"] for key, value in preferences.items()}
     return {key: ", ".join(names) for key, names in wanted.items() if names}
 
 
 def denials_of(preferences: Mapping[str, str]) -> dict[str, list[str]]:
-    """The denied names among preferences (each after a `!`), by key."""
+    """The denied names of preferences, each after a `!`, by key."""
     denied = {key: [one for one in _names(value) if one[:1] == "!"] for key, value in preferences.items()}
     return {key: names for key, names in denied.items() if names}
 
 
 def with_denials(choices: Mapping[str, str], *others: Mapping[str, str]) -> dict[str, str]:
-    """The choices, with the denied names of all other preferences added."""
+    """The choices, with the denied names of other preferences added."""
     found = {key: [value] for key, value in choices.items()}
     for other in others:
         for key, denied in denials_of(other).items():
@@ -138,7 +139,7 @@ class Policy:
     """The contents of the file that `SWITCHRAIL_POLICY` names; empty if the variable is unset.
 
     Attributes:
-        preferences: The choices, orders and denials.
+        preferences: The chosen and the denied names, by key.
         config: Values for the backends' configurations, by op and backend name.
     """
 
@@ -146,10 +147,13 @@ class Policy:
     config: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     def completed(self, preferences: Mapping[str, str] | None) -> dict[str, str]:
-        """A program's preferences, with the policy's where it has none. The policy's denials always apply."""
-        chosen = dict(preferences or {})
-        own = choices_of(chosen)
-        return with_denials(_left(choices_of(self.preferences), own) | own, chosen, self.preferences)
+        """A program's preferences, with the policy's added where the program has none.
+
+        The policy's denials always apply.
+        """
+        given = preferences or {}
+        own = choices_of(given)
+        return with_denials(_remaining(choices_of(self.preferences), own) | own, given, self.preferences)
 
 
 def read_policy() -> Policy:
@@ -171,16 +175,16 @@ def read_policy() -> Policy:
         )
 
 
-def _left(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """The choices of a policy for the ops and phases for which the program chooses no backend."""
-    left: dict[str, str] = {}
+def _remaining(policy: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """The policy's choices, without the ops and phases for which the program chose a backend."""
+    remaining: dict[str, str] = {}
     for key, value in policy.items():
         op, _, phase = key.partition(".")
         scopes = (op, "linear") if op in LINEAR_OPS else (op,)
         taken = {one for one in PHASES if any(s in chosen or f"{s}.{one}" in chosen for s in scopes)}
         if phase not in taken and (phase or not taken):
-            left[key] = value
+            remaining[key] = value
         elif not phase:
-            own = (f"{op}.{one}" for one in PHASES if one not in taken)
-            left |= {one: value for one in own if one not in policy}
-    return left
+            open_keys = (f"{op}.{one}" for one in PHASES if one not in taken)
+            remaining |= {one: value for one in open_keys if one not in policy}
+    return remaining

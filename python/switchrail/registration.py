@@ -108,7 +108,7 @@ _DEFAULTS: Final[BackendOptions] = {
 class Registrar(ABC):
     """Registers backends, functions for operations, families of models, and hooks.
 
-    Base of `Runtime` and of its open transactions.
+    Base of `Runtime` and of `Registry`, an open transaction.
     """
 
     @abstractmethod
@@ -130,9 +130,9 @@ class Registrar(ABC):
     def register(
         self, name: str, target: type[Any] | str | None = None, *, op: str, **options: Unpack[BackendOptions]
     ) -> Callable[[C], C] | None:
-        """Registers a backend under a name, unique for its op. Without `target` it is a class decorator.
+        """Registers a backend under a name, unique for its op. Without `target`, returns a class decorator.
 
-        Where an option is None, the backend has no restriction.
+        An option that is None restricts nothing.
 
         Args:
             name: The backend's name in preferences and on the command line.
@@ -145,14 +145,14 @@ class Registrar(ABC):
             head_sizes: The head sizes that it supports, each one number or (size of q and k, size of v).
             page_sizes: The numbers of tokens per page that it supports.
             state_layouts: The axis orders of the recurrent state that it supports: `VK`, `KV`, or `oot:NAME`.
-            features: Its optional features and steps (`switchrail.adapters.STEPS`); a feature unknown to
-                Switchrail is written `oot:NAME`.
+            features: Its optional features and optional steps (`switchrail.adapters.STEPS`). A feature that
+                Switchrail does not know is written `oot:NAME`.
             packages: Distributions that it requires, with version specifiers as for pip.
             priority: Without a preference, the fitting backend of the highest priority is chosen.
             config: The type of its configuration: a dataclass or pydantic model with a default for each
                 field. An instance may be given instead; then its values are the defaults.
-            override: Whether it may take the name of another backend. It then serves its own phases under the
-                name, and the other backend serves the remaining ones; `clear` undoes this.
+            override: Whether it may take the name of another backend. Under this name, it then serves its own
+                phases, and the other backend serves the remaining ones. `clear` undoes this.
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
@@ -215,12 +215,12 @@ class Registrar(ABC):
         Args:
             op: The op.
             name: The name.
-            phase: Unregister only backends that serve this phase and no other; None means all but the
-                built-in one.
+            phase: Unregister only backends that serve this phase and no other; None means all backends of the
+                name except the built-in one.
 
         Raises:
             RegistrationError: A plugin tries to clear a name that it has not registered. If others have
-            registered the name too, only the plugin's own registration is cleared.
+                registered the name too, only the plugin's own registration is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
@@ -300,10 +300,10 @@ class Registrar(ABC):
         kind: Kind = "before",
         **order: Unpack[HookOrder],
     ) -> Hook | Callable[[F], F]:
-        """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` explains the arguments.
+        """Puts a hook on a target; without `fn`, returns a decorator. `Hooks.add` explains the arguments.
 
-        In a transaction the hook is checked immediately, and becomes active with the commit. The hook's
-        source is the plugin's distribution, or the user.
+        In a transaction, the hook is checked immediately and becomes active at the commit. The hook's source
+        is the plugin's distribution, or the user.
 
         Raises:
             HookError: The target can't be hooked, or the hook doesn't fit the target. At the commit: the

@@ -47,13 +47,14 @@ _BUILTIN = {"kind": "builtin"}
 class Runtime(Registrar):
     """Owns registrations, plugins and hooks. All methods can be called from any thread.
 
-    A new runtime has the built-in backends. `current_runtime()` is the default one; tests and services create
-    their own.
+    A new runtime has the built-in backends. `current_runtime()` returns the process's default runtime; tests
+    and services create their own runtimes.
 
     Attributes:
         hooks: The hooks that this runtime has put on functions of the process.
-        skips_policy_errors: Whether `plan` leaves out configurations of the policy file that can't be
-            applied, instead of raising their error. `switchrail explain`, which prints the errors, sets it.
+        skips_policy_errors: Whether `plan` ignores invalid configurations in the policy file, the file that
+            `SWITCHRAIL_POLICY` names, instead of raising an error. `switchrail explain` sets it, and prints
+            the errors.
     """
 
     def __init__(self) -> None:
@@ -69,10 +70,10 @@ class Runtime(Registrar):
 
     @property
     def default_timeout(self) -> float | None:
-        """Default time limit in seconds for loading a plugin, and for importing and asking a platform plugin.
+        """Default time limit in seconds for the import and the function of a plugin; None means no limit.
 
-        Initially None, which means no limit. The `timeout` of `load` and `SWITCHRAIL_LOAD_TIMEOUT` take
-        precedence. The command sets it to 60.
+        Initially None; the command `switchrail` sets it to 60. The `timeout` of `load` and
+        `SWITCHRAIL_LOAD_TIMEOUT` take precedence.
 
         Raises:
             ArgumentError: The new value is not a number.
@@ -93,7 +94,7 @@ class Runtime(Registrar):
         """Sets the platform for all later uses. Same argument as `find_platform`.
 
         Raises:
-            PlatformError: See `find_platform`; or a plugin that is being loaded calls this.
+            PlatformError: See `PlatformChoice.find`; or a plugin calls this while it is being loaded.
         """
         staging = staging_of(self.hooks)
         if staging is not None:
@@ -108,7 +109,7 @@ class Runtime(Registrar):
         return self.platform if platform is None else self._platforms.find(platform)
 
     def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:
-        """The function for an operation: the platform's own, else a registered one, else None.
+        """The function for an operation: the platform's own, else the registered one, else None.
 
         Raises:
             BackendImportError: The path of the registered function doesn't lead to a function.
@@ -121,7 +122,7 @@ class Runtime(Registrar):
         return self._functions.find(operation.name, platform.kind, platform.capability)
 
     def family_of(self, model_type: object) -> Any:
-        """The family that is registered for a model type; None if there is none.
+        """The model family that is registered for a model type; None if there is none.
 
         Raises:
             BackendImportError: The family's path does not exist.
@@ -129,7 +130,7 @@ class Runtime(Registrar):
         return self._functions.family(model_type)
 
     def kinds_of(self, config: Mapping[str, Any]) -> Sequence[str] | None:
-        """The kinds of a configuration's layers; None if no registered family provides them.
+        """The kind of each layer of a model configuration; None if no registered family provides the kinds.
 
         Raises:
             BackendImportError: The path of the family's function does not exist.
@@ -159,7 +160,7 @@ class Runtime(Registrar):
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
-        """Commits the block's registrations together at its end; none if the block raises an exception.
+        """Commits the block's registrations and hooks at its end; none of them if the block raises an error.
 
         In a plugin that is being loaded, the block is part of the plugin's own transaction.
 
@@ -173,7 +174,7 @@ class Runtime(Registrar):
 
     @contextmanager
     def _open(self, origin: Mapping[str, str] = _USER, *, apart: bool = False) -> Iterator[Staging]:
-        """Opens a transaction; by default that of the plugin whose code is running, if there is one."""
+        """The transaction of the plugin that this thread loads; a new one if there is none, or if `apart`."""
         staging = None if apart else staging_of(self.hooks)
         if staging is not None:
             yield staging
@@ -188,12 +189,13 @@ class Runtime(Registrar):
     def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, which override the defaults of its registration.
 
-        The values replace those of an earlier call, and apply to later plans. They belong to the
-        registration: an override starts with its own defaults.
+        The values replace those of an earlier call, and apply to later plans. If another registration
+        overrides this one, it starts with its own defaults.
 
         Raises:
             UnknownBackendError: There is no such backend.
-            ConfigError: It has no configuration, or the values are invalid; the error lists all problems.
+            ConfigError: The backend has no configuration, or the values are invalid; the error lists all
+                problems.
             RegistrationError: A plugin configures a registration of another origin.
         """
         self._configure(op, name, values)
@@ -213,8 +215,7 @@ class Runtime(Registrar):
         """Configures backends with the values of the policy file, unless the program configured them.
 
         Returns:
-            An error for each configuration of an unknown backend, or with invalid values; `plan` raises the
-            first of these errors.
+            The errors: unknown backends and invalid values. `plan` raises the first of them.
 
         Raises:
             ConfigError: The file can't be read or is invalid.
@@ -275,13 +276,13 @@ class Runtime(Registrar):
             yield
         except (UnknownBackendError, StalePlanError) as error:
             hint = "`Runtime.load()` loads installed plugins"
+            waiting = [
+                one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")
+            ]
             # An error of a backend's constructor may have the hint already.
-            if hint not in error.message and (waiting := self._waiting_plugins()):
+            if waiting and hint not in error.message:
                 error.extend(f"not loaded: {', '.join(waiting)}; {hint}")
             raise
-
-    def _waiting_plugins(self) -> list[str]:
-        return [one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")]
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
         """Whether a later registration overrides a registration of this name.
@@ -354,18 +355,19 @@ class Runtime(Registrar):
             page_size: Page size in tokens.
             state_layout: Axis order of the recurrent state.
             features: Optional features that the backend must have.
-            heads: Numbers of q heads and of v heads. Selects the measured times with the nearest numbers.
-            no_decay: Whether the gates never decay. Selects the times measured without decay, if there are
+            heads: Numbers of q heads and of v heads. The measured times with the nearest numbers are used.
+            no_decay: Whether the gates never decay. Then times measured without decay are used, if there are
                 any.
-            preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`. Several names,
-                separated by commas, are an order: the first that fits serves, or else any other backend. `!`
-                before a name denies it, whatever other keys choose. Where these preferences choose nothing,
-                the file that `SWITCHRAIL_POLICY` names applies; backends that it denies are always denied.
+            preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`; `linear` stands for
+                all ops of linear attention. With several names, separated by commas, the first that fits is
+                chosen; if none fits, any other backend may be chosen. `!NAME` denies a backend, even if
+                another key chooses it. For ops and phases without a choice, the policy file
+                (`SWITCHRAIL_POLICY`) may choose. Its denials always apply.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
-                `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
-                optionally `spread` (by backend; a time whose spread exceeds 0.2 is multiplied by 1 + spread).
-                None means the times that `switchrail tune` measured on the platform, if `device` is a
-                platform.
+                `no_decay` and `samples`; each sample has `rows`, `length`, `nanoseconds` (by backend) and
+                optionally `spread` (by backend), as in `switchrail.times.Machine`. A time whose spread
+                exceeds 0.2 is multiplied by 1 + spread. None means the times that `switchrail tune` measured
+                on the platform, if `device` is a platform.
 
         Raises:
             TimesError: The measured times can't be read.
@@ -414,8 +416,8 @@ class Runtime(Registrar):
         """Decides which backend serves each layer. Imports no backend; `bind` does.
 
         If times were measured, different backends can serve batches of different sizes. `BoundPlan.at`
-        returns the backends for one batch. All backends of one op in a plan use the same form of state or
-        cache.
+        returns the backends for one batch. All backends of one op in a plan use the same state layout, state
+        dtype and page size.
 
         For backends that the program has not configured, the policy file's values are applied first.
 
@@ -484,31 +486,25 @@ class Runtime(Registrar):
     ) -> list[dict[str, Any]]:
         if given is not None:
             return as_arguments(given)
-        return (
-            measurements_for(device, self._loader.installed().packages)
-            if isinstance(device, Platform)
-            else []
-        )
+        if isinstance(device, Platform):
+            return measurements_for(device, self._loader.installed().packages)
+        return []
 
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of loaded plugins, hooks, backends, configurations and the given plans.
 
-        It is equal if and only if all of these are equal, in any process, on any machine, and in any order of
-        installation and registration. Plugins that are not loaded are not included.
+        Two digests are equal if and only if all of these are equal. Process, machine, and the order of
+        installation and registration don't matter.
         """
         return self._fingerprint(*plans).digest
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
-        plugins = list(self._loader.plugins)
-        return _core.fingerprint(self._core, plugins, self.hooks.chains(), _checked(plans))
+        checked = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
+        return _core.fingerprint(self._core, self._loader.plugins, self.hooks.chains(), checked)
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:
     return implementation.build(registration)
-
-
-def _checked(plans: Iterable[RoutePlan]) -> list[RoutePlan]:
-    return [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
 
 
 def _page_size(page_size: int | None) -> int | None:

@@ -28,13 +28,13 @@ _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """The open transaction of the plugin whose code this thread runs, in the runtime of `hooks`; or None."""
+    """The transaction of the plugin that this thread loads into the runtime with these hooks; or None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
 
 def carried(work: Callable[[], T]) -> Callable[[], T]:
-    """Wraps `work` for another thread, in which the current thread's transactions stay current."""
+    """Wraps `work` so that another thread runs it with this thread's current transactions."""
     stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
 
     def carry() -> T:
@@ -45,9 +45,9 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class Staging:
-    """An open transaction of a runtime's core, with hooks and functions that become active when it commits.
+    """An open transaction of a runtime's core, with hooks and functions that become active at its commit.
 
-    Any thread can stage changes in it until it ends; later changes are refused.
+    Until the transaction ends, any thread can stage changes in it. Later changes are refused.
 
     Attributes:
         hooks: The runtime's hooks.
@@ -88,7 +88,7 @@ class Staging:
 
     @property
     def source(self) -> HookSource:
-        """The source of the hooks that this transaction stages; empty for the user's."""
+        """The source of staged hooks; empty if the transaction is the user's."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -150,7 +150,7 @@ class Staging:
             self._brought.append(function)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Runs `work` with this as the thread's current transaction."""
+        """Runs `work` with this transaction as the thread's current one."""
         outer: tuple[Staging, ...] = getattr(_local, "stagings", ())
         try:
             _local.stagings = (*outer, self)
@@ -179,7 +179,7 @@ class Staging:
                 self.hooks.commit(hooks, strict=self._strict)
             self._transaction.commit()
         except BaseException:
-            if not self.is_committed:  # the changes may be active, if an interrupt came after the commit
+            if not self.is_committed:  # an interrupt may come after the commit, when the changes are active
                 self._functions.remove(*self._brought)
                 self.hooks.remove(*hooks)
             raise
@@ -191,7 +191,7 @@ class Staging:
         self._transaction.close()
 
     def undo(self) -> None:
-        """Closes the transaction, and removes all hooks and registrations of its plugin from the runtime."""
+        """Closes the transaction, and removes its plugin's hooks and registrations from the runtime."""
         self.close()
         self._functions.remove(*self._brought)
         # Not `StagedHooks.remove`, since this may run in a forked child, while a plugin's code runs.

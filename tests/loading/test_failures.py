@@ -280,7 +280,7 @@ CASES = {
     ),
     "it declares no priority": Case(
         "import switchrail\n@switchrail.plugin(priority='high')\ndef register(registry): pass",
-        "ArgumentError: priority is 'high'; valid: an int of 32 bits",
+        "ArgumentError: priority is 'high'; valid: an integer from -2147483648 to 2147483647",
         frame="@switchrail.plugin",
     ),
     "it declares one name": Case(

@@ -16,7 +16,6 @@ import pytest
 from switchrail import Runtime, RuntimeState, current_runtime
 from switchrail.errors import InstallationError, SwitchrailError
 from switchrail.hooks import chain
-from switchrail.processes import runtime_state
 from switchrail.processes.differences import differences, digest
 
 ONE = """
@@ -201,12 +200,12 @@ def test_a_state_is_of_one_moment(runtime: Runtime, monkeypatch: pytest.MonkeyPa
 
 
 def test_another_version_of_switchrail(runtime: Runtime) -> None:
-    make, (version, values) = RuntimeState.of(runtime).__reduce__()
+    make, (cls, version, values) = RuntimeState.of(runtime).__reduce__()
     with pytest.raises(InstallationError, match=f"switchrail: version is '{version}', not '9.9'") as caught:
-        make("9.9", b"that only 9.9 can read")
+        make(cls, "9.9", b"that only 9.9 can read")
     assert isinstance(caught.value, RuntimeError)
-    assert make is runtime_state._open
-    assert make(version, values) == RuntimeState.of(runtime)
+    assert cls is RuntimeState
+    assert make(cls, version, values) == RuntimeState.of(runtime)
 
 
 def test_another_installation_in_a_worker(

@@ -63,7 +63,7 @@ class _Table:
     """The backends that serve each layer's calls, in all steps with the same routes.
 
     Attributes:
-        users: The backends that plan each of these steps.
+        users: The backends of these steps; each makes a plan for its part of a step.
         targets: By layer, a tuple of each part's target; if there is one part, the target itself.
     """
 
@@ -89,7 +89,7 @@ class Prepared:
 
 
 NOTHING: Final = Prepared((), (), {}, [])
-"""A prepared step without parts, for a dispatcher that has no op to plan."""
+"""A prepared step without parts, for dispatchers without ops to plan."""
 
 
 @dataclass(slots=True)
@@ -142,10 +142,10 @@ _NO_STEP = _Step(NOTHING, [], False, {}, None, [])
 class Dispatcher:
     """Runs the calls of one model's layers on the backends of its route plan.
 
-    In each step, each layer of the plan must be called exactly once; anything else is an error. Without this
-    check, a model definition that skips a layer, or takes an unexpected path through its code, would silently
-    mix sequences. The targets of a step's calls are determined once for each combination of route tables, and
-    cached.
+    Each layer of the plan must be called exactly once per step; otherwise the step fails. Without this check,
+    a model definition that skips a layer, or takes an unexpected path through its code, would silently mix
+    sequences. The backends' `run` methods for all layers are looked up once for each combination of route
+    tables, and cached.
 
     Attributes:
         bound: The route plan with its backends.
@@ -233,9 +233,9 @@ class Dispatcher:
 
         Args:
             parts: The parts of the step; their rows must follow one another.
-            bounds: Bounds of the steps for which the result will be refreshed; None if the result serves this
-                step only.
-            bound: The routes; None means the dispatcher's own.
+            bounds: Upper bounds of the steps that the result will be refreshed for; None if it serves only
+                this step.
+            bound: The plan with the backends; None means the dispatcher's own.
             ops: The ops to plan; None means all.
 
         Raises:
@@ -287,11 +287,11 @@ class Dispatcher:
         Args:
             name: The optional step.
             routes: The tables with the backends.
-            ops: The ops whose backends run it.
-            **arguments: The step's arguments.
+            ops: The ops whose backends run the optional step.
+            **arguments: The optional step's arguments.
 
         Returns:
-            The result; None if no backend has the step.
+            The result, which must be equal for all backends; None if no backend has the optional step.
 
         Raises:
             DispatchError: The results of backends differ.
@@ -300,14 +300,14 @@ class Dispatcher:
         results: dict[str, Any] = {}
         seen: set[int] = set()
         for route in routes:
-            for layer_id, op, own in route.table:
+            for layer_id, op, backend_name in route.table:
                 registration = route.registration(op, layer_id)
                 backend = self._adapted(route.backend(op, layer_id), registration)
                 if op not in ops or id(backend) in seen:
                     continue
                 seen.add(id(backend))
                 if name in declared(registration.capabilities["features"]):
-                    where = f"{own} for {op} {route.phase}"
+                    where = f"{backend_name} for {op} {route.phase}"
                     try:
                         results[where] = backend.optional_steps()[name](**arguments)
                     except Exception as error:
@@ -318,9 +318,9 @@ class Dispatcher:
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Makes a step the running one within the block. The model makes the step's calls there.
+        """Starts a step at the begin of the block and ends it after the block. In the block, call the model.
 
-        If an earlier step was left before its end, for example by an interrupt, that step is discarded.
+        An earlier step that did not end, for example because of an interrupt, is discarded.
 
         Args:
             parts: The parts of the step, or the result of `prepare`.
@@ -422,10 +422,13 @@ class Dispatcher:
             self._verified = None
 
     def settling(self, batch: DeferredBatch) -> list[Callable[[], None]]:
-        """Plans the commits that the last verification deferred. Returns one function per layer to run them.
+        """Plans the commits that the last verification deferred.
 
         Args:
-            batch: A batch without rows that has all records.
+            batch: A batch whose sequences have no rows, but records to apply.
+
+        Returns:
+            For each layer, a function that runs its commit.
 
         Raises:
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
@@ -463,7 +466,7 @@ class Dispatcher:
                 found=0,
             )
         users: list[_User] = []
-        planned = {layer: place for layer, place in self._layers.items() if place[1] in ops}
+        planned = {layer: (id, op) for layer, (id, op) in self._layers.items() if op in ops}
         targets: dict[Layer, list[Target]] = {layer: [] for layer in planned}
         for index, route in enumerate(routes):
             names = {(layer, op): name for layer, op, name in route.table}
@@ -518,10 +521,7 @@ class Dispatcher:
 
 @dataclass(slots=True)
 class _Running:
-    """The context manager of `Dispatcher.running`.
-
-    A generator function as context manager would take four times as long to enter.
-    """
+    """The context manager of `Dispatcher.running`; a generator function would take four times as long."""
 
     dispatcher: Dispatcher
     step: _Step
@@ -534,7 +534,7 @@ class _Running:
 
 
 def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:
-    """The largest number of cached tokens of each sequence; None without a paged cache."""
+    """An upper bound of each sequence's cached tokens; None without a paged cache."""
     if part.pages is None:
         return None
     return part.pages.kv_seqlens if bounds is None else (bounds.tokens,) * len(part.lengths)

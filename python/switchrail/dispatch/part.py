@@ -18,10 +18,10 @@ class Part:
     Attributes:
         phase: The phase of the rows.
         rows: The range of rows in the step.
-        pages: The sequences for ops with a paged cache; None if the model has no such op.
-        states: The sequences for ops with a state; None if the model has no such op.
-        deferred: The same sequences for backends with the feature `deferred_commit`; None if no commits are
-            deferred.
+        pages: The batch for ops with a paged cache; None if the model has no such op.
+        states: The batch for ops with a state; None if the model has no such op.
+        deferred: The batch for backends with the feature `deferred_commit`, with the same sequences as
+            `states`; None if no commits are deferred.
 
     Raises:
         UnknownPhaseError: The phase is unknown.
@@ -39,14 +39,14 @@ class Part:
             raise unknown(UnknownPhaseError, problem, self.phase, PHASES, found=self.phase)
 
     def batch(self, op: str, *, defers: bool = False) -> SequenceBatch:
-        """The sequences in the form that an op takes.
+        """The batch for an op.
 
         Args:
             op: The op.
-            defers: Whether the backend has the feature `deferred_commit`.
+            defers: Whether the op's backend has the feature `deferred_commit`.
 
         Raises:
-            DispatchError: The part has no such batch.
+            DispatchError: The part has no batch for this op.
         """
         if defers and self.deferred is not None:
             return self.deferred

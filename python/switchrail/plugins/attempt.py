@@ -34,7 +34,7 @@ class Attempt:
     Attributes:
         plugin: The plugin's record.
         staging: The plugin's transaction.
-        declaration: The plugin's declared place in the order, known after its import.
+        declaration: The arguments of `switchrail.plugin`, known after the plugin's import.
     """
 
     def __init__(self, plugin: Plugin, staging: Staging, seconds: float | None) -> None:
@@ -92,10 +92,10 @@ def _codes(signals: Iterable[int]) -> frozenset[object]:
 
 
 def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
-    """Whether the exception is an interrupt: Ctrl-C, or raised by the program's signal handler.
+    """Whether an exception is Ctrl-C, or comes from a signal handler of the program.
 
-    An exception that a plugin's own signal handler raised is a failure of the running plugin, unless the
-    signal is Ctrl-C.
+    An exception from a plugin's signal handler counts as a failure of the running plugin, unless the signal
+    is SIGINT.
 
     Args:
         error: The exception.

@@ -15,13 +15,13 @@ class Choosing(threading.local):
     """Whether the current thread is choosing the platform of one runtime.
 
     A plugin that is being loaded may need the platform, and then waits for the thread that chooses it. If
-    that thread, in the code of a platform plugin, waited for the loader in turn, both would deadlock.
+    that thread ran a platform plugin that waits for the loader, neither thread could go on.
     """
 
     _here: bool = False
 
     def run(self, work: Callable[[], T]) -> T:
-        """Runs `work`, which chooses the platform or a part of it."""
+        """Runs `work`, which chooses the platform or calls a platform plugin."""
         try:
             self._here = True
             return work()
@@ -29,7 +29,7 @@ class Choosing(threading.local):
             self._here = False
 
     def refuse(self, what: str) -> None:
-        """Raises an error if a platform plugin makes this call while the platform is being chosen.
+        """Refuses a call that a platform plugin makes while the platform is being chosen.
 
         Args:
             what: The call in words, such as `asked for the platform`.

@@ -1,4 +1,4 @@
-"""A plugin's declared place in the order of plugins."""
+"""The decorator `plugin`, with which plugins declare the order of their functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from switchrail import _core
 from switchrail._core import Plugin
-from switchrail.arguments import texts
-from switchrail.errors import ArgumentError
+from switchrail.arguments import texts, whole
 
 _ATTRIBUTE = "__switchrail_plugin__"
 
@@ -26,25 +25,25 @@ class Declaration:
 
 
 def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str] = ()) -> Callable[[F], F]:
-    """Decorates a plugin's function to set its place in the order; undecorated functions have the defaults.
+    """Decorates a plugin's function to declare when it runs; undecorated functions have the defaults.
 
-    All plugins of one call of `load` are imported first. Then their functions run, ordered by constraints,
-    then priority, then the distribution's name. Plugins that were loaded earlier keep their place.
+    A call of `load` first imports all plugins. Then their functions run, ordered by `before` and `after`,
+    then by priority, then by the distribution's name. Functions that ran in an earlier call don't run again.
 
     Args:
         priority: Plugins of higher priority run earlier.
         before: Plugins that run after this one: a name, `DISTRIBUTION:NAME`, or a distribution's name for all
-        of its plugins. Unknown names have no effect.
+            of its plugins. Unknown names have no effect.
         after: Plugins that run before this one, in the same forms as `before`.
 
     Raises:
         ArgumentError: An argument has a wrong type.
     """
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
-        raise ArgumentError(
-            f"priority is {priority!r}; valid: an int of 32 bits", argument="priority", found=priority
-        )
-    declaration = Declaration(priority, (*texts("before", before),), (*texts("after", after),))
+    declaration = Declaration(
+        whole("priority", priority, -(2**31), 2**31 - 1),
+        (*texts("before", before),),
+        (*texts("after", after),),
+    )
 
     def decorate(function: F) -> F:
         setattr(function, _ATTRIBUTE, declaration)
@@ -60,10 +59,10 @@ def declaration_of(function: object) -> Declaration:
 
 
 def in_order(plugins: Sequence[Plugin], declarations: Sequence[Declaration]) -> list[int]:
-    """The order of plugins, as indices.
+    """The order in which the plugins' functions run, as indices.
 
     Raises:
         OrderError: The declarations form a cycle; the error's `members` are the plugins' qualified names.
     """
-    places = [(each.priority, list(each.before), list(each.after)) for each in declarations]
-    return _core.order_plugins(list(zip(plugins, places, strict=True)))
+    declared = [(each.priority, each.before, each.after) for each in declarations]
+    return _core.order_plugins(list(zip(plugins, declared, strict=True)))

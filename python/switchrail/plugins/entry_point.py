@@ -13,7 +13,7 @@ from switchrail.nearest import nearest
 
 
 def import_target(plugin: Plugin) -> Any:
-    """Imports the target of a plugin's entry point. Exceptions of its module pass through.
+    """Imports the target of a plugin's entry point. Exceptions that the module raises pass through.
 
     Raises:
         EntryPointError: The target does not exist.
@@ -47,10 +47,10 @@ def check_function(plugin: Plugin, found: object, argument: str) -> Callable[...
     Args:
         plugin: The plugin of the entry point.
         found: The target.
-        argument: A description of the argument.
+        argument: The argument in words, for the error.
 
     Raises:
-        EntryPointError: The target can't be called with one argument, or the call would not run its body.
+        EntryPointError: The target can't be called with one argument, or is a generator or async function.
     """
     valid = f"valid: a plain function that takes {argument}"
     if isinstance(found, type):

@@ -31,7 +31,12 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
-    """The name of the chosen platform, for the selection of plugins; None if none is chosen yet."""
+    """The platform by which plugins are selected: that of `asked`, or else `SWITCHRAIL_PLATFORM`; or None.
+
+    Args:
+        asked: The platform or device that the program named, or None.
+        plugins: The installed plugins.
+    """
     if asked is None:
         return os.environ.get(PLATFORM, "").strip() or None
     return _core.platform_of(asked, list(plugins))
@@ -41,8 +46,8 @@ def seconds_allowed(timeout: float | None, default: float | None = None) -> floa
     """The time limit for one plugin in seconds; None means no limit.
 
     Args:
-        timeout: The given time; None means `SWITCHRAIL_LOAD_TIMEOUT`.
-        default: The time to use if the variable is unset.
+        timeout: The limit that the program gave; None means `SWITCHRAIL_LOAD_TIMEOUT`.
+        default: The limit if the variable is unset.
 
     Raises:
         ArgumentError: The time is not a number.

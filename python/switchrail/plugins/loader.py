@@ -43,14 +43,14 @@ _log: Final = logging.getLogger("switchrail")
 class Loader:
     """Finds and loads the plugins of one runtime, and keeps their records.
 
-    One thread loads at a time; others wait for its result. A child process that is forked during
-    a load undoes the unfinished part, so it can load again.
+    One thread loads at a time; other threads wait for its result. A child process that is forked during a
+    load undoes the unfinished part, and can load again.
 
     Args:
         core: The runtime's registrations.
         hooks: The runtime's hooks.
         functions: The runtime's functions for operations.
-        choosing: The record of threads that are choosing the runtime's platform; these may not load plugins.
+        choosing: The record of threads that are choosing the runtime's platform. They may not load plugins.
 
     Attributes:
         paths: The folders searched by the last discovery; None means `sys.path`.
@@ -81,7 +81,7 @@ class Loader:
         return tuple(self._plugins[key] for key in keys if key in self._plugins)
 
     def platforms(self) -> tuple[Plugin, ...]:
-        """The platform plugins. Plugins that differ from the lock are blocked. Runs a discovery if necessary.
+        """The platform plugins; runs a discovery if necessary. Plugins that differ from the lock are blocked.
 
         Raises:
             SwitchrailError: The environment's settings are invalid; see `load`.
@@ -101,7 +101,7 @@ class Loader:
         assert self._discovery is not None
         return self._discovery
 
-    def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
+    def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> None:
         """Finds the installed plugins; imports nothing.
 
         Args:
@@ -112,12 +112,7 @@ class Loader:
             LoadReentryError: A plugin called this while it was being loaded.
             PlatformReentryError: A platform plugin called this while the platform was being chosen.
         """
-
-        def work() -> tuple[Plugin, ...]:
-            self._look(paths)
-            return self.plugins
-
-        return self._alone(work)
+        self._alone(lambda: self._look(paths))
 
     def load(
         self,
@@ -126,28 +121,27 @@ class Loader:
         strict: bool = False,
         timeout: float | None = None,
         platform: str | None = None,
-    ) -> tuple[Plugin, ...]:
+    ) -> None:
         """Loads the plugins that may be loaded, each in its own transaction.
 
         Selects plugins by allow list, `SWITCHRAIL_PLATFORM` and `SWITCHRAIL_LOCK`, imports them, and calls
         their functions in the order that `switchrail.plugin` describes. A plugin that fails leaves only its
-        record and a warning in the log. Plugins that were loaded, failed or hung before are not tried again,
-        so a second call changes nothing. If another thread calls this in the meantime, it waits for the
-        result.
+        record and a warning in the log. Plugins that an earlier call tried are not tried again, so a second
+        call changes nothing.
 
         Args:
             allow: Names of the plugins that may be loaded; None means those in `SWITCHRAIL_PLUGINS`, or else
                 all.
-            strict: Whether to raise an error, after all plugins were tried, if one fails, hangs or differs
-                from the lock. Also makes a plugin fail if the target of one of its hooks does not exist, or
-                already has a `replace` hook.
+            strict: Whether to raise an error, after all plugins were tried, if a plugin fails, hangs or
+                differs from the lock. A plugin then also fails if the target of one of its hooks does not
+                exist, or if the target of one of its `replace` hooks already has a `replace` hook.
             timeout: Time limit in seconds for one plugin's import and function together; None means
-                `SWITCHRAIL_LOAD_TIMEOUT`, or else `Runtime.default_timeout`. With a timeout each plugin's
-                code runs in a thread of its own, and the log names plugins that take longer than 5 s. After
-                the timeout that thread keeps running, because Python can't stop it, but the plugin's
-                transaction is closed.
+                `SWITCHRAIL_LOAD_TIMEOUT`, or else `Runtime.default_timeout`. With a limit, each plugin's code
+                runs in a separate thread, and the log names plugins that take longer than 5 s. After the
+                limit the thread keeps running, because Python can't stop it, but the plugin's transaction is
+                closed.
             platform: The platform or device that the program uses; None means `SWITCHRAIL_PLATFORM`, or else
-                any. General plugins are blocked if their distribution provides only other platforms.
+                any. If a distribution provides platforms, but not this one, its other plugins are blocked.
 
         Raises:
             ArgumentError: The allow list is a single string, or the timeout is not a number.
@@ -163,7 +157,7 @@ class Loader:
         names = allowed(allow)
         seconds = self.seconds(timeout)
 
-        def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
+        def work() -> list[Plugin]:
             refused = self._select(names, platform, given=allow)
             selected = [
                 plugin for plugin in self.plugins if (plugin.group, plugin.state) == (GROUP, "discovered")
@@ -172,17 +166,17 @@ class Loader:
             attempts = self._imported(selected, strict=strict, seconds=seconds)
             for attempt in self._ordered(attempts):
                 self._step(attempt, attempt.register)
-            return refused, self.plugins
+            return [
+                plugin
+                for plugin in self.plugins
+                if plugin.state in ("failed", "hung") or _key(plugin) in refused
+            ]
 
-        refused, plugins = self._alone(work)
-        failed = [
-            plugin for plugin in plugins if plugin.state in ("failed", "hung") or _key(plugin) in refused
-        ]
+        failed = self._alone(work)
         if strict and failed:
             reasons = "; ".join(f"{plugin.qualified_name}: {one_line(plugin.reason)}" for plugin in failed)
             details = "\n".join(in_lines(plugin.traceback) for plugin in failed if plugin.traceback)
             raise PluginError(f"plugins failed to load: {reasons}\n{details}".strip(), plugins=tuple(failed))
-        return plugins
 
     def load_as(
         self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
@@ -241,7 +235,7 @@ class Loader:
         return refused
 
     def _locked(self, plugins: Sequence[Plugin]) -> Sequence[Plugin]:
-        """Blocks plugins that differ from the lock, if there is one."""
+        """Blocks plugins that differ from the lock, if `SWITCHRAIL_LOCK` names one."""
         assert self._discovery is not None
         lock = os.environ.get(LOCK)
         if lock is None:
@@ -262,7 +256,7 @@ class Loader:
         return [attempt for attempt in self._attempts if self._step(attempt, attempt.find)]
 
     def _ordered(self, attempts: list[Attempt]) -> list[Attempt]:
-        """Orders plugins as they declare. Plugins whose declarations form a cycle fail."""
+        """Puts attempts in their declared order. Plugins whose declarations form a cycle fail."""
         while True:
             declarations = [attempt.declaration for attempt in attempts]
             try:
@@ -327,7 +321,7 @@ class Loader:
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     def _alone(self, work: Callable[[], T]) -> T:
-        """Runs `work` in one thread at a time. If it fails, restores the loader's previous state."""
+        """Runs `work` while no other thread loads. If `work` fails, restores the loader's previous state."""
         self._choosing.refuse("looked for plugins or loaded plugins")
         if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
@@ -351,7 +345,7 @@ class Loader:
             self._attempts = ()
 
     def _abandon(self) -> None:
-        """In a forked child, undoes the unfinished load of a thread that exists only in the parent."""
+        """In a forked child, undoes the unfinished load of a thread that exists in the parent only."""
         for attempt in self._attempts:
             if self._plugins[_key(attempt.plugin)].state != "loaded":
                 attempt.staging.undo()

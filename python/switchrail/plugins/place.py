@@ -18,8 +18,8 @@ _OTHERS = {"switchrail", "torch", "transformers", *sys.stdlib_module_names}
 def failing_place(error: BaseException) -> str:
     """The line in which a backend failed, as `FILE:LINE`; empty if the error has no traceback.
 
-    It is the innermost line in the backend's own package (`switchrail` for a built-in backend), even if a
-    package that the backend calls, such as torch, raised the error.
+    This is the innermost line in the backend's own package (`switchrail` for a built-in backend), even if
+    another package that the backend calls, such as torch, raised the error.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
@@ -30,7 +30,7 @@ def failing_place(error: BaseException) -> str:
 
 
 def placed_reason(plugin: Plugin) -> str:
-    """Why a plugin is not loaded, with the last line of its traceback that is not Switchrail's code."""
+    """Why a plugin is not loaded, with the last line of its traceback outside of Switchrail's code."""
     reason = plugin.reason or ""
     frames = _FRAME.findall(plugin.traceback or "")
     places = [f"{file}:{line}" for file, line in frames if not file.startswith((_OURS, "<"))]

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 
 class FreeList:
-    """The numbers 1 to `count` - 1, each free or taken; number 0 is reserved and never handed out.
+    """The numbers 1 to `count` - 1 of pages or slots, each free or taken. Number 0 is reserved.
 
     A platform's own class can override `__init__`, `__len__`, `take` and `give`.
 
     Attributes:
-        capacity: How many numbers there are, without the reserved number 0.
+        capacity: The number of pages or slots, without the reserved one.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,7 +20,7 @@ class FreeList:
         self._taken = bytearray(count)
 
     def __len__(self) -> int:
-        """The number of free numbers."""
+        """How many numbers are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:

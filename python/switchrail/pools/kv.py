@@ -45,6 +45,7 @@ class KVPool(PagedPool, Generic[S]):
             dtype: The dtype of the cache.
             device: The device of the cache.
         """
+        self._shapes = dict(shapes)
         self._caches: dict[int, tuple[torch.Tensor, ...]] = {}
         for layer, shape in shapes.items():
             sizes = [(num_pages, page_size, *size) for size in self.token_sizes(shape)]
@@ -115,18 +116,6 @@ class LatentPool(KVPool[LatentShape]):
 
     kind = "mla"
 
-    def __init__(
-        self,
-        shapes: Mapping[int, LatentShape],
-        *,
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(shapes, num_pages=num_pages, page_size=page_size, dtype=dtype, device=device)
-        self._latent_sizes = {layer: shape.latent for layer, shape in shapes.items()}
-
     @classmethod
     def token_sizes(cls, shape: LatentShape) -> tuple[tuple[int, ...], ...]:
         """The shape of one token's latent and rotary part, concatenated."""
@@ -135,7 +124,7 @@ class LatentPool(KVPool[LatentShape]):
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of a layer's latents [pages, page, R], and of its rotary parts [pages, page, P]."""
         (cache,) = self.caches(layer)
-        size = self._latent_sizes[layer]
+        size = self._shapes[layer].latent
         return cache[..., :size], cache[..., size:]
 
     def write(self, layer: int, rows: torch.Tensor, *values: torch.Tensor) -> None:

@@ -13,8 +13,8 @@ from switchrail.pools.shapes import ConvShape, DeltaShape, StateShape
 class StatePool(Pool):
     """The slots of a model's linear layers. A slot has the same number in all layers.
 
-    The memory is allocated once; reused slots are not cleared. A platform can have a subclass, which
-    most often overrides only `allocate`.
+    The memory is allocated once; reused slots are not cleared. A platform's own class derives from this one,
+    and most often overrides only `allocate`.
 
     Attributes:
         states: layer id -> recurrent states, [slots, HV, V, K].

@@ -94,11 +94,10 @@ def _told_apart(things: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tup
 def _backend(backend: BackendState) -> Mapping[str, Any]:
     document = backend.registration.to_dict()
     origin, spec = document["origin"], document["spec"]
-    owner = {
-        key: value for key, value in origin.items() if key != "version"
-    }  # the version is in the plugin's own entry
+    # the plugin's version is in its own entry
+    owner = [value for key, value in origin.items() if key != "version"]
     return {
-        "origin": " ".join(owner.values()),
+        "origin": " ".join(owner),
         "path": spec["path"],
         "phases": spec["phases"],
         "priority": spec["priority"],

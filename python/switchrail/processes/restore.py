@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# Threads restore one after the other. If two restore the same state, both get the first thread's runtime.
+# Threads restore one after the other. A thread that restores the same state again gets the same runtime.
 _restoring = SingleFlight()
 
 
@@ -98,10 +98,7 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
-    """Withdraws the registrations that the original runtime no longer had.
-
-    So plugins that are loaded later can use their names.
-    """
+    """Withdraws registrations that the original runtime had withdrawn; later plugins may use their names."""
     cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
         for registration in cleared:
@@ -138,7 +135,7 @@ def _stack(
             if implementation is None:
                 implementation = _implementation(backend, found)
             if implementation is None:
-                return  # `restore` compares the runtimes later and reports the missing implementation
+                return  # `restore` compares the runtimes afterwards, and reports the missing backend
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
             for registration in here:
@@ -150,7 +147,7 @@ def _stack(
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """The process-independent data of a registration, without versions, which are compared per plugin."""
+    """A registration as data that is equal in all processes; without the version, compared per plugin."""
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
     document["origin"].pop("version", None)
@@ -211,7 +208,8 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
                 hook = same.pop(0)
                 hooks[hook if hook.strict == state.strict else replace(hook, strict=state.strict)] = state
             elif state.fn is not None and state.fn in found:
-                hooks[_prepared(runtime, state, found[state.fn])] = state
+                options: Any = {name: getattr(state, name) for name in HOOK_ARGUMENTS}
+                hooks[runtime.hooks.prepare(state.target, found[state.fn], state.kind, **options)] = state
             else:
                 return  # `restore` compares the runtimes afterwards, and reports the missing hook
         if [*hooks] != here:
@@ -225,9 +223,3 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
 
 def _key(target: str, hook: Hook | HookState) -> tuple[Any, ...]:
     return target, hook.kind, hook.name, hook.source, hook.plugin
-
-
-def _prepared(runtime: Runtime, state: HookState, fn: Any) -> Hook:
-    return runtime.hooks.prepare(
-        state.target, fn, state.kind, **{name: getattr(state, name) for name in HOOK_ARGUMENTS}
-    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from switchrail import _core, arguments
 from switchrail.errors import UnpicklableError
 from switchrail.processes.restore import make_plans, restore
-from switchrail.processes.state import State, opened, read
+from switchrail.processes.state import State, read
 
 if TYPE_CHECKING:
     from switchrail._core import RoutePlan
@@ -24,9 +23,6 @@ class RuntimeState(State):
     the worker's initializer. Both work with any start method. The attributes are those of
     `switchrail.processes.state.State`.
     """
-
-    def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
-        return _open, (self.version, pickle.dumps(self.values()))
 
     @classmethod
     def of(cls, runtime: Runtime, *plans: RoutePlan) -> RuntimeState:
@@ -63,7 +59,7 @@ class RuntimeState(State):
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes again, in this process, the plans that `RuntimeState.of` was given.
+        """Makes the plans that `RuntimeState.of` was given, again in this process.
 
         Args:
             runtime: The result of `restore`.
@@ -72,7 +68,3 @@ class RuntimeState(State):
             InstallationError: A plan has other routes or backends here; the error lists the differences.
         """
         return make_plans(self, runtime)
-
-
-def _open(version: str, values: bytes) -> RuntimeState:
-    return RuntimeState(*opened(version, values))

@@ -79,7 +79,7 @@ class PlanState:
     Attributes:
         layout: The kind of each layer.
         request: The arguments of `Runtime.plan`.
-        routes: (layer id, op, phase, backend name), as in `RoutePlan.table`.
+        routes: Tuples of layer id, op, phase and backend name, as in `RoutePlan.table`.
         fingerprint: The plan's fingerprint.
     """
 
@@ -124,8 +124,8 @@ class State:
         """The attributes' values, in the order of the class."""
         return tuple(getattr(self, one.name) for one in fields(self))
 
-    def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
-        return _open, (self.version, pickle.dumps(self.values()))
+    def __reduce__(self) -> tuple[Any, tuple[type[State], str, bytes]]:
+        return _open, (type(self), self.version, pickle.dumps(self.values()))
 
 
 def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list[str]]:
@@ -166,8 +166,8 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list
             return state, problems
 
 
-def opened(version: str, values: bytes) -> tuple[Any, ...]:
-    """Unpacks the values of a pickled state.
+def _open(cls: type[State], version: str, values: bytes) -> State:
+    """Unpacks a pickled state.
 
     Raises:
         InstallationError: The state was pickled by another version of Switchrail, whose classes may differ.
@@ -179,12 +179,7 @@ def opened(version: str, values: bytes) -> tuple[Any, ...]:
             f"this process's installation differs from the original process's: {difference}",
             differences=(difference,),
         )
-    found: tuple[Any, ...] = pickle.loads(values)
-    return found
-
-
-def _open(version: str, values: bytes) -> State:
-    return State(*opened(version, values))
+    return cls(*pickle.loads(values))
 
 
 def _backend(

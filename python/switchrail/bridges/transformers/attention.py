@@ -1,4 +1,4 @@
-"""The attention function for served models, under a name of its own, and the config that selects it."""
+"""The attention function that served models use, and the config that selects this function."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
 
 
 class ServedConfig:
-    """The config for a served model's parts: the values of `original`, except that it selects `attention`.
+    """The config for a served model's parts: equal to `original`, except that it selects `attention`.
 
-    Both configs share one `__dict__`, so a change of one changes the other. A copy is a copy of the original.
+    Both configs share one `__dict__`, so a change of one changes the other. Copying or pickling this config
+    copies or pickles the original.
     """
 
     __slots__ = ("original",)

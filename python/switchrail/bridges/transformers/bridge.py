@@ -1,9 +1,8 @@
 """Serves a loaded transformers model through Switchrail's dispatch.
 
-The model's forward gets packed tokens, as in the engine: all sequences in one row without padding, without a
-cache or a mask. So each layer runs in the same way in all phases, and the engine's hooks can serve it.
-Results are converted back to transformers' shapes. Norms, projections, experts and sampling stay with
-transformers.
+As in Switchrail's engine, the model's forward gets packed tokens: all sequences in one row, without padding,
+cache or mask. So each layer runs in the same way in all phases, and the engine's hooks can serve it. Results
+are converted back to transformers' shapes. transformers still runs norms, projections, experts and sampling.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from switchrail.bridges.transformers.memory import Memory, Model
 from switchrail.current import current_runtime
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
-from switchrail.engine.models.contract import KEYWORD, Connected
+from switchrail.engine.models.contract import KEYWORD
 from switchrail.engine.models.families import FAMILIES, Family, family_of
 from switchrail.engine.options import options_on
 from switchrail.engine.routes import plan_routes
@@ -45,8 +44,8 @@ from switchrail.runtime import Runtime
 
 _ATTRIBUTE: Final = "_switchrail_bridge"
 
-_ROOM: Final = 128
-"""The number of tokens per sequence for which a cache gets memory in its first call."""
+_FURTHER: Final = 128
+"""Tokens per sequence that a new cache has memory for, in addition to those of its first call."""
 
 
 def use(
@@ -59,9 +58,9 @@ def use(
 ) -> Handle:
     """Serves the attention and linear layers of a loaded model through Switchrail's dispatch.
 
-    `model.generate` and calls of the model work as before: with padding, beams, sampling, and a
-    `DynamicCache` or no cache. The first call with a cache converts it: from then on the cache's keys, values
-    and states are in Switchrail's memory.
+    `model.generate` and calls of the model still work: with padding, beams, sampling, and a `DynamicCache` or
+    no cache. The first call with a cache converts the cache, whose keys, values and states are then in
+    Switchrail's memory.
 
     Example:
         >>> import switchrail.bridges.transformers as sr
@@ -134,7 +133,7 @@ class Handle(AbstractContextManager["Handle"]):
         )
         path = family.layers.rpartition(".")[0]
         self._base: Any = attrgetter(path)(model) if path else model
-        self._placed = _place_of(self._base)
+        self._served_as = _dtype_and_device(self._base)
         self._family = family
         if self._base.__dict__.get(_ATTRIBUTE) is not None:
             raise BridgeError("got a model that is served already; call remove() of its handle first")
@@ -180,7 +179,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._base.__dict__[_ATTRIBUTE] = _Served(self, self._running)
 
     def remove(self) -> None:
-        """Restores the model. Caches that it filled while served work again once `use` serves it again."""
+        """Restores the model. Caches of the served model can be used again after another `use`."""
         if not self._unhook.alive:
             return
         self._base.__dict__.pop(_ATTRIBUTE, None)
@@ -215,7 +214,7 @@ class Handle(AbstractContextManager["Handle"]):
     def cache(self, sequences: int, tokens: int) -> ServedCache:
         """A cache whose memory is allocated once, for the argument `past_key_values` of `generate`.
 
-        After a call of its method `reset`, the cache can be used again.
+        The cache's method `reset` empties it for another use.
 
         Args:
             sequences: The largest number of sequences, including beams.
@@ -230,7 +229,7 @@ class Handle(AbstractContextManager["Handle"]):
         return explain(self.plan, self._base, [mixer for _, mixer, _ in self._model.mixers])
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs the forward of the model without its head. The first of `args` is the module."""
+        """Runs the forward of the model without its head, with the arguments of that forward."""
         self._check_unchanged()
         if getattr(self._running, "memory", None) is not None:
             raise BridgeError("the model was called from within one of its own calls")
@@ -239,11 +238,11 @@ class Handle(AbstractContextManager["Handle"]):
         memory = self._memory_of(call)
         step = memory.step(call.counts, call.ids, call.positions)
         try:
-            self._running.memory, memory.running.now, memory.is_whole = memory, step, False
-            with torch.no_grad(), memory.dispatcher.running(step.parts):
+            self._running.memory, memory.own.running.now, memory.is_whole = memory, step, False
+            with torch.no_grad(), memory.own.dispatcher.running(step.parts):
                 output = original(self._base, **call.arguments)
         finally:
-            self._running.memory = memory.running.now = None
+            self._running.memory = memory.own.running.now = None
         memory.advance(call.counts, call.columns)
         memory.is_whole = True
         return call.unpacked(output)
@@ -253,13 +252,13 @@ class Handle(AbstractContextManager["Handle"]):
         for key, config in self._configs.items():
             if config.original._attn_implementation != self._implementations[key]:
                 raise implementation_changed(config.original._attn_implementation)
-        now = _place_of(self._base)
-        if now != self._placed:
+        now = _dtype_and_device(self._base)
+        if now != self._served_as:
             raise BridgeError(
-                f"got a model moved or cast after use(): {now}, expected {self._placed}; call "
+                f"got a model moved or cast after use(): {now}, expected {self._served_as}; call "
                 "remove() of its handle and use() again",
                 found=now,
-                valid=(self._placed,),
+                valid=(self._served_as,),
             )
 
     def _memory_of(self, call: Call) -> Memory:
@@ -268,7 +267,7 @@ class Handle(AbstractContextManager["Handle"]):
         if cache is None:
             return Memory(self._model, call.sequences, call.columns)
         if cache.memory is None:
-            cache.memory = Memory(self._model, call.sequences, call.columns + _ROOM)
+            cache.memory = Memory(self._model, call.sequences, call.columns + _FURTHER)
         elif not cache.memory.columns:
             cache.memory.clear(call.sequences)
         call.check(cache.memory)
@@ -276,10 +275,10 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 def _forward_of(running: threading.local) -> Callable[..., Any]:
-    """The hook that serves the module whose handle has this `running`. Other modules run their own forward.
+    """The hook on the forward of a model class. It serves the one module whose handle has this `running`.
 
-    The module refers to its handle, but the hook does not. So when a model is dropped, its handle is dropped
-    too.
+    The hook does not refer to the handle, only the module does. So when the model is dropped, its handle is
+    dropped too.
     """
 
     def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -330,7 +329,7 @@ def _layout(runtime: Runtime, config: Any) -> Layout:
 
 
 def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype of a model. Checks that it can be served."""
+    """Checks that a model is in eval mode and on one device. Returns its device and dtype."""
     if model.training:
         raise BridgeError("got a model in training mode, expected one in eval mode: call model.eval()")
     devices = {parameter.device for parameter in model.parameters()}
@@ -347,7 +346,7 @@ def _refuse_pickling(self: object, protocol: object) -> NoReturn:
     )
 
 
-def _place_of(base: Any) -> str:
+def _dtype_and_device(base: Any) -> str:
     return f"{base.dtype} on {base.device}"
 
 
@@ -365,7 +364,7 @@ class _Served:
 
 
 class _Keyword:
-    """A forward pre-hook for a mixer: in its model's steps, adds `KEYWORD`, and `seq_idx` if `packed`."""
+    """A forward pre-hook of a mixer: while the model is served, adds `KEYWORD`, and `seq_idx` if `packed`."""
 
     def __init__(self, running: threading.local, number: int, packed: bool) -> None:
         self._running = running
@@ -381,8 +380,7 @@ class _Keyword:
         memory: Memory | None = getattr(self._running, "memory", None)
         if memory is None:
             return None
-        connected: Connected = memory.connected[self._number]
-        kwargs[KEYWORD] = connected
+        kwargs[KEYWORD] = memory.own.connected[self._number]
         if self._packed:
-            kwargs["seq_idx"] = memory.running.step.sequence_ids
+            kwargs["seq_idx"] = memory.own.running.step.sequence_ids
         return args, kwargs

@@ -106,7 +106,11 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.drop(0)
 
     def _become_plain(self) -> None:
-        """Makes this a plain transformers cache again, if no token is in Switchrail's memory."""
+        """Makes this a plain transformers cache again.
+
+        Raises:
+            BridgeError: The cache has tokens in Switchrail's memory, or a fixed size.
+        """
         if self.memory is not None and (self.memory.columns or not self.memory.grows):
             raise BridgeError(
                 "this cache was filled by a model that Switchrail serves, or made by its handle, so it has "
@@ -117,7 +121,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
 
 
 def _plain(name: str) -> Callable[..., Any]:
-    """Makes a method for layers that are not served: it makes the cache plain, then calls the original."""
+    """A method for layers that are not served: makes the cache plain again, then calls the plain method."""
 
     def method(self: ServedCache, *args: Any, **kwargs: Any) -> Any:
         self._become_plain()
@@ -147,8 +151,8 @@ def check_adoptable(found: Any) -> None:
     """
     cls: Any = type(found)
     if isinstance(found, ServedCache):
-        problem = ""
-    elif not isinstance(found, DynamicCache) or not (
+        return
+    if not isinstance(found, DynamicCache) or not (
         cls is DynamicCache or cls.__module__.startswith("transformers.models.")
     ):
         problem = f"got a {cls.__name__}"
@@ -161,14 +165,12 @@ def check_adoptable(found: Any) -> None:
     elif _holds_tokens(found):
         problem = "got a cache with tokens from before the model was served"
     else:
-        problem = ""
-    if problem:
-        raise BridgeError(
-            f"{problem}, expected an empty DynamicCache without offloading, a cache of `use`'s handle, or "
-            "none",
-            found=found,
-            valid=("DynamicCache",),
-        )
+        return
+    raise BridgeError(
+        f"{problem}, expected an empty DynamicCache without offloading, a cache of `use`'s handle, or none",
+        found=found,
+        valid=("DynamicCache",),
+    )
 
 
 def adopt(found: Any) -> ServedCache:

@@ -13,10 +13,10 @@ from switchrail.bridges.transformers.memory import Memory
 from switchrail.errors import BridgeError
 
 _DROPPED: Final = ("cache_position", "past_key_values", "cache_params")
-"""Arguments that are not passed on to the packed call."""
+"""Arguments that the packed call does not get."""
 
 _PACKED: Final = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments that describe sequences in one row."""
+"""Arguments for sequences that the caller has packed into one row."""
 
 
 class Call:
@@ -139,7 +139,7 @@ class Call:
         return output
 
     def _without_gradient(self, x: torch.Tensor) -> torch.Tensor:
-        """The hidden states, from which no gradient can be computed."""
+        """The hidden states, such that computing a gradient from them raises an error."""
         has_gradient = self._has_gradient or any(one.requires_grad for one in self._base.parameters())
         if not torch.is_grad_enabled() or not has_gradient:
             return x
@@ -170,7 +170,7 @@ class Call:
 
 
 class _NoGradient(torch.autograd.Function):
-    """Refuses to compute gradients, which would not include the served layers."""
+    """Refuses to compute gradients, since they would not include the served layers."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, switch: torch.Tensor) -> torch.Tensor:

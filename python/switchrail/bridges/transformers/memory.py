@@ -29,7 +29,7 @@ _GROWTH: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The parts of a model that the memories of all its caches share."""
+    """What all caches of one model share."""
 
     mixers: Sequence[Mixer]
     shapes: Mapping[tuple[int, str], Shape]
@@ -45,8 +45,8 @@ class Model:
         return any(op not in ("attention", "mla") for _, op in self.shapes)
 
 
-class _Sequences:
-    """The pools for a number of sequences with the same number of pages each, connected to the model."""
+class _ConnectedPools:
+    """Pools for `count` sequences with the same number of pages each, connected to the model's layers."""
 
     @torch.inference_mode(False)
     def __init__(self, model: Model, count: int, pages: int) -> None:
@@ -77,7 +77,7 @@ class _Sequences:
                 self.dispatcher.add(layer, half)
 
     def pages_of(self, place: int, count: int) -> range:
-        """The first `count` pages of a sequence's place."""
+        """The first `count` pages of a place; see `Memory`."""
         first = 1 + place * self.pages
         return range(first, first + count)
 
@@ -85,14 +85,15 @@ class _Sequences:
 class Memory:
     """The memory and progress of the sequences of one cache.
 
-    Each sequence has a place: one slot, and the same number of pages as every other sequence. Padding is not
-    stored, so a sequence's tokens are consecutive.
+    The pools are divided into numbered places of equal size: one slot and a number of consecutive pages. Each
+    sequence has a place. Padding is not stored, so a sequence's tokens are consecutive.
 
     Attributes:
+        own: The pools.
         lengths: The number of tokens of each sequence in memory, without padding.
         columns: The number of columns that the model was called with, padding included.
-        unpadded: The number of columns, counted from the newest one back, in which no sequence has padding.
-        grows: Whether more memory is allocated for longer sequences or for more of them.
+        unpadded: How many of the newest columns have no padding in any sequence.
+        grows: Whether more memory is allocated for longer or more sequences.
         is_whole: Whether all layers have the same tokens. False during a call, and after a call has failed.
     """
 
@@ -110,7 +111,7 @@ class Memory:
         self._capacity = sequences
         self._device = torch.device(model.platform.device)
         self._pinned = model.platform.hardware.pin_memory_available()
-        self._own = _Sequences(model, sequences, max(1, pages_of(tokens, model.options.page_size)))
+        self.own = _ConnectedPools(model, sequences, max(1, pages_of(tokens, model.options.page_size)))
         self.clear(sequences)
 
     def clear(self, sequences: int) -> None:
@@ -124,7 +125,7 @@ class Memory:
         """
         if sequences > self._capacity:
             self._check_growth(sequences)
-            self._own, self._capacity = _Sequences(self._model, sequences, self._own.pages), sequences
+            self.own, self._capacity = _ConnectedPools(self._model, sequences, self.own.pages), sequences
         self.lengths = [0] * sequences
         self.columns = self.unpadded = 0
         self.is_whole = True
@@ -139,29 +140,14 @@ class Memory:
     @property
     def tokens(self) -> int:
         """Tokens per sequence that fit without growing."""
-        return self._own.pages * self._model.options.page_size
-
-    @property
-    def connected(self) -> list[Connected]:
-        """The connected mixers, in the order of `Model.mixers`."""
-        return self._own.connected
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        """The dispatcher of the connected mixers."""
-        return self._own.dispatcher
-
-    @property
-    def running(self) -> Running:
-        """The step for the connected mixers."""
-        return self._own.running
+        return self.own.pages * self._model.options.page_size
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the pools."""
-        return self._own.pools.tensors()
+        return self.own.pools.tensors()
 
     def step(self, counts: Sequence[int], ids: torch.Tensor, positions: torch.Tensor) -> Step:
-        """Makes the step that appends tokens to sequences; `advance` follows when it has run.
+        """Makes the step that appends tokens to sequences. After the step has run, call `advance`.
 
         Args:
             counts: The number of new tokens of each sequence.
@@ -175,7 +161,7 @@ class Memory:
         after = before + new
         self._reserve(int(after.max()))
         ends = new.cumsum()
-        starts = (1 + np.array(self._places) * self._own.pages) * self._model.options.page_size
+        starts = (1 + np.array(self._places) * self.own.pages) * self._model.options.page_size
         first = np.zeros(len(counts) + 1, dtype=np.int32)
         first[1:] = ends
         numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # the position of each row in its sequence
@@ -240,7 +226,7 @@ class Memory:
         self.unpadded -= columns
 
     def hide(self, mask: torch.Tensor) -> None:
-        """Forgets the newest tokens of some sequences, for instance the tokens after the end of a text.
+        """Forgets the newest tokens of some sequences, for instance those after the end of a text.
 
         Args:
             mask: [sequences, columns] bool, False for padding and for hidden tokens.
@@ -262,7 +248,7 @@ class Memory:
         self.unpadded = 0
 
     def select(self, parents: Sequence[int]) -> None:
-        """Continues other sequences than before, for instance the best beams.
+        """Replaces the sequences by continuations of some of them, for instance of the best beams.
 
         The first sequence that continues a parent takes over the parent's memory. Further sequences with the
         same parent get copies of that memory.
@@ -272,7 +258,7 @@ class Memory:
         """
         if len(parents) > self._capacity:
             self._check_growth(len(parents))
-            self._move(len(parents), self._own.pages)
+            self._move(len(parents), self.own.pages)
         used = set(parents)
         kept = {self._places[parent] for parent in used}
         free = [place for place in range(self._capacity) if place not in kept]
@@ -288,11 +274,11 @@ class Memory:
                 continue
             target = free.pop()
             count = pages_of(self.lengths[parent], self._model.options.page_size)
-            pages += zip(self._own.pages_of(place, count), self._own.pages_of(target, count), strict=True)
+            pages += zip(self.own.pages_of(place, count), self.own.pages_of(target, count), strict=True)
             slots.append((place + 1, target + 1))
             places.append(target)
         if self.columns:
-            self._own.pools.copy(pages, slots)
+            self.own.pools.copy(pages, slots)
         self._places = places
         self.lengths = [self.lengths[parent] for parent in parents]
         self._place()
@@ -301,7 +287,7 @@ class Memory:
         """Another memory with the same contents."""
         other: Memory = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._move(self._capacity, self._own.pages)
+        other._move(self._capacity, self.own.pages)
         return other
 
     def _check_growth(self, sequences: int) -> None:
@@ -327,23 +313,23 @@ class Memory:
         )
 
     def _move(self, sequences: int, pages: int) -> None:
-        """Moves all contents to memory of a different size."""
-        old, self._own = self._own, _Sequences(self._model, sequences, pages)
+        """Moves all contents to new pools of a different size."""
+        old, self.own = self.own, _ConnectedPools(self._model, sequences, pages)
         used = pages_of(max(self.lengths), self._model.options.page_size)
         for kind, pool in old.pools.kv.items():
-            for tensor, target in zip(pool.tensors(), self._own.pools.kv[kind].tensors(), strict=True):
+            for tensor, target in zip(pool.tensors(), self.own.pools.kv[kind].tensors(), strict=True):
                 for place in self._places:
-                    to, start = self._own.pages_of(place, used), old.pages_of(place, used)
+                    to, start = self.own.pages_of(place, used), old.pages_of(place, used)
                     target[to.start : to.stop] = tensor[start.start : start.stop]
         count = min(self._capacity, sequences) + 1
-        for tensor, target in zip(old.pools.state.tensors(), self._own.pools.state.tensors(), strict=True):
+        for tensor, target in zip(old.pools.state.tensors(), self.own.pools.state.tensors(), strict=True):
             target[:count] = tensor[:count]
         self._capacity = sequences
         self._place()
 
     def _place(self) -> None:
-        """Sends the sequences' places to the device."""
-        table = [list(self._own.pages_of(place, self._own.pages)) for place in self._places]
+        """Sends the page table and the slots of the sequences' places to the device."""
+        table = [list(self.own.pages_of(place, self.own.pages)) for place in self._places]
         slots = [place + 1 for place in self._places]
         self._table = sent(table, torch.int32, self._device, pin_memory=self._pinned)
         self._slots = sent(slots, torch.int64, self._device, pin_memory=self._pinned)
