@@ -34,9 +34,8 @@ def test_the_two_commands_are_make_targets() -> None:
 
 
 def test_what_transformers_refuses_is_what_the_readme_says(processes: Helper) -> None:
-    version, refusal = re.findall(r"`generate_batch` refuses \((\d+\.\d+):\s+`ValueError: ([^`]+)`", README)[
-        0
-    ]
+    stated = re.findall(r"`generate_batch` refuses\s+\((\d+\.\d+):\s+`ValueError: ([^`]+)`", README)
+    version, refusal = stated[0]
     if not metadata.version("transformers").startswith(f"{version}."):
         pytest.skip(
             f"the README speaks of transformers {version}, here is {metadata.version('transformers')}"
