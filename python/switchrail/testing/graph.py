@@ -22,7 +22,7 @@ class RecordedGraph(Graph):
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
-        self._calls: list[tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]] = []
+        self._calls: list[_Call] = []
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -35,10 +35,23 @@ class RecordedGraph(Graph):
     def replay(self) -> None:
         """Repeats the operations, writing to the tensors of the capture."""
         for function, args, kwargs, results in self._calls:
-            again = [one for one in tree_leaves(function(*args, **kwargs)) if isinstance(one, torch.Tensor)]
-            for result, new in zip(results, again, strict=True):
-                if new.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
-                    result.copy_(new)
+            again = function(*args, **kwargs)
+            if results:
+                new = [again] if isinstance(again, torch.Tensor) else _tensors(again)
+                for result, one in zip(results, new, strict=True):
+                    result.copy_(one)
+
+
+_Call = tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]
+"""An operation, its arguments, and its results; no results if all of them share memory with the arguments."""
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 _WAIT: Final = {
@@ -51,9 +64,9 @@ _WAIT: Final = {
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation with its results."""
+    """Records each operation with its results, except those that only make views."""
 
-    def __init__(self, calls: list[tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]]) -> None:
+    def __init__(self, calls: list[_Call]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls = calls
 
@@ -61,6 +74,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _WAIT:
             raise RuntimeError(f"{func} needs values on the host, which a graph doesn't have")
         found = func(*args, **(kwargs or {}))
-        results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
-        self._calls.append((func, args, kwargs or {}, results))
+        results = _tensors(found)
+        given = {_memory(one) for one in _tensors((args, kwargs))}
+        if all(_memory(one) in given for one in results):
+            results = []
+        if results or func._schema.is_mutable:
+            self._calls.append((func, args, kwargs or {}, results))
         return found
