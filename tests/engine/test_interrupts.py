@@ -258,6 +258,11 @@ def failing(subject: Subject, held: list[Request]) -> None:
 SCENARIOS: list[Scenario] = [generating, stepping, leaving, failing]
 
 
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
+
+
 @pytest.fixture(scope="module")
 def subject(checkpoint: Path) -> Iterator[Subject]:
     subject = Subject(checkpoint)
