@@ -50,7 +50,7 @@ def test_licence_expressions(dependencies: ModuleType, expression: str, permitte
 @pytest.mark.parametrize(
     "expression", ["", "MIT OR", "OR MIT", "(MIT", "MIT)", "MIT Apache-2.0", "MIT AND AND MIT"]
 )
-def test_what_is_no_expression(dependencies: ModuleType, expression: str) -> None:
+def test_invalid_licence_expressions(dependencies: ModuleType, expression: str) -> None:
     with pytest.raises(ValueError, match=r"missing|open|too much"):
         dependencies.permits(expression, ALLOWED)
 

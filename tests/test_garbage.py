@@ -56,7 +56,7 @@ def test_the_search_for_holders_keeps_no_garbage() -> None:
 
 
 @pytest.mark.usefixtures("frozen")
-def test_what_a_closed_engine_leaves_is_freed_while_another_is_open() -> None:
+def test_a_closed_engines_garbage_is_freed_while_another_is_open() -> None:
     kept = Cycle()
     dropped = weakref.ref(kept)
     garbage.freeze()
@@ -68,7 +68,7 @@ def test_what_a_closed_engine_leaves_is_freed_while_another_is_open() -> None:
     assert gc.get_freeze_count()
 
 
-def test_what_a_program_has_excluded_stays_excluded_after_the_last_engine() -> None:
+def test_objects_that_a_program_excluded_stay_excluded() -> None:
     kept = Cycle()
     gc.freeze()
     try:

@@ -106,7 +106,7 @@ def log_elsewhere() -> None:
         (log_elsewhere, "NullHandler"),
     ],
 )
-def test_it_is_named_and_put_back(leave: Callable[[], None], named: str) -> None:
+def test_a_leftover_is_named_and_restored(leave: Callable[[], None], named: str) -> None:
     before = leftovers.read()
     leave()
     [left] = leftovers.put_back(before)
@@ -141,7 +141,7 @@ def test_new_files_are_seen(tmp_path: Path) -> None:
     assert tree.files() == before
 
 
-def test_what_was_imported_of_installed_packages_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_of_installed_packages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     before = leftovers.read()
     import colorsys

@@ -28,7 +28,7 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
         yield from while_guarded(node, guarded or isinstance(node, (ast.Try, ast.With)))
 
 
-def test_no_interrupt_passes_by_a_finally() -> None:
+def test_no_interrupt_skips_a_finally() -> None:
     """No loop inside a `try` or `with` ends in a conditional jump back.
 
     From CPython 3.13 on, no exception table has this jump, and the interpreter checks for signals before it.

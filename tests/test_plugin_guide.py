@@ -120,7 +120,7 @@ WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE
 """The lines that the command also prints if something takes 5 s on a busy machine."""
 
 
-def test_it_has_all_three() -> None:
+def test_the_guide_has_all_three_parts() -> None:
     assert {language for language, _ in BLOCKS} == {"toml", "python", "console"}
     assert sum(len(list(commands(block))) for language, block in BLOCKS if language == "console") >= 15
 
@@ -158,7 +158,7 @@ def test_every_block(environment: dict[str, str], tmp_path: Path) -> None:
             open_file.write(text)
 
 
-def test_what_counts_as_printed() -> None:
+def test_outputs_that_match() -> None:
     assert matches("a ... c\n", "a b\n c  \n")
     assert matches("", " \n")
     assert not matches("a ... c\n", "a b\n d\n")

@@ -9,11 +9,11 @@ from tests.racing import TESTS, racing
     "test",
     [
         "hooks/test_threads.py::test_changes_from_many_threads_lose_nothing",
-        "hooks/test_interleavings.py::test_one_adds_and_the_other",  # threads of a helper module
-        "engine/test_interrupts.py::test_a_cancel_breaks_nobodys_step_wherever_it_comes",
+        "hooks/test_interleavings.py::test_adding_while_another_thread_uses_hooks",  # threads of a helper
+        "engine/test_interrupts.py::test_a_cancel_at_any_place_does_not_damage_other_requests",
         "cli/test_run.py::test_interrupt",
-        "spawn/test_fork.py::test_it_can_load",
-        "cli/test_foreign.py::test_no_command_lets_it_through",  # a fixture that starts processes
+        "spawn/test_fork.py::test_a_child_can_load",
+        "cli/test_foreign.py::test_no_command_prints_control_characters",  # a fixture that starts processes
         "loading/test_failures.py::test_a_plugin_that_fails_leaves_only_its_record",
     ],
 )

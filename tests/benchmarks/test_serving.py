@@ -129,7 +129,7 @@ def test_a_slice_without_weight_files_is_served(tmp_path):
         Engine(path, device="cpu")
 
 
-def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
+def test_the_benchmark_runs(python, tmp_path, capsys, monkeypatch):
     path, folder = tmp_path / "found.json", tmp_path / "plots"
     small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "2", "--rows", "4096"]
     asked = ["--sglang", python, "--host", "--sampled", "--no-check"]

@@ -29,7 +29,7 @@ class Engine:
 '''
 
 
-def test_it_runs_whole(tmp_path, capsys):
+def test_the_benchmark_runs(tmp_path, capsys):
     (tmp_path / "sglang.py").write_text(STAND_IN)
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -u "$@"\n')

@@ -51,7 +51,7 @@ def test_nothing_goes_wrong(engine, faults, monkeypatch):
     assert set(report.faults) == set(soak.KINDS)
 
 
-def test_what_goes_wrong_is_found(engine, faults, monkeypatch):
+def test_failures_are_found(engine, faults, monkeypatch):
     """The soak test reports a wrong token, a lost page, and a request that fails without an injected
     failure."""
     monkeypatch.setattr(soak, "EVERY", 1000)

@@ -133,7 +133,7 @@ def test_the_script_for_a_shell(switchrail, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
-def test_what_is_cheap_imports_little(tmp_path, arguments):
+def test_cheap_commands_import_little(tmp_path, arguments):
     """The installed platform plugin declines, so a built-in kind is chosen."""
     declining = "def activate(): pass\n"
     write_distribution(tmp_path, "acme-platform", declining, plugin="acme", entry="platforms:activate")
@@ -189,7 +189,7 @@ print(sorted({{"torch", "transformers"}} & sys.modules.keys()))
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["explain", "{checkpoint}"]]
 )
-def test_output_that_nobody_reads_ends_the_command_as_it_ends_others(checkpoint, arguments):
+def test_a_closed_output_ends_the_command(checkpoint, arguments):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -63,7 +63,7 @@ def test_json_is_exact():
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_a_model_says(is_terminal):
+def test_text_of_a_model(is_terminal):
     request = SimpleNamespace(id=0, output="the output")
     events = [SimpleNamespace(request=request, text=WORSE, finish_reason="length")]
     out, told = (Console(file=io.StringIO(), force_terminal=is_terminal, width=500) for _ in range(2))
@@ -178,7 +178,7 @@ SHOW_BLOCKED = ("plugins", "doctor", "backends", "a platform that fails")
     ("name", "is_locked"),
     [*((name, False) for name in COMMANDS), *((name, True) for name in SHOW_BLOCKED)],
 )
-def test_no_command_lets_it_through(processes, site, tmp_path, checkpoint, name, is_locked):
+def test_no_command_prints_control_characters(processes, site, tmp_path, checkpoint, name, is_locked):
     (tmp_path / "hostile").mkdir()
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))

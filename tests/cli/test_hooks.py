@@ -67,7 +67,7 @@ def test_one_whose_module_is_imported_for_it(switchrail, hooking):
     assert "waiting" not in done.output
 
 
-def test_what_passes_it_by(switchrail, hooking):
+def test_bypasses_are_shown(switchrail, hooking):
     import cli_late
 
     with isolated() as runtime:

@@ -50,7 +50,7 @@ def test_plugins(switchrail, plugins):
 
 
 @pytest.mark.parametrize("arguments", [("plugins",), ("backends",), ("doctor",)])
-def test_what_a_plugin_prints_is_not_in_the_document(switchrail, plugins, arguments):
+def test_a_plugins_output_is_not_in_the_document(switchrail, plugins, arguments):
     add_distribution(plugins, "loud-gdn", "loud = loud_gdn:print", "print('hello')")
     try:
         done = switchrail(*arguments, "--json")
@@ -93,7 +93,7 @@ say("imported")
         ("check-backend", "loud", "--device", "cpu", "-k", "float32/one-token"),
     ],
 )
-def test_what_a_plugin_prints_in_c_is_not_in_the_document(plugins, checkpoint, processes, arguments):
+def test_a_plugins_output_from_c_is_not_in_the_document(plugins, checkpoint, processes, arguments):
     add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", LOUD)
     given = [str(checkpoint) if each == "CHECKPOINT" else each for each in arguments]
     environment = {**os.environ, "PYTHONPATH": str(plugins)}
@@ -108,7 +108,7 @@ def test_what_a_plugin_prints_in_c_is_not_in_the_document(plugins, checkpoint, p
             assert f"{when} {how}\n" in done.stderr
 
 
-def test_what_a_plugin_prints_is_no_completion(plugins):
+def test_a_plugins_output_is_no_completion(plugins):
     loud = LOUD + "print('imported in Python', flush=True)\n"
     add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", loud)
     asked = {"_SWITCHRAIL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "switchrail check-backend lo"}
@@ -238,7 +238,7 @@ def test_plan_gives_the_document_that_another_process_reads(switchrail, plugins,
     assert f"{tmp_path} can't be written" in " ".join(refused.stderr.replace("│", " ").split())
 
 
-def test_what_was_not_imported_is_said(switchrail, plugins, checkpoint):
+def test_explain_says_that_no_backend_was_imported(switchrail, plugins, checkpoint):
     """`explain` lists `aurora` as available although its class is missing, since it reads only the
     registration."""
     done = switchrail("explain", checkpoint, "--as", "cuda:9.0", "--layer", 0)

@@ -273,7 +273,7 @@ def test_a_choice_for_the_linear_ops_of_a_model_without_them():
             plan_routes(runtime, layout, preferences={"liner": "torch"}, **options)
 
 
-def test_what_is_explained_of_one_phase_may_be_chosen_in_another(switchrail, checkpoint):
+def test_explain_accepts_choices_for_phases_that_it_does_not_show(switchrail, checkpoint):
     choices = ["--backend", "gated_delta.prefill=torch", "--backend", "gated_delta=reference"]
     done = switchrail("explain", checkpoint, "--device", "cpu", "--phase", "decode", *choices)
     assert done.exit_code == 0, done.stderr
@@ -455,7 +455,7 @@ def test_text_comes_in_the_order_of_the_prompts():
     assert [output.text for output in outputs] == ["", "!", " z"]
 
 
-def test_what_ended_a_request_is_told_in_words():
+def test_the_end_of_a_request_is_told_in_words():
     assert _told(RequestError("too long")) == "too long"
     assert _told(OSError("no such kernel")) == "OSError: no such kernel"
 

@@ -24,7 +24,7 @@ def test_rounds_fit_the_engine(switchrail, checkpoint, small):
     assert all(one["first"] > 0 < one["second"] for one in document["rounds"])
 
 
-def test_what_it_says(switchrail, checkpoint, small):
+def test_printed_lines(switchrail, checkpoint, small):
     done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small)
     assert done.exit_code == 0, done.output
     assert "first run" in done.stdout

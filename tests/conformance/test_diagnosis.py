@@ -89,7 +89,7 @@ def test_a_mistake(then, words):
         assert each in report
 
 
-def test_what_was_never_written():
+def test_results_that_were_never_written():
     class Lazy(TorchGatedDelta):
         def run(self, call, batch, plan):
             out, state = call.out, call.layer.state
@@ -106,13 +106,13 @@ def test_what_was_never_written():
     assert "NaN is written" not in report
 
 
-def test_nan_that_was_computed_is_no_number_left_out():
+def test_computed_nan_is_not_reported_as_unwritten():
     report = told(wrong(lambda **a: a["out"][5].fill_(torch.nan)), gated_delta_call(**CALL))
     assert "NaN is written: 64 numbers, first at sequence 0, row 5, head 0, column 0" in report
     assert "never written" not in report
 
 
-def test_what_must_not_be_read():
+def test_reads_of_forbidden_memory():
     class Beyond(TorchAttention):
         def run(self, call, batch, plan):
             longer = tuple(kv + 1 for kv in batch.kv_seqlens)
@@ -145,7 +145,7 @@ def test_the_failure_stays_a_failure_where_a_diagnoser_fails(monkeypatch):
     assert "broken can't tell: RuntimeError('out of memory')" in text
 
 
-def test_what_passes_is_not_diagnosed(monkeypatch):
+def test_passing_cases_are_not_diagnosed(monkeypatch):
     def never(*_):
         raise AssertionError
 

@@ -47,7 +47,7 @@ def test_a_failure_of_all_rows_counts_for_what_others_show():
     ]
 
 
-def test_what_only_failures_have():
+def test_properties_that_only_failures_have():
     results = [
         case("prefill/float32/a", "the decay is ignored", traits=("gate=decaying",)),
         case("prefill/float32/b", "the decay is ignored", traits=("gate=decaying", "initial=all")),

@@ -47,7 +47,7 @@ def install(folder: Path, info: str, head: str, entry_points: str | bytes | None
     return path
 
 
-def test_what_is_installed_here(oracles: dict[str, Any]) -> None:
+def test_installed_distributions(oracles: dict[str, Any]) -> None:
     expected = oracles[f"3.{sys.version_info.minor}"].ask([path for path in sys.path if path])
     assert len(expected["versions"]) > 20
     assert found([path for path in sys.path if path]) == expected
@@ -205,7 +205,7 @@ _SLOW = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 
 @_SLOW
 @given(sites=_sites())
-def test_what_is_made_up(
+def test_generated_metadata(
     sites: list[Site], oracles: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     paths = build(tmp_path_factory.mktemp("sites"), sites)
@@ -229,7 +229,7 @@ _BROKEN: list[dict[str, bytes]] = [
 @given(
     sites=_sites(), broken=st.lists(st.sampled_from(_BROKEN), min_size=1, max_size=4), at=st.integers(0, 2)
 )
-def test_what_is_broken_hides_nothing(
+def test_broken_metadata_hides_nothing(
     sites: list[Site],
     broken: list[dict[str, bytes]],
     at: int,

@@ -161,13 +161,13 @@ def test_scripts_and_compiled_files_do_not_count(site: Path) -> None:
     assert told(lock, site) == []
 
 
-def test_what_was_locked_loads(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_plugins_load(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lock").write_text(str(locked(site)))
     (plugin,) = load(site, tmp_path / "lock", monkeypatch, strict=True)
     assert plugin.state == "loaded"
 
 
-def test_what_changed_is_refused_before_its_import(
+def test_changed_plugins_are_refused_before_their_import(
     plugin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, package = plugin
@@ -194,14 +194,14 @@ def test_another_version_is_refused(
     assert "locked_plugin" not in sys.modules
 
 
-def test_what_was_added_is_refused(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_plugins_are_refused(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lock").write_text(str(Lock.of(_core.discover([]))))
     (refused,) = load(site, tmp_path / "lock", monkeypatch)
     assert (refused.state, refused.reason) == ("blocked", "locked-plugin 1.0 is not in the lock")
     assert "locked_plugin" not in sys.modules
 
 
-def test_what_is_missing_has_failed(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_plugins_have_failed(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lock").write_text(str(locked(site)))
     (empty := tmp_path / "empty").mkdir()
     (missing,) = load(empty, tmp_path / "lock", monkeypatch)

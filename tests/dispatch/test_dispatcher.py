@@ -271,7 +271,7 @@ def test_a_copy_of_a_layer_is_another_one() -> None:
         assert (other.checked, other.kept, other.scale) == (set(), {}, layer.scale)
 
 
-def test_what_can_be_added(make: Any) -> None:
+def test_layers_that_can_be_added(make: Any) -> None:
     dispatcher = make(gated_delta="told", ops=None)
     dispatcher.add(0, half())
     with pytest.raises(DispatchError, match="layer 0 already has its gated_delta"):
@@ -341,7 +341,7 @@ def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
         ("failingplan", "backend failingplan failed in planning gated_delta prefill"),
     ],
 )
-def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> None:
+def test_a_backends_error_says_where(make: Any, name: str, note: str) -> None:
     dispatcher = make(count=1, gated_delta__decode="told", gated_delta__prefill=name)
     layer = half()
     dispatcher.add(0, layer)
@@ -388,7 +388,7 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
     assert all(same_bits(call.layer.state, state) for call, state in zip(calls, changed, strict=True))
 
 
-def test_what_a_verification_returns_decides_nothing_and_must_be_there(runtime: Runtime) -> None:
+def test_only_a_verification_returns_a_record(runtime: Runtime) -> None:
     class Forgets(TorchGatedDelta):
         def run(self, call: Any, batch: Any, plan: Any) -> Any:
             super().run(call, batch, plan)

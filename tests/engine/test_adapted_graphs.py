@@ -24,7 +24,7 @@ def adapted_of(op: str) -> type[Adapter]:
 
 
 @pytest.mark.parametrize("op", CAPTURABLE)
-def test_tables_that_a_graph_derives_reach_an_adapted_backend(
+def test_tables_that_a_graph_writes_reach_an_adapted_backend(
     make_engine: Make, plain_engine: Any, op: str
 ) -> None:
     """The engine's graphs write page tables and lengths of caches, after the backends' `refresh`."""

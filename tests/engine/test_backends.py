@@ -97,7 +97,7 @@ def test_batches_keep_their_contract(runtime: switchrail.Runtime, make_engine: C
     ],
     ids=str,
 )
-def test_phases_can_have_backends_of_their_own(
+def test_phases_can_have_different_backends(
     backends: dict[str, str], runtime: switchrail.Runtime, make_engine: Callable[..., Engine]
 ) -> None:
     engine = make_engine(runtime=runtime, backends=backends)
@@ -108,7 +108,7 @@ def test_phases_can_have_backends_of_their_own(
         assert len(watched.calls) == (engine.stats.steps - 1) * len(LINEAR_LAYERS)
 
 
-def test_a_plan_outlives_what_is_withdrawn(
+def test_a_plan_keeps_withdrawn_backends(
     runtime: switchrail.Runtime, make_engine: Callable[..., Engine]
 ) -> None:
     engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"})
@@ -117,7 +117,7 @@ def test_a_plan_outlives_what_is_withdrawn(
     assert engine.generate(PROMPTS, FREE) == expected
 
 
-def test_each_step_goes_to_what_was_fastest_for_its_like(
+def test_each_step_runs_on_the_fastest_backend_for_similar_batches(
     runtime: switchrail.Runtime,
     make_engine: Callable[..., Engine],
     tmp_path: Path,

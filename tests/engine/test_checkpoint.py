@@ -49,7 +49,9 @@ def test_no_config(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "can't be read"), ("[1]", "expected an object")])
-def test_config_is_no_object(make_engine: Callable[..., Engine], broken: Path, text: str, words: str) -> None:
+def test_a_config_that_is_not_an_object(
+    make_engine: Callable[..., Engine], broken: Path, text: str, words: str
+) -> None:
     (broken / "config.json").write_text(text)
     refused(make_engine, broken, "config.json", words)
 
@@ -61,7 +63,7 @@ def test_unknown_model_type(make_engine: Callable[..., Engine], broken: Path) ->
 
 
 @pytest.mark.parametrize("model_type", [None, [], 5])
-def test_a_model_type_that_is_no_name(
+def test_a_model_type_that_is_not_a_name(
     make_engine: Callable[..., Engine], broken: Path, model_type: object
 ) -> None:
     edit_config(broken, model_type=model_type)
@@ -191,11 +193,11 @@ def test_any_text_is_a_template(what: str, make_engine: Callable[..., Engine], b
 @pytest.mark.parametrize(
     "path", [None, 5, b"here", ["here"], "a\0b", "", "x" * 5000, "x/" + "y" * 5000], ids=str
 )
-def test_paths_that_are_none(make_engine: Callable[..., Engine], path: Any) -> None:
+def test_invalid_paths(make_engine: Callable[..., Engine], path: Any) -> None:
     refused(make_engine, path)
 
 
-def test_the_cache_of_a_hub_is_made_of_links(
+def test_a_hub_cache_consists_of_links(
     make_engine: Callable[..., Engine], checkpoint: Path, tmp_path: Path
 ) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "5f3a"
@@ -283,7 +285,7 @@ def test_an_index_with_a_name_that_no_file_can_have(
     refused(make_engine, sharded, "has no xxx")
 
 
-def test_an_index_that_lies(make_engine: Callable[..., Engine], sharded: Path) -> None:
+def test_an_index_with_wrong_files(make_engine: Callable[..., Engine], sharded: Path) -> None:
     index = read_index(sharded)
     other = {"model-0.safetensors": "model-1.safetensors", "model-1.safetensors": "model-0.safetensors"}
     write_index(sharded, index | {"model.norm.weight": other[index["model.norm.weight"]]})
@@ -293,7 +295,7 @@ def test_an_index_that_lies(make_engine: Callable[..., Engine], sharded: Path) -
     assert error.missing == ("model.extra.weight",)
 
 
-def test_a_tensor_that_is_there_twice(make_engine: Callable[..., Engine], sharded: Path) -> None:
+def test_a_tensor_stored_twice(make_engine: Callable[..., Engine], sharded: Path) -> None:
     for shard in sharded.glob("model-*.safetensors"):
         weights = load_file(shard)
         weights["model.norm.weight"] = torch.zeros(64)
@@ -352,7 +354,7 @@ LYING_HEADS = {
 
 
 @pytest.mark.parametrize("what", LYING_HEADS)
-def test_heads_of_weights_that_lie(make_engine: Callable[..., Engine], broken: Path, what: str) -> None:
+def test_weight_files_with_wrong_headers(make_engine: Callable[..., Engine], broken: Path, what: str) -> None:
     (broken / "model.safetensors").write_bytes(LYING_HEADS[what])
     refused(make_engine, broken, "model.safetensors is broken")
 
@@ -362,7 +364,7 @@ ENDS: list[object] = [True, "<end>", 1.5, -1, 320, 10**30, [-1], [256, "x"], [[2
 
 @pytest.mark.parametrize("ends", ENDS, ids=repr)
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_end_tokens_that_are_none(
+def test_invalid_end_tokens(
     make_engine: Callable[..., Engine], broken: Path, file: str, ends: object
 ) -> None:
     if file == "config.json":
@@ -427,7 +429,7 @@ def test_sequences_that_are_too_long(make_engine: Callable[..., Engine], broken:
     assert make_engine(broken, options={"max_length": 64}).max_length == 64
 
 
-def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], broken: Path) -> None:
+def test_a_config_that_names_other_files(make_engine: Callable[..., Engine], broken: Path) -> None:
     edit_config(broken, transformers_weights="../elsewhere.safetensors")
     refused(make_engine, broken, "transformers_weights", "valid: model.safetensors")
 
@@ -461,7 +463,7 @@ def test_a_failure_leaves_the_runtime_usable(make_engine: Callable[..., Engine],
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float16])
-def test_dtype_is_that_asked_for(make_engine: Callable[..., Engine], dtype: str | torch.dtype) -> None:
+def test_the_requested_dtype_is_used(make_engine: Callable[..., Engine], dtype: str | torch.dtype) -> None:
     engine = make_engine(dtype=dtype)
     assert str(engine.dtype).endswith(str(dtype).removeprefix("torch."))
     assert engine.pools.kv["mha"].caches(1)[0].dtype == engine.pools.state.windows[0].dtype == engine.dtype

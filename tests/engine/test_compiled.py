@@ -176,7 +176,7 @@ LARGE = {"max_sequences": 64, "num_pages": 200}
 """Options for pools that are larger than the memory for one row."""
 
 
-def test_no_memory_of_a_pools_size_is_taken(compiled: Make) -> None:
+def test_no_pool_is_copied(compiled: Make) -> None:
     engine = compiled(Platform("aot_eager"), **LARGE)
     assert tokens(engine, ONE) == tokens(compiled(compile="off"), ONE)
     check_memory(engine)
@@ -194,7 +194,7 @@ print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for wha
 """
 
 
-def test_inductor_takes_no_memory_of_a_pools_size_and_keeps_its_work_on_disk(
+def test_inductor_copies_no_pool_and_caches_its_code_on_disk(
     compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
 ) -> None:
     """Compiling allocates no memory as large as a pool, and a second process finds the compiled code on disk.
@@ -229,7 +229,7 @@ FUNCTIONS = {
 }
 
 
-def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
+def test_added_and_removed_hooks_discard_compiled_code(
     compiled: Make, make_engine: Make, one_kind: Path
 ) -> None:
     """A hook on a function, a submodule's method or a layer's forward runs in compiled layers.
@@ -248,7 +248,7 @@ def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
     assert set(reasons(engine).values()) == {None}
 
 
-def test_torchs_hooks_on_one_layer_are_called_for_that_layer_alone(
+def test_a_torch_hook_on_one_layer_runs_for_that_layer_only(
     compiled: Make, make_engine: Make, one_kind: Path
 ) -> None:
     """A torch hook on a layer, or on a module in it, runs for that layer only, before the first step or
@@ -300,7 +300,7 @@ def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
     return q, k
 
 
-def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles_again(
+def test_other_engines_do_not_use_up_torchs_limit_of_compilations(
     compiled: Make, few_compilations: None
 ) -> None:
     """Hooks of engines that are created and closed don't use up torch's limit of compilations."""
@@ -321,7 +321,7 @@ def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles
     assert set(reasons(engine).values()) == {None}
 
 
-def test_a_hook_that_torch_would_compile_anew_for_each_step_leaves_its_kind_eager(
+def test_a_hook_that_recompiles_in_each_step_leaves_its_kind_eager(
     compiled: Make, few_compilations: None
 ) -> None:
     runtime = switchrail.Runtime()
@@ -341,7 +341,7 @@ def test_a_hook_that_torch_would_compile_anew_for_each_step_leaves_its_kind_eage
     runtime.hooks.remove(hook)
 
 
-def test_an_error_of_a_backend_is_raised_as_it_is(
+def test_a_backends_error_is_raised_unchanged(
     compiled: Make, one_kind: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = compiled(path=one_kind)
@@ -399,9 +399,7 @@ def test_layers_of_a_class_from_another_module(
     assert platform.compiled > 0
 
 
-def test_no_hooks_stay_where_compiled_layers_cant_be_made(
-    compiled: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hooks_remain_if_layers_cant_be_compiled(compiled: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> bool:
         raise RuntimeError("no answer")
 
@@ -421,9 +419,7 @@ def test_off_is_the_default(make_engine: Make) -> None:
         make_engine(options={"compile": "all"})
 
 
-def test_the_platforms_functions_give_way_to_torchs_own(
-    compiled: Make, make_engine: Make, two_layers: Path
-) -> None:
+def test_compiled_layers_call_torchs_functions(compiled: Make, make_engine: Make, two_layers: Path) -> None:
     """Compiled layers call torch's own functions instead of the platform's; eager layers call the platform's.
 
     The platform's functions need some weights in another form, in eager layers too.

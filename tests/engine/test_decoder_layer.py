@@ -78,7 +78,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_hooks_change_what_comes_between(name: str, make_engine: Make, platform: CpuPlatform) -> None:
+def test_hooks_around_the_sum_take_effect(name: str, make_engine: Make, platform: CpuPlatform) -> None:
     found = []
     for device in ("cpu", platform):
         engine = make_engine(device=device)
@@ -92,7 +92,7 @@ def test_hooks_change_what_comes_between(name: str, make_engine: Make, platform:
 
 
 @pytest.mark.parametrize("target", [CLASS, NORM])
-def test_hooks_on_classes_change_what_comes_between(
+def test_hooks_on_classes_around_the_sum_take_effect(
     target: str, make_engine: Make, platform: CpuPlatform
 ) -> None:
     runtime = switchrail.Runtime()

@@ -88,7 +88,7 @@ def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine
     assert run(engine) == run(make_engine(options=OPTIONS))
 
 
-def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> None:
+def test_a_captured_decode_leaves_no_garbage(engine: Engine) -> None:
     """A step leaves no reference cycles; only the test's own backend keeps an object of each step."""
     requests = [engine.submit(prompt, params(40)) for prompt in make_prompts()[:3]]
     while not all(len(request.tokens) > 4 for request in requests):
@@ -111,7 +111,7 @@ def test_a_captured_decode_leaves_nothing_to_the_collector(engine: Engine) -> No
 
 
 @pytest.mark.parametrize(("ahead", "files"), [(0, FILES[:-1]), (1, FILES)], ids=["at-once", "later"])
-def test_an_interrupt_leaves_later_decodes_right(engine: Engine, ahead: int, files: list[Path]) -> None:
+def test_later_decodes_are_right_after_an_interrupt(engine: Engine, ahead: int, files: list[Path]) -> None:
     """An interrupt at any place of a captured decode, before, within or after the launch."""
     prompts = [[3, 1, 2], [9] * 11]
     expected = engine.generate(prompts, params(5))
@@ -138,9 +138,7 @@ def interrupt(place: Place, run: Callable[[], None]) -> None:
         run()
 
 
-def test_the_likeliest_tokens_are_chosen_in_the_graph(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_tokens_are_chosen_in_the_graph(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function is called for batches with a sampled row, and replayed for other batches."""
     prompt = make_prompts()[2]
     expected = engine.generate([prompt], params())
@@ -214,7 +212,7 @@ def test_a_choice_without_finite_logits_feeds_token_0(engine: Engine) -> None:
     assert int(engine._runner.sequences.last_tokens.min()) >= 0
 
 
-def test_memory_of_tokens_is_used_again_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_tokens_is_reused_after_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps in flight use separate memory for their tokens; reading a step twice gives the same
     tokens."""
 

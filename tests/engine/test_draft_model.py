@@ -85,7 +85,7 @@ def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) ->
     return [output.tokens for output in engine.generate(texts, params)]
 
 
-def test_outputs_are_the_models_and_proposals_the_drafts(
+def test_outputs_are_those_of_the_model_and_proposals_those_of_the_draft(
     make_engine: Make, plain_engine: Any, draft: Path
 ) -> None:
     """Outputs are those without drafts, and proposals those from scratch, for ragged prompts in chunks."""

@@ -166,7 +166,7 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
     assert is_idle(engine)
 
 
-def test_a_step_runs_a_row_per_draft_and_one(make_engine: Make, plain_engine: Any) -> None:
+def test_a_step_has_a_row_per_draft_and_one_more(make_engine: Make, plain_engine: Any) -> None:
     """A step has one row per drafted token and one more; no token runs twice."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
@@ -256,7 +256,7 @@ def test_requests_without_drafts_beside_and_after_others(
     assert engine.stats.verifications == before > 0
 
 
-def test_what_follows_an_end_is_not_counted(make_engine: Make, plain_engine: Any) -> None:
+def test_tokens_after_an_end_are_not_counted(make_engine: Make, plain_engine: Any) -> None:
     (plain,) = plain_engine(OPTIONS).generate([[5, 6]], FREE)
     stop = plain.tokens[3]
     params = SamplingParams(max_new_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
@@ -566,7 +566,7 @@ class Pauses(Drafts):
 
 @pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
 @pytest.mark.parametrize("case", ["on", "forgotten"])
-def test_commits_are_left_to_the_next_verification(
+def test_commits_are_deferred_to_the_next_verification(
     case: str,
     make_engine: Make,
     plain_engine: Any,
@@ -669,7 +669,7 @@ def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
 
 @pytest.mark.parametrize("verified_runtime", ["deferred"], indirect=True)
 @pytest.mark.parametrize("few", ["capturable-verify", "committing"])
-def test_a_commit_is_not_left_to_another_backend(
+def test_commits_are_not_deferred_to_another_backend(
     few: str,
     make_engine: Make,
     plain_engine: Any,
@@ -713,7 +713,7 @@ def test_a_commit_is_not_left_to_another_backend(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_padding_reads_nothing_of_others(
+def test_padding_reads_no_other_sequence(
     limit: int, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Sequences have padding rows in a captured verification, and the pools contain only NaN before.

@@ -44,7 +44,7 @@ def test_captured_steps_say_which_rows_are_padding(
     assert rows.tolist() == [1], "the last step is the longest prompt's alone"
 
 
-def test_kernels_serve_as_the_function(
+def test_the_kernels_compute_the_same_tokens(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
@@ -61,7 +61,7 @@ def test_kernels_serve_as_the_function(
 
 
 @torch.inference_mode()
-def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
+def test_a_shared_expert_of_equal_size_is_appended() -> None:
     """A shared expert of the same size as the others is appended to them.
 
     The engine moves its weights and the router's without a copy, and the block computes the same results.
@@ -102,7 +102,7 @@ def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
     assert told == [0, 1]
 
 
-def test_a_shared_expert_of_another_size_stays_apart() -> None:
+def test_a_shared_expert_of_another_size_stays_separate() -> None:
     config = Qwen3NextConfig(
         hidden_size=32, num_experts=6, moe_intermediate_size=16, shared_expert_intermediate_size=48
     )

@@ -27,7 +27,7 @@ class Broken(Exception):
     pass
 
 
-def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
+def test_an_interrupt_while_one_token_is_accepted_spares_other_requests(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After Ctrl-C while a step's tokens are decoded to text, other requests continue."""
@@ -54,7 +54,7 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
     assert is_idle(engine)
 
 
-def test_an_admission_that_fails_ends_the_request_that_was_admitted(
+def test_a_failed_admission_ends_its_request(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the admission of a request fails, the request ends and is not tried again."""
@@ -152,7 +152,7 @@ def test_a_device_that_is_lost_ends_every_request(engine: Engine, monkeypatch: p
     assert is_idle(engine)
 
 
-def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
+def test_generate_raises_a_backends_exception(engine: Engine) -> None:
     saboteur = Saboteur(engine)
     saboteur.fail = "backend"
     with pytest.raises(Broken) as caught:
@@ -161,7 +161,7 @@ def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
     assert is_idle(engine)
 
 
-def test_what_is_no_backends_fault_is_not_put_on_one(engine: Engine) -> None:
+def test_an_error_outside_a_backend_names_no_backend(engine: Engine) -> None:
     engine.generate(["the"], FREE)
 
     def broken(**keywords: Any) -> Any:
@@ -173,7 +173,7 @@ def test_what_is_no_backends_fault_is_not_put_on_one(engine: Engine) -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> None:
+def test_a_failed_step_does_not_fail_requests_that_it_did_not_run(engine: Engine) -> None:
     expected = engine.generate(["x"], FREE)
     saboteur = Saboteur(engine)
     others = [engine.submit("the", FREE) for _ in range(SMALL["max_sequences"])]
@@ -226,7 +226,7 @@ def test_a_request_fails_alone(engine: Engine, kind: str, error: type[Exception]
     assert is_idle(engine)
 
 
-def test_an_interrupt_in_a_text_ends_that_request_and_the_next_ones_get_their_tokens_later(
+def test_an_interrupt_in_a_text_ends_that_request_and_delays_the_next(
     engine: Engine,
 ) -> None:
     running = [engine.submit(prompt, FREE) for prompt in ("the", "x")]

@@ -65,7 +65,7 @@ def test_tokens_are_the_same(make_engine: Make, captured_runtime: switchrail.Run
     assert calls
 
 
-def test_kernels_serve_as_the_function(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+def test_the_kernels_compute_the_same_tokens(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
     pytest.importorskip("triton")
     module = pytest.importorskip("switchrail_kernels.gated_delta.inputs")
     prompts = [[5, 6, 7]]

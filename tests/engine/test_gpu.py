@@ -164,7 +164,7 @@ def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: M
     assert [tuple(request.tokens) for request in requests] == expected
 
 
-def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> None:
+def test_a_step_runs_in_order_with_its_callers_launches(make_engine: Make) -> None:
     """A step runs after the caller's earlier writes on its stream, and before the caller's later reads."""
     engine = on_cuda(make_engine, overlap=False)
     prompts = make_prompts(11)[:4]
@@ -177,7 +177,7 @@ def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> Non
         assert [output.tokens for output in engine.generate(prompts, params)] == expected
 
 
-def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
+def test_graphs_are_captured_beside_other_work(make_engine: Make) -> None:
     """Graphs can be captured while another thread allocates, launches and waits."""
     stop = threading.Event()
 
@@ -199,7 +199,7 @@ def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
     assert engine.generate(prompts, params) == expected
 
 
-def test_what_waits_for_the_device_is_not_captured(
+def test_operations_that_wait_for_the_device_are_not_captured(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key with an operation that waits for the device can't be captured, and runs without a graph.

@@ -207,7 +207,7 @@ def test_the_engine_lists_what_was_captured(make_engine: Make, captured_runtime:
     assert off.graphs == ()
 
 
-def test_where_pieces_cant_be_captured_one_such_backend_makes_decodes_eager(
+def test_without_pieces_one_backend_without_graphs_makes_decodes_eager(
     make_engine: Make,
     captured_runtime: switchrail.Runtime,
     caplog: pytest.LogCaptureFixture,
@@ -318,7 +318,7 @@ def test_two_engines_in_turn(make_engine: Make, captured_runtime: switchrail.Run
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_a_closed_engine_frees_what_was_captured_without_the_collector(
+def test_a_closed_engine_frees_its_graphs_without_the_collector(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
@@ -353,7 +353,7 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
     assert asked == [key for key in graphs.keys if key.kind == "decode"][::-1]
 
 
-def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
+def test_graphs_captured_again_reuse_the_memory_of_replaced_graphs(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Capturing again reuses the memory of the graphs that are replaced, instead of allocating more."""
@@ -373,7 +373,7 @@ def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
 
 
 @pytest.mark.parametrize("look", [False, True])
-def test_an_interrupted_look_for_hooks_loses_none(
+def test_an_interrupted_search_for_hooks_loses_no_hook(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, look: bool
 ) -> None:
     model = make_engine(options=OPTIONS)._runner.model
@@ -393,9 +393,7 @@ def test_an_interrupted_look_for_hooks_loses_none(
     assert watch.has_changed()
 
 
-def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
-    make_engine: Make, capturing_engine: Engine
-) -> None:
+def test_creating_or_closing_another_engine_keeps_graphs(make_engine: Make, capturing_engine: Engine) -> None:
     engine, prompts = capturing_engine, make_prompts(1)[:2]
     expected = tokens(engine, prompts)
     seen = count_replays(engine)

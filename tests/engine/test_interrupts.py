@@ -338,7 +338,7 @@ def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
 @pytest.mark.parametrize(
     ("ahead", "scenarios", "least"), [(1, SCENARIOS, 944), (0, [stepping], 200)], ids=["later", "at-once"]
 )
-def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
+def test_an_interrupt_at_any_place_leaves_the_engine_consistent(
     subject: Subject, ahead: int, scenarios: list[Scenario], least: int
 ) -> None:
     """An interrupt at any place leaves the engine consistent.
@@ -349,14 +349,14 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
     interrupt_everywhere(subject, scenarios, least)
 
 
-def test_an_interrupt_leaves_an_engine_with_drafts_whole(drafting: Subject) -> None:
+def test_an_interrupt_leaves_an_engine_with_drafts_consistent(drafting: Subject) -> None:
     """An interrupt while tokens are proposed, verified or committed leaves the engine consistent."""
     passed = interrupt_everywhere(drafting, [generating, stepping], 400)
     steps = {"proposed", "_draft", "choose_rows", "accept", "follow", "commit", "_keep"}
     assert steps <= {place[0].co_name for place in passed}
 
 
-def test_an_interrupt_leaves_captured_verifications_and_their_commits_whole(
+def test_an_interrupt_leaves_captured_verifications_and_commits_consistent(
     capturing: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupts strike the first verifications, and later ones, which apply deferred commits."""
@@ -425,7 +425,7 @@ def cancel_in(
 
 
 @pytest.mark.parametrize("kind", ["subject", "drafting", "capturing"])
-def test_a_cancel_breaks_nobodys_step_wherever_it_comes(
+def test_a_cancel_at_any_place_does_not_damage_other_requests(
     kind: str, subject: Subject, drafting: Subject, capturing: Subject
 ) -> None:
     """A cancel at any place doesn't damage the running step of other requests.

@@ -107,7 +107,7 @@ def test_engines_of_several_backends_run_in_threads_beside_plain_transformers(
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_a_dropped_engine_takes_its_hooks_along(checkpoint: Path) -> None:
+def test_a_dropped_engine_removes_its_hooks(checkpoint: Path) -> None:
     before = codes()
     engine = Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu")
     engine.generate(["the"], GREEDY)

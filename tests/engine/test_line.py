@@ -38,7 +38,7 @@ def cancelling_from_the_back(engine: Engine, requests: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("leave", [closing, cancelling_from_the_back])
-def test_nobody_is_searched_for(
+def test_removing_a_request_searches_no_queue(
     make_engine: Callable[..., Engine],
     compared: list[Any],
     leave: Callable[[Engine, list[Request]], None],

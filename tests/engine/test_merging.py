@@ -39,7 +39,7 @@ def test_without_memory_on_the_device_weights_are_merged_on_the_host(monkeypatch
         assert torch.cat(LARGE).device.type == "cpu"
 
 
-def test_a_model_of_the_host_is_loaded_without_it(
+def test_a_model_on_the_host_is_loaded_without_merging(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded, "MergedOn", None)

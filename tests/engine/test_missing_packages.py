@@ -32,7 +32,7 @@ def test_the_error_names_the_extra(processes: Helper, missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_the_bridge_names_it_too(processes: Helper, missing: str) -> None:
+def test_the_bridge_names_the_extra(processes: Helper, missing: str) -> None:
     run = processes.run(
         PROGRAM.format(missing=missing).replace("switchrail.Engine", "import switchrail.bridges.transformers")
     )
@@ -52,7 +52,7 @@ COMMANDS: dict[str, list[object]] = {
 @pytest.mark.parametrize(
     ("command", "missing"), [*((each, "torch") for each in COMMANDS), ("run", "transformers")]
 )
-def test_a_command_names_it_in_one_line(processes: Helper, command: str, missing: str) -> None:
+def test_a_command_names_the_extra_in_one_line(processes: Helper, command: str, missing: str) -> None:
     program = f"import sys\nsys.modules[{missing!r}] = None\nfrom switchrail.cli.app import main\nmain()"
     run = processes.run(program, COMMANDS[command])
     assert (run.returncode, run.stdout) == (2, "")

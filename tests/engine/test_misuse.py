@@ -26,7 +26,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-def test_both_threads_get_what_broke_their_step(engine: Engine, way: str) -> None:
+def test_both_threads_get_the_error_of_their_step(engine: Engine, way: str) -> None:
     """A failed step raises its error in both threads, whichever of them ran the step."""
     expected = engine.generate(["the", "x"], FREE)
     saboteur = Saboteur(engine)
@@ -60,14 +60,12 @@ def test_both_threads_get_what_broke_their_step(engine: Engine, way: str) -> Non
 
 
 @pytest.mark.parametrize("found", [None, 3, "the", object()], ids=["None", "3", "the", "an object"])
-def test_what_is_no_request_can_not_be_cancelled(engine: Engine, found: Any) -> None:
+def test_only_requests_can_be_cancelled(engine: Engine, found: Any) -> None:
     with pytest.raises(ArgumentError, match="cancel takes a Request, got"):
         engine.cancel(found)
 
 
-def test_another_engines_request_is_cancelled_there(
-    engine: Engine, make_engine: Callable[..., Engine]
-) -> None:
+def test_only_its_own_engine_cancels_a_request(engine: Engine, make_engine: Callable[..., Engine]) -> None:
     other = make_engine(options=SMALL)
     request = other.submit("the", FREE)
     for _ in range(2):

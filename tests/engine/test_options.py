@@ -45,7 +45,7 @@ def test_engine_options_out_of_range(values: dict[str, Any], words: str) -> None
         EngineOptions.of(values)
 
 
-def test_options_that_are_no_options() -> None:
+def test_options_of_a_wrong_type() -> None:
     with pytest.raises(ConfigError, match="EngineOptions or a mapping of names to values, got 5"):
         EngineOptions.of(5)  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def test_the_largest_options_are_refused_before_anything_is_allocated(
     assert engine.generate(["a"], SamplingParams(max_new_tokens=2, seed=most, temperature=1e-320, top_k=most))
 
 
-def test_longer_than_the_model_was_made_for(make_engine: Callable[..., Engine]) -> None:
+def test_sequences_longer_than_the_models_limit(make_engine: Callable[..., Engine]) -> None:
     with pytest.raises(ConfigError, match="1025, but the model supports 1024"):
         make_engine(options={"max_length": 1025})
 
@@ -222,7 +222,7 @@ TOO_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", TOO_MUCH, ids=str)
-def test_what_there_is_no_room_for_is_not_allocated(
+def test_pools_that_do_not_fit_are_not_allocated(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pools that don't fit, and a page table of 8 TB, are refused before they are allocated.
@@ -238,7 +238,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
     assert allocated == []
 
 
-def test_memory_that_nobody_knows() -> None:
+def test_unknown_memory_needs_num_pages() -> None:
     """If a platform reports None as its memory, that means unknown, not 0 bytes, so num_pages is required."""
     for platform in (memory_of(None, None), memory_of(1 << 30, None)):
         with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
@@ -270,7 +270,7 @@ def test_no_room_for_the_pools(make_engine: Callable[..., Engine]) -> None:
         (EngineOptions(memory_fraction=0.5), 0.5, 16),
     ],
 )
-def test_a_platform_says_what_is_left_open(values: Any, memory_fraction: float, page_size: int) -> None:
+def test_a_platform_sets_the_options_left_open(values: Any, memory_fraction: float, page_size: int) -> None:
     found = EngineOptions.of(values, {"memory_fraction": 0.25, "page_size": 8})
     assert (found.memory_fraction, found.page_size) == (memory_fraction, page_size)
 
@@ -294,7 +294,7 @@ def test_large_gpus_run_as_many_sequences_as_were_measured(
     assert (found.max_sequences, found.max_tokens_per_step, found.page_size) == (sequences, 8192, 64)
 
 
-def test_the_pools_take_what_their_sizes_say(make_engine: Callable[..., Engine]) -> None:
+def test_pools_have_the_computed_sizes(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(options={"num_pages": 9, "page_size": 4, "max_sequences": 3})
     pools = engine.pools
     assert [tensor.shape for tensor in pools.kv["mha"].caches(1)] == [(9, 4, 2, 16)] * 2

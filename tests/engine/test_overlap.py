@@ -53,7 +53,7 @@ def test_outputs_are_those_of_steps_one_by_one(make_engine: Make, plain_engine: 
     assert not engine.busy
 
 
-def test_a_step_gives_the_events_of_the_one_before(engine: Engine) -> None:
+def test_a_step_returns_the_events_of_the_previous_step(engine: Engine) -> None:
     request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=3, ignore_eos=True))
     seen: list[list[Event]] = []
     while engine.busy:
@@ -74,7 +74,7 @@ def test_a_request_that_ends_early_costs_one_row_of_one_step(engine: Engine) -> 
     assert engine.stats.decode_tokens - rows == 2
 
 
-def test_a_failing_step_first_delivers_the_one_before(
+def test_a_failing_step_first_delivers_the_previous_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
@@ -95,7 +95,7 @@ def test_a_failing_step_first_delivers_the_one_before(
     assert len(engine.pools.pages) == engine.pools.pages.capacity
 
 
-def test_tokens_that_never_come_end_the_requests_of_their_step(
+def test_tokens_that_never_arrive_end_the_requests_of_their_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a step's tokens never arrive, the step's requests end, and later requests work."""
@@ -128,7 +128,7 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
     assert len(engine.pools.slots) == engine.pools.slots.capacity
 
 
-def test_a_step_that_fails_behind_one_whose_tokens_never_come_ends_both(
+def test_two_failed_steps_in_flight_end_the_requests_of_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If tokens never arrive and the next step fails too, the requests of both steps end.

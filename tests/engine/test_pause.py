@@ -42,7 +42,7 @@ def test_prompts_that_fill_a_step_don_t_wait(engine: Engine) -> None:
     assert [len(one.tokens) for one in late] == [1, 1, 1]
 
 
-def test_what_a_full_step_leaves_in_line_doesn_t_wait(engine: Engine) -> None:
+def test_prompts_that_a_full_step_leaves_don_t_wait(engine: Engine) -> None:
     late = [submit(engine, length) for length in (8, 7, 3)]
     engine.step()
     assert [len(one.tokens) for one in late] == [1, 1, 0]
@@ -57,7 +57,7 @@ def test_a_prompt_that_is_begun_doesn_t_wait(engine: Engine) -> None:
     assert len(late.tokens) == 1
 
 
-def test_without_a_pause_none_waits(make_engine: Callable[..., Engine]) -> None:
+def test_without_a_pause_no_prompt_waits(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(options=SIZES)
     submit(engine, 4, new_tokens=6)
     engine.step()

@@ -102,7 +102,7 @@ def test_latent_attention_reads_the_pool() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(1,), (1, 2, 3)])
-def test_a_pool_is_given_all_of_a_token(wrong: tuple[int, ...]) -> None:
+def test_a_pool_refuses_a_wrong_number_of_tensors(wrong: tuple[int, ...]) -> None:
     pool = multi_head_pool()
     with pytest.raises(ValueError, match="zip"):
         pool.write(1, torch.tensor([1]), *[torch.zeros(1, 2, 8)] * len(wrong))
@@ -126,7 +126,7 @@ def test_a_layer_that_the_pool_does_not_have(make: Callable[[], KVPool[Any]], la
 
 
 @pytest.mark.parametrize("make", [multi_head_pool, latent_pool])
-def test_what_a_page_takes_is_what_is_allocated(make: type[KVPool[KVShape]]) -> None:
+def test_the_bytes_of_a_page_are_those_allocated(make: type[KVPool[KVShape]]) -> None:
     pool = make()  # type: ignore[call-arg]
     dtype = pool.tensors()[0].dtype
     shapes = (
@@ -139,7 +139,7 @@ def test_what_a_page_takes_is_what_is_allocated(make: type[KVPool[KVShape]]) -> 
     assert len(pool.tensors()) == (4 if isinstance(pool, MultiHeadPool) else 2)
 
 
-def test_what_a_slot_takes_is_what_is_allocated() -> None:
+def test_the_bytes_of_a_slot_are_those_allocated() -> None:
     shapes = {
         (0, "gated_delta"): DeltaShape(heads=4, value_size=8, key_size=4),
         (0, "short_conv"): ConvShape(channels=10, width=4),
@@ -170,7 +170,7 @@ def test_numbers_are_given_out_once(count: int, wanted: list[int]) -> None:
     assert sorted(free.take(free.capacity)) == list(range(1, count))
 
 
-def test_a_number_that_is_not_taken_can_not_be_given_back() -> None:
+def test_a_free_number_can_not_be_given_back() -> None:
     free = FreeList(3)
     numbers = free.take(1)
     free.give(numbers)

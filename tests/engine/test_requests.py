@@ -41,7 +41,7 @@ def test_outputs_hold_prompt_tokens_and_text(make_engine: Callable[..., Engine])
     assert is_idle(engine)
 
 
-def test_a_crowd_gets_what_each_gets_alone(make_engine: Callable[..., Engine]) -> None:
+def test_crowded_requests_get_the_same_tokens_as_alone(make_engine: Callable[..., Engine]) -> None:
     """Five requests on three slots, with too few pages for all, get the same tokens as alone."""
     crowd = make_engine(options=SMALL).generate(PROMPTS, FREE)
     alone = make_engine(options=SMALL | {"max_sequences": 1})
@@ -158,7 +158,7 @@ def test_submit_step_and_cancel(make_engine: Callable[..., Engine]) -> None:
     assert is_idle(engine)
 
 
-def test_requests_of_others_go_on_beside_generate(make_engine: Callable[..., Engine]) -> None:
+def test_other_requests_continue_during_generate(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(options=SMALL)
     alone = greedy(engine, "x")
     request = engine.submit("x", FREE)

@@ -90,7 +90,7 @@ def test_a_low_temperature_is_greedy(temperature: float) -> None:
     assert choose(logits, [SamplingParams(temperature=temperature)], [random.Random(0)]).tolist() == [1]
 
 
-def test_the_last_number_below_one_takes_a_token_that_can_be() -> None:
+def test_the_largest_random_number_draws_a_kept_token() -> None:
     class Top(random.Random):
         def random(self) -> float:
             return 1 - 2**-53
@@ -137,7 +137,7 @@ def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) 
 
 
 @pytest.mark.parametrize("kind", ["normal", "peaked", "ties", "equal", "one", "bfloat16"])
-def test_a_sort_keeps_and_draws_the_same(kind: str) -> None:
+def test_draws_equal_those_of_an_oracle_that_sorts(kind: str) -> None:
     logits = torch.randn(len(FILTERS) * 8, 300, generator=torch.Generator().manual_seed(4)) * 2
     if kind == "peaked":
         logits *= 8

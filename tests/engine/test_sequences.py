@@ -56,7 +56,7 @@ def test_a_sequence_has_its_memory_from_admission_to_release() -> None:
     check(owner)
 
 
-def test_what_does_not_fit() -> None:
+def test_sequences_that_do_not_fit() -> None:
     owner = make()
     assert owner.fits(PAGES)
     assert not owner.fits(PAGES + 1)

@@ -120,6 +120,6 @@ def test_the_kind_of_decoder_follows_from_the_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[[97], [98, 99]], [[97, 98], [99]]])
-def test_what_may_be_a_stop_string_waits(tokens: list[list[int]]) -> None:
+def test_text_that_may_begin_a_stop_string_waits(tokens: list[list[int]]) -> None:
     stream = TextStream(lambda ids: decode_bytes(ids), b"", ("abd",))
     assert [stream.push(token) for part in tokens for token in part] == ["", "", "abc"]

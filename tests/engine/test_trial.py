@@ -167,7 +167,7 @@ def test_pools_leave_room_for_a_draft(
     assert 0 <= room < 2 * page
 
 
-def test_there_is_no_trial_where_there_is_plenty(
+def test_no_trial_with_plenty_of_memory(
     make_engine: Make,
     memory: Memory,
     platform: GraphPlatform,
@@ -215,9 +215,7 @@ def test_a_trial_that_fails_is_a_warning(
     assert tokens(engine, make_prompts()[:2]) == tokens(make_engine(options=OPTIONS), make_prompts()[:2])
 
 
-def test_pages_that_were_asked_for_need_no_trial(
-    make_engine: Make, memory: Memory, platform: GraphPlatform
-) -> None:
+def test_requested_pages_need_no_trial(make_engine: Make, memory: Memory, platform: GraphPlatform) -> None:
     make_engine(device=platform, options={**OPTIONS, "num_pages": 9})
     assert len(memory.pools) == 1
 
@@ -236,7 +234,7 @@ def test_progress_of_captures(make_engine: Make, captured_runtime: switchrail.Ru
 
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_progress_raises_ends_the_making_of_an_engine(
+def test_an_exception_in_progress_ends_the_creation_of_an_engine(
     make_engine: Make,
     memory: Memory,
     platform: GraphPlatform,
@@ -259,7 +257,7 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
 
 
 @pytest.mark.usefixtures("whole_heap")
-def test_the_collector_leaves_out_what_an_engine_that_captures_found(
+def test_the_collector_skips_objects_older_than_a_capturing_engine(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
     """While an engine that captures is open, the garbage collector skips objects that existed before it.

@@ -152,7 +152,7 @@ def test_holders_that_keep_an_object_unhooked(hooks, module):
     assert [note.startswith("a builtins.tuple refers to the unhooked object") for note in notes] == [True]
 
 
-def test_nothing_passes_by(hooks, module):
+def test_no_bypass(hooks, module):
     hooks.add(module.f, negated, "after")
     assert hooks.explain(module.f).bypassed() == ()
     with pytest.raises(HookError):

@@ -104,13 +104,13 @@ def test_a_cycle_is_refused_and_changes_nothing(hooks, module):
     ],
     ids=str,
 )
-def test_what_can_be_no_place_in_the_order_is_refused(hooks, module, options, why):
+def test_invalid_orders_are_refused(hooks, module, options, why):
     with pytest.raises((HookError, ArgumentError), match=why):
         hooks.add(module.f, lambda a, b: None, **options)
     assert chain.added() == {}
 
 
-def test_first_replace_counts_and_the_other_is_reported(hooks, module, caplog):
+def test_only_the_first_replace_runs_and_the_other_is_reported(hooks, module, caplog):
     hooks.add(module.f, lambda a, b: "low", "replace", source="low")
     assert not caplog.records
     hooks.add(module.f, lambda a, b: "high", "replace", source="high", priority=1)

@@ -71,7 +71,7 @@ class Unrelated:
         return ["unrelated", a]
 
 
-def test_one_that_extends_it(hooks, mod):
+def test_a_class_that_extends_the_target(hooks, mod):
     pickle.dumps(mod.Target())  # a hook sets an attribute on the class
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
@@ -89,7 +89,7 @@ def test_one_that_extends_it(hooks, mod):
     assert (made.m(), Target().x, Better().m()) == (["m", 1, 1], 1, ["better", "m", 10, 1])
 
 
-def test_one_of_its_own(hooks, mod):
+def test_a_class_that_does_not_extend_the_target(hooks, mod):
     made = mod.Target()
     hooks.add(mod.Target, Unrelated, "replace")
     assert made.m() == ["unrelated", 1]
@@ -180,7 +180,7 @@ def test_refused_kinds_and_targets(hooks, mod):
         hooks.add(int, Unrelated, "replace")
 
 
-def test_what_others_set_meanwhile_stays(hooks, mod):
+def test_attributes_that_others_set_meanwhile_stay(hooks, mod):
     hooks.add(mod.Target, extending(mod.Target), "replace")
     mod.Target.added = 5
     mod.Target.flag = 7
@@ -345,7 +345,7 @@ def test_a_hooked_method_is_hooked_at_every_moment(hooks):
     assert {*itertools.chain(*seen)} == {10, 11}
 
 
-def test_a_hook_on_what_the_replacing_class_lacks(hooks, mod, caplog):
+def test_a_hook_on_a_method_that_the_replacing_class_lacks(hooks, mod, caplog):
     method = hooks.add("hook_replaced.Target.n", mark, "after")
     replaced = hooks.add(mod.Target, Unrelated, "replace")
     assert f"{method!r} never runs: {replaced!r} has no function of this name" in caplog.text
@@ -513,7 +513,7 @@ def test_mixins_of_the_target(hooks):
     assert Sub().m() == ["sub", "target", "mixin", "base"]
 
 
-def test_a_new_of_its_own_is_refused_where_object_s_would_be_lost(hooks, mod):
+def test_a_new_method_is_refused_if_the_target_inherits_objects(hooks, mod):
     class Better(mod.Target):
         def __new__(cls, *args):
             return super().__new__(cls)

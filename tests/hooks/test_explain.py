@@ -21,7 +21,7 @@ def rows(explanation):
     return [(step.hook.kind, step.hook.fn.__name__, step.state) for step in explanation.steps]
 
 
-def test_in_the_order_in_which_a_call_runs_it(hooks, module):
+def test_hooks_are_listed_in_running_order(hooks, module):
     trace = []
     for i, kind in enumerate(["after", "around", "before", "replace"] * 2):
         fn = named(f"{kind} {i}")
@@ -42,7 +42,7 @@ def test_in_the_order_in_which_a_call_runs_it(hooks, module):
     assert hooks.explain_all() == (explanation,)
 
 
-def test_disabled_ones_and_those_of_others(hooks, module):
+def test_disabled_hooks_and_hooks_of_others(hooks, module):
     other = Hooks()
     off = hooks.add(module.f, named("off"))
     other.add(module.f, named("theirs"), "after", source="acme", plugin="rope", version="2.0", priority=3)
@@ -64,7 +64,7 @@ def test_disabled_ones_and_those_of_others(hooks, module):
     other.clear()
 
 
-def test_waiting_ones(hooks, module, tmp_path, monkeypatch):
+def test_waiting_hooks(hooks, module, tmp_path, monkeypatch):
     (tmp_path / "late_explained.py").write_text("def f(): pass")
     monkeypatch.syspath_prepend(tmp_path)
     hooks.add("late_explained.f", named("b"), source="b")
@@ -85,7 +85,7 @@ def test_waiting_ones(hooks, module, tmp_path, monkeypatch):
     assert hooks.explain("json.tool.main").steps == ()
 
 
-def test_one_that_does_not_fit_what_was_imported(hooks, module, tmp_path, monkeypatch):
+def test_a_hook_that_does_not_fit_its_imported_target(hooks, module, tmp_path, monkeypatch):
     (tmp_path / "late_unfit.py").write_text("def f(x): pass")
     monkeypatch.syspath_prepend(tmp_path)
     hooks.add("late_unfit.f", lambda: None)
@@ -98,7 +98,7 @@ def test_one_that_does_not_fit_what_was_imported(hooks, module, tmp_path, monkey
     del sys.modules["late_unfit"]
 
 
-def test_nothing_is_there(hooks, module):
+def test_a_target_without_hooks_and_a_missing_target(hooks, module):
     assert hooks.explain("hook_targets.f").steps == ()
     with pytest.raises(HookError, match="nearest: f"):
         hooks.explain("hook_targets.ff")

@@ -82,7 +82,7 @@ def test_a_name_bound_by_from_import(hooks, package):
     assert user.use() == 2
 
 
-def test_one_bound_during_the_import(hooks, package):
+def test_a_name_bound_during_the_import(hooks, package):
     hooks.add("late_package.rope.get_rope", double, "after")
     assert importlib.import_module("late_package.user").use() == 2
 
@@ -109,7 +109,7 @@ def test_reload_keeps_hooks(hooks, package):
     assert [rope.get_rope(), old(), rope.C().m()] == [1, 1, 1]
 
 
-def test_importing_again_after_the_module_went(hooks, package):
+def test_importing_a_removed_module_again(hooks, package):
     hooks.add("late_package.rope.get_rope", double, "after")
     for _ in range(2):
         assert importlib.import_module("late_package.rope").get_rope() == 2
@@ -163,7 +163,7 @@ def test_a_missing_target(hooks, package, caplog, target):
 
 
 @pytest.mark.parametrize("target", ["late_package.rope.get_rop", "late_package.rope.get_rope"])
-def test_what_turns_out_at_the_import(hooks, package, caplog, target):
+def test_hooks_that_do_not_fit_at_the_import(hooks, package, caplog, target):
     def unfit():
         return None
 

@@ -102,7 +102,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
-def test_one_adds_and_the_other(target, other, what):
+def test_adding_while_another_thread_uses_hooks(target, other, what):
     """While one thread adds a hook, another adds, removes or reads hooks of the same or a nearby target."""
 
     def make():
@@ -137,7 +137,7 @@ def test_one_adds_and_the_other(target, other, what):
     assert every_interleaving(make, ["hooks"], alike=alike) > 100
 
 
-def test_one_adds_an_object_and_the_other_the_function_that_stands_for_it():
+def test_adding_to_a_subclasss_own_function_while_it_is_removed():
     """A hook added to the function that another hook put on a subclass is a hook on the inherited method."""
 
     def make():
@@ -184,7 +184,7 @@ def test_a_holder_that_changes_meanwhile(use):
 
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
-def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
+def test_loading_a_module_while_another_thread_uses_hooks(tmp_path, monkeypatch, first, second):
     """A hook on a module being loaded is active once both threads have ended and hooks are retried."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")

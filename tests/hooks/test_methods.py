@@ -133,7 +133,7 @@ def test_signatures_of_inherited(hooks, classes):
     assert asyncio.run(classes.Base().waits()) == ["waits"]
 
 
-def test_properties_keep_the_rest(hooks, classes):
+def test_properties_keep_setter_and_documentation(hooks, classes):
     hooks.add("hook_classes.Middle.prop", mark, "after")
     instance = classes.Middle()
     instance.prop = 5
@@ -203,7 +203,7 @@ def generates(*args, **kwargs):
 @pytest.mark.parametrize("kind", ["before", "after", "around", "replace"])
 @pytest.mark.parametrize("owner", ["Base", "Middle"])
 @pytest.mark.parametrize("name", [name for name in USES if name != "variadic"])
-def test_what_cannot_work_is_refused_at_registration(hooks, classes, name, owner, kind, fn):
+def test_impossible_hooks_are_refused_at_registration(hooks, classes, name, owner, kind, fn):
     before = dict(vars(getattr(classes, owner)))
     with pytest.raises(HookError, match=r"it can't be called as|function; valid for this kind and target"):
         hooks.add(f"hook_classes.{owner}.{name}", fn, kind)

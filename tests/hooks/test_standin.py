@@ -249,7 +249,7 @@ HOLDERS = [
 
 @pytest.mark.parametrize("taken", ["before", "after"])
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__)
-def test_who_holds_it_holds_the_stand_in(hooks, objects, holder, taken):
+def test_every_holder_gets_the_stand_in(hooks, objects, holder, taken):
     held = holder(objects.adder) if taken == "before" else None
     hooks.add("hook_objects.adder", lambda result, x: result * 100, "after")
     held = held or holder(objects.adder)
@@ -268,14 +268,14 @@ UNREACHED = {
 
 
 @pytest.mark.parametrize("kind", UNREACHED)
-def test_who_cannot_be_updated_is_reported(hooks, objects, caplog, kind):
+def test_holders_that_cannot_be_updated_are_reported(hooks, objects, caplog, kind):
     held = UNREACHED[kind](objects.adder)
     hooks.add("hook_objects.adder", lambda result, x: result * 100, "after")
     assert f"{type(held).__qualname__} refers to the unhooked object" in caplog.text
     assert objects.adder(1) == 600
 
 
-def test_what_cannot_be_replaced_is_refused(hooks, objects):
+def test_objects_that_cannot_be_replaced_are_refused(hooks, objects):
     for target in ("builtins.str.upper", "builtins.dict.fromkeys", object.__new__, str.upper):
         with pytest.raises(HookError, match="valid: the same method of a subclass"):
             hooks.add(target, lambda self, *args: None)
@@ -389,7 +389,7 @@ def test_objects_whose_calls_suspend(hooks, objects, make, use, expected):
         assert use(objects.made(1)) == [*expected * 2, "last"]
 
 
-def test_what_a_class_inherits_without_binding_it(hooks, objects):
+def test_inherited_objects_that_do_not_bind(hooks, objects):
     class Base:
         adder = objects.Adder(1)
         launch = objects.Kernel("inherited")
@@ -575,7 +575,7 @@ def test_methods_of_one_instance(hooks, objects):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_what_breaks_off_half_way_is_undone(hooks, objects, error):
+def test_a_failed_change_is_undone(hooks, objects, error):
     class Refusing(type):
         def __setattr__(cls, name, value):
             raise error

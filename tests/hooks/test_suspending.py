@@ -221,7 +221,7 @@ def plain(*args, **kwargs):
 @pytest.mark.parametrize("target", [coroutine, generator, async_generator, plain], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("fn", [coroutine, generator, async_generator], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["before", "after", "around", "replace"])
-def test_what_can_stand_on_what(hooks, target, fn, kind):
+def test_kinds_of_hooks_that_fit_a_target(hooks, target, fn, kind):
     copy = types.FunctionType(fn.__code__, globals())
     if fn is target and kind != "before":
         hooks.add(target, copy, kind)

@@ -70,7 +70,7 @@ TRIES = {
 
 @pytest.mark.parametrize("load", [by_location, by_hand])
 @pytest.mark.parametrize("retry", TRIES.values(), ids=TRIES)
-def test_what_no_finder_sees_is_hooked_at_the_next_occasion(hooks, folder, load, retry):
+def test_a_module_that_no_finder_sees_is_hooked_later(hooks, folder, load, retry):
     (folder / "late.py").write_text(CODE)
     hook = hooks.add("late_loaded.Model.forward", double, "after")
     assert hooks.retry() == (hook,)
@@ -102,7 +102,7 @@ def test_names_that_are_no_identifiers(hooks, folder, name):
 @pytest.mark.parametrize(
     "target", ["late.mod:f.g", "late.f()", "late..f", "late.C<x>.m", "late.3f", ".late.f", "a b.f"]
 )
-def test_what_is_no_path(hooks, target):
+def test_invalid_paths(hooks, target):
     with pytest.raises(HookError, match="not a dotted path"):
         hooks.add(target, double, "after")
 
@@ -117,7 +117,7 @@ def test_a_finder_before_ours(hooks, folder, in_front):
     assert module.f() == 2
 
 
-def test_ours_comes_to_the_front_again(hooks, folder, in_front):
+def test_our_finder_moves_to_the_front_again(hooks, folder, in_front):
     (folder / "late_front.py").write_text(CODE)
     hooks.add("late_front.f", double, "after")
     in_front()
@@ -139,7 +139,7 @@ def test_an_attribute_that_comes_later(hooks, module, caplog):
     assert module.late() == 6
 
 
-def test_a_strict_one_waits_in_peace(folder):
+def test_a_strict_hook_waits_without_an_error(folder):
     """A strict hook that waits raises an error only at the import of its own module."""
     (folder / "late.py").write_text("def f(x=1): return x")
     strict, other = Hooks(strict=True), Hooks()
@@ -152,7 +152,7 @@ def test_a_strict_one_waits_in_peace(folder):
     other.clear()
 
 
-def test_what_does_not_fit_is_said_once(hooks, folder, caplog):
+def test_a_hook_that_does_not_fit_is_reported_once(hooks, folder, caplog):
     (folder / "late.py").write_text(CODE)
     hook = hooks.add("late_loaded.f", lambda result: None, "after")
     caplog.clear()
@@ -205,7 +205,7 @@ def test_the_reason_within_an_import(hooks, folder):
     module.hooks.clear()
 
 
-def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module):
+def test_a_module_that_changes_its_name_during_its_import(hooks, module):
     target = f"{module.__name__}.later"
     name, module.__name__ = module.__name__, "renamed"
     try:
@@ -222,7 +222,7 @@ def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder, fails):
+def test_added_while_another_thread_imports_the_module(hooks, folder, fails):
     """A hook takes effect after an import that another thread began before Switchrail's finder was asked."""
     (folder / "late_slow.py").write_text(
         "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(60)\n"
@@ -338,7 +338,7 @@ def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, f
     hooks.clear()
 
 
-def test_a_class_that_refuses_what_hooks_put_on_it(hooks, module):
+def test_a_class_that_refuses_attributes_of_hooks(hooks, module):
     class Refusing(type):
         def __setattr__(cls, name, value):
             raise TypeError("sealed")

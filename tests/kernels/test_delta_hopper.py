@@ -119,12 +119,12 @@ def test_head_sizes(backend, make, key_size, value_size, length, monkeypatch, de
     [{"dtype": torch.float32}, {"key_size": 64}, {"value_size": 48}, {"strided": True}],
     ids=["float32", "narrow-keys", "narrow-values", "not-aligned"],
 )
-def test_what_is_not_for_it(arguments, device, launched):
+def test_calls_that_another_kernel_serves(arguments, device, launched):
     verify(TritonGatedDelta(), prefill(gated_delta_call, [70, 3], device=device, **arguments))
     assert not launched
 
 
-def test_kept_states_within_a_chunk_are_not_for_it(device, launched):
+def test_another_kernel_serves_kept_states_within_a_chunk(device, launched):
     call = prefill(gated_delta_call, [70, 3], device=device).with_checkpoints(24)
     verify(TritonGatedDelta(), call)
     assert not launched

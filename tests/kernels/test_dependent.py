@@ -52,7 +52,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize("can", [True, False])
-def test_what_the_device_can_is_a_constant_and_an_option(can, monkeypatch):
+def test_early_launches_are_a_constant_and_an_option(can, monkeypatch):
     monkeypatch.setattr(launch, "begins_early", lambda index: can)
     x, kernel = torch.zeros(4), Kernel()
     Launcher(kernel, early=True)((1, 1, 1), (x,), (2,), (3,), num_warps=4)

@@ -51,7 +51,7 @@ def test_a_bfloat16_state_is_rounded_once(backend, make, device):
 
 
 @each_op
-def test_a_huge_gate_leaves_what_follows_exact(backend, make, device):
+def test_rows_after_a_huge_gate_are_exact(backend, make, device):
     call = make([ROWS.value + 5], phase="verify", gate="near_one", initial="all", device=device, **SMALL)
     call.tensors["g"][::4] = -torch.inf
     verify_commit(backend(), call)

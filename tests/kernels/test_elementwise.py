@@ -235,7 +235,7 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
 @pytest.mark.parametrize(
     "functions", [(qk_norm_rope,), (add_rms_norm,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)]
 )
-def test_an_engine_writes_the_same_tokens_with_them(functions):
+def test_an_engine_generates_the_same_tokens_with_these_functions(functions):
     """An engine with these functions generates the same float32 tokens."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     written = []
@@ -255,7 +255,7 @@ def test_an_engine_writes_the_same_tokens_with_them(functions):
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_all_of_them_are_captured():
+def test_all_functions_are_captured():
     """A captured call computes with new numbers when it is replayed, without the host."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     x, gate = (normal(1, 6, 4, 128, dtype=dtype, device=device, seed=i) for i in range(2))

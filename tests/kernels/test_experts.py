@@ -171,7 +171,7 @@ def test_shapes_that_do_not_fit(change):
 
 
 @pytest.mark.parametrize("t", [1, 9])
-def test_as_transformers_has_it(t, device):
+def test_results_are_those_of_transformers(t, device):
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 

@@ -92,7 +92,7 @@ def let_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(("op", "name"), NAMES)
-def test_checks_let_pass_what_is_claimed(runtime, let_pass, op, name):
+def test_checks_accept_the_claimed_features(runtime, let_pass, op, name):
     registration = runtime.backend(op, name)
     claimed = set(registration.capabilities["features"]) - NOT_ARGUMENTS
     contract = DEFINITIONS[op].contract

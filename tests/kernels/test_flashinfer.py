@@ -525,7 +525,7 @@ def test_gated_delta_prefill(make, gate, in_place):
 
 @pytest.mark.parametrize("qk_l2norm", [True, False])
 @pytest.mark.parametrize("name", ["k", "v"])
-def test_a_sequence_of_nan_is_nan_and_no_other(make, name, qk_l2norm):
+def test_a_sequence_of_nan_affects_no_other(make, name, qk_l2norm):
     backend = make("gated_delta", "FlashInferGatedDelta")
     call = gated_delta_call([70, 5, 30], qk_l2norm=qk_l2norm, in_place=False, dtype=torch.float32, **DELTA)
     clean, dirty = call.clone(), call.clone()
@@ -630,7 +630,7 @@ def test_a_plan_for_other_lengths_is_refused(make, op):
         assert call.out.isnan().all()
 
 
-def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
+def test_a_prefill_of_single_tokens_is_not_a_decode(make):
     """A prefill of single tokens differs from a decode: a sequence may start from a zero state."""
     backend = make("gated_delta", "FlashInferGatedDelta")
     verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))

@@ -60,7 +60,7 @@ def compiled(tmp_path_factory):
     return {"run": None, "function": 7} | {name: getattr(kernel, name) for name in names}
 
 
-def test_what_the_driver_is_given_is_what_the_kernel_declares(compiled):
+def test_the_driver_gets_the_parameters_that_the_kernel_declares(compiled):
     binary = Binary(SimpleNamespace(**compiled))
     assert binary.is_plain
     assert binary.threads == 32 * compiled["metadata"].num_warps

@@ -118,7 +118,7 @@ def test_rounds_fit_a_grid(backend, monkeypatch, device, expands):
     assert capacity == plan.SPAN * 2**15
 
 
-def test_what_is_expanded_by_default(backend, device, dtype):
+def test_sequences_that_are_expanded_by_default(backend, device, dtype):
     call = mla_call([200, 3, 2, 9], kv_lengths=[210, 9, 9, 0], padding=(3,), dtype=dtype, device=device)
     assert LAYER.expands(call.batch).tolist() == [True, False, False, False]
     verify(backend, call)
@@ -134,7 +134,7 @@ def test_what_is_expanded_by_default(backend, device, dtype):
         *[(80, 512, 128, 1, True), (200, 512, 16, 1, True), (144, 16384, 128, 1, False)],
     ],
 )
-def test_what_gains_is_expanded(rows, keys, heads, count, expands):
+def test_sequences_that_gain_are_expanded(rows, keys, heads, count, expands):
     batch = mla_call([rows] * count, kv_lengths=[keys] * count, heads=1).batch
     layer = plan.Layer(heads=heads, plain=128, rotated=64, latent=512, value=128, tile=128)
     assert layer.expands(batch).tolist() == [expands] * count

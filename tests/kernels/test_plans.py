@@ -90,13 +90,13 @@ def build(runtime, op, name):
 
 
 @pytest.mark.parametrize(("op", "name"), BACKENDS)
-def test_what_claims_graphs_can_refresh_its_plans(runtime, op, name):
+def test_backends_that_claim_graphs_can_refresh_their_plans(runtime, op, name):
     can = type(build(runtime, op, name)).refresh is not Backend.refresh
     assert can == ((op, name) in GRAPHS)
 
 
 @pytest.mark.parametrize(("op", "name"), GRAPHS)
-def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
+def test_a_refreshed_plan_equals_a_new_one(runtime, device, op, name):
     """After a run, a plan is refreshed for smaller, larger and padded batches, and equals a new plan."""
     backend = build(runtime, op, name)
     if device.type == "cpu" and name != "triton":

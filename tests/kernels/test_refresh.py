@@ -69,7 +69,7 @@ def tensors_of(plan):
 
 @EACH
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_a_call_reads_of_a_batch_what_lies_on_the_device(device, op, lengths):
+def test_a_replayed_call_reads_the_batch_on_the_device(device, op, lengths):
     """A replayed call reads the batch's tensors on the device, and the host's lengths from the capture."""
     backend = OPS[op][1]()
     first, second = make(op, [3, 0, 40, 9], device), make(op, lengths, device)
@@ -110,7 +110,7 @@ def test_tables_of_another_form_are_read_in_each_step(device, op):
 
 
 @EACH
-def test_what_a_plan_holds_follows_from_its_bounds(device, op):
+def test_a_plans_tensors_follow_from_its_bounds(device, op):
     backend = OPS[op][1]()
     plans = []
     for lengths in ([1, 0, 3, 2], [MOST] * 4):
@@ -159,7 +159,7 @@ def test_pieces_of_caches_of_any_length(sequences, tokens, window, pieces):
 
 
 @EACH
-def test_what_is_not_within_the_bounds_is_refused(device, op):
+def test_batches_beyond_the_bounds_are_refused(device, op):
     backend = OPS[op][1]()
     call = make(op, [9, 3, 40, 9], device)
     plan = backend.plan("decode", call.batch, WITHIN)

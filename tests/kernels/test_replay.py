@@ -119,7 +119,7 @@ def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("name", different())
-def test_what_differs_is_not_repeated(driver: Driver, name: str) -> None:
+def test_calls_that_differ_are_not_repeated(driver: Driver, name: str) -> None:
     driver.add((torch.zeros(4, 8), None, torch.zeros(4, dtype=torch.int64)), (1.0, True), (0, 0))
     assert not driver.calls.again(*different()[name])
     assert driver.launched == []
@@ -304,7 +304,7 @@ def test_a_record_never_serves_a_layer_of_another_number_of_tensors(driver: Driv
 
 
 @pytest.mark.parametrize("addresses", [(-1,), (2**64,), ("x",), (1.0,)])
-def test_what_is_no_address_is_refused(driver: Driver, addresses: Any) -> None:
+def test_invalid_addresses_are_refused(driver: Driver, addresses: Any) -> None:
     with pytest.raises((TypeError, OverflowError)):
         driver.layer(*addresses)
 
@@ -343,7 +343,7 @@ def test_a_recording_is_its_threads() -> None:
 @pytest.mark.parametrize(
     ("method", "event"), [("__enter__", "return"), ("__exit__", "call"), ("__exit__", "return")]
 )
-def test_a_recording_that_an_interrupt_left_behind_is_none(method: str, event: str) -> None:
+def test_an_interrupted_recording_is_ignored(method: str, event: str) -> None:
     """A recording left behind by an interrupt is ignored.
 
     A signal's exception can be raised before the first line of `__exit__`.
@@ -439,7 +439,7 @@ def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) 
     assert gpu.launched[0][2] == [layer.A_log.data_ptr()]
 
 
-def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -> None:
+def test_layers_of_one_kind_share_the_records_of_an_owner(gpu: Driver) -> None:
     x, owner = torch.zeros(4), object()
     layers = [make_layer() for _ in range(3)]
     early = calls_of(layers[2], owner)  # before anything is recorded
@@ -523,7 +523,7 @@ def test_parameters_of_a_class_of_their_own_are_tensors_like_others(gpu: Driver)
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_what_is_remembered_goes_with_the_last_layer_of_its_kind(gpu: Driver) -> None:
+def test_records_are_freed_with_the_last_layer_of_their_kind(gpu: Driver) -> None:
     class Kernel(Plain):
         pass
 

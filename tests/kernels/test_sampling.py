@@ -80,7 +80,7 @@ def oracle(logits, numbers):
 @pytest.mark.parametrize(
     ("kind", "size"), [("normal", 1), *((kind, 150) for kind in ("normal", "peaked", "ties", "equal", "one"))]
 )
-def test_it_draws_what_the_oracle_draws(kind, size, device, dtype):
+def test_draws_are_those_of_the_oracle(kind, size, device, dtype):
     random_numbers = torch.Generator().manual_seed(size)
     logits = torch.randn(len(FILTERS) * 2, size, generator=random_numbers) * 2
     if kind == "peaked":
@@ -189,7 +189,7 @@ def test_a_low_temperature_takes_the_best(temperature, device, dtype):
     assert choose_tokens(logits, params, [random.Random(0)]).tolist() == [1]
 
 
-def test_the_last_number_below_one_takes_a_token_that_can_be(device, dtype, monkeypatch):
+def test_the_largest_random_number_draws_a_kept_token(device, dtype, monkeypatch):
     """The largest random number below 1 still draws a token that the filters keep."""
     seed = next(n for n in range(1 << 20) if uniform(n, 0) > 1 - 1e-5)
     source = SimpleNamespace(random=lambda: seed / (1 << 53))

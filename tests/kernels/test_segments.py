@@ -69,7 +69,7 @@ def test_long_sequences_are_split_unasked(backend, make, chunk, gate, device):
 
 
 @pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])
-def test_what_is_split(costs):
+def test_sequences_that_are_split(costs):
     def plan(*counts, heads=32):
         return plan_segments(np.array(counts), heads, 132, costs)
 

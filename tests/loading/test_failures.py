@@ -429,7 +429,7 @@ def test_plugins_that_fail_do_not_hide_each_other(
         assert "acme-two:acme-two, acme-one:acme-one" in (find(name).reason or "")
 
 
-def test_what_python_keeps_of_a_failed_import_is_what_it_always_keeps(
+def test_a_failed_import_leaves_the_modules_that_python_keeps(
     runtime: Runtime, install: Install, find: Callable[[str], Plugin]
 ) -> None:
     install(
@@ -445,7 +445,7 @@ def test_what_python_keeps_of_a_failed_import_is_what_it_always_keeps(
     assert not hasattr(sys.modules["acme_pack"], "ops")
 
 
-def test_another_version_of_what_failed_is_tried(
+def test_another_version_of_a_failed_plugin_is_tried(
     runtime: Runtime, install: Install, find: Callable[[str], Plugin]
 ) -> None:
     info = install("acme-fixed", "raise OSError('broken')")

@@ -79,7 +79,7 @@ def test_one_transaction(install: Install, other: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["load", "discover", "hook", "transaction", "fingerprint"])
-def test_one_loads_and_the_other(install: Install, other: str) -> None:
+def test_loading_while_another_thread_uses_the_runtime(install: Install, other: str) -> None:
     import acme_target
 
     install(

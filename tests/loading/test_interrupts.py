@@ -137,7 +137,7 @@ def test_between_plugins(
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
-def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
+def test_a_signal_at_any_moment(host: Runtime, install: Install, find: Find) -> None:
     """A real signal at any moment of `load` leaves the runtime as it was, and a later `load` works."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
@@ -181,7 +181,7 @@ def end(*_: Any) -> None:
 @pytest.mark.parametrize("handler", [end, Handler().end], ids=["function", "method"])
 @pytest.mark.parametrize("timeout", [None, 30])
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
-def test_what_a_handler_raises_is_no_failure_of_the_plugin(
+def test_a_signal_handlers_exception_is_not_the_plugins_failure(
     host: Runtime, install: Install, find: Find, handler: Any, timeout: float | None
 ) -> None:
     ring = (
@@ -226,7 +226,7 @@ def test_a_plugins_handler_that_strikes_another_plugin_does_not_end_the_load(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs SIGALRM")
-def test_what_strikes_after_the_commit_undoes_it(
+def test_an_interrupt_after_the_commit_undoes_it(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import acme_target

@@ -101,7 +101,7 @@ def test_loading_again_changes_nothing(runtime: Runtime, install: Install) -> No
     assert len(sys.modules["acme_count"].calls) == 1
 
 
-def test_what_is_loaded_stays_so_wherever_plugins_are_looked_for(
+def test_loaded_plugins_stay_loaded_whatever_is_discovered(
     runtime: Runtime, install: Install, find: Find, tmp_path: Path
 ) -> None:
     install("acme-good", GOOD)
@@ -118,7 +118,7 @@ def test_what_is_loaded_stays_so_wherever_plugins_are_looked_for(
 
 
 @pytest.mark.parametrize("call", ["discover", "load"])
-def test_a_list_of_something_else(runtime: Runtime, call: str) -> None:
+def test_lists_of_values_that_are_not_strings(runtime: Runtime, call: str) -> None:
     for found in (5, b"name"):
         with pytest.raises(ArgumentError, match=rf"(paths|plugins)\[0\] is {found!r}; valid: a string"):
             getattr(runtime, call)([found])
@@ -207,7 +207,7 @@ def test_a_platform_that_is_not_there_loads_nothing(
     assert runtime.plugins == ()
 
 
-def test_what_differs_from_the_lock_is_not_imported(
+def test_a_plugin_that_differs_from_the_lock_is_not_imported(
     runtime: Runtime, install: Install, find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("acme-good", GOOD)
@@ -264,7 +264,7 @@ def test_a_plugin_may_load_another_runtime(runtime: Runtime, install: Install, f
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e300])
-def test_a_timeout_that_can_not_be_meant(runtime: Runtime, timeout: float) -> None:
+def test_timeouts_out_of_range(runtime: Runtime, timeout: float) -> None:
     with pytest.raises(ConfigError, match=r"timeout is .*; valid: a number of seconds above 0"):
         runtime.load(timeout=timeout)
 
@@ -276,7 +276,9 @@ def test_a_timeout_of_another_type(runtime: Runtime, timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "", "-3", "nan"])
-def test_a_variable_that_is_no_timeout(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_values_of_the_timeout_variable(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv(TIMEOUT, text)
     with pytest.raises(ConfigError, match=f"{TIMEOUT} is {text!r}; valid"):
         runtime.load()

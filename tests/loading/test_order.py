@@ -81,7 +81,7 @@ def test_a_name_of_two_distributions_means_both(
     assert ran(log) == ["twin", "twin", "acme-a"]
 
 
-def test_a_later_plugin_sees_what_an_earlier_one_brought(
+def test_a_later_plugin_sees_earlier_registrations(
     runtime: Runtime, install: Install, log: list[str]
 ) -> None:
     install(
@@ -105,7 +105,7 @@ def test_a_later_plugin_sees_what_an_earlier_one_brought(
     assert sys.modules["acme_first"].Kernel().run() == 2
 
 
-def test_what_is_declared_stays_on_the_function() -> None:
+def test_a_declaration_stays_on_the_function() -> None:
     @switchrail.plugin(priority=3, before=("a",), after=["b"])
     def register(registry: switchrail.Registry) -> None: ...
 
@@ -116,7 +116,7 @@ def test_what_is_declared_stays_on_the_function() -> None:
 @pytest.mark.parametrize(
     "options", [{"priority": 1.5}, {"priority": True}, {"priority": 2**31}, {"before": "a"}, {"after": [1]}]
 )
-def test_what_can_not_be_meant_is_refused(options: dict[str, Any]) -> None:
+def test_invalid_declarations_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=rf"{next(iter(options))}(\[0\])? (is|has) .*; valid"):
         switchrail.plugin(**options)
 

@@ -60,7 +60,7 @@ def test_the_time_is_that_of_a_clock(
     assert find("acme-late").state == "hung"
 
 
-def test_what_comes_after_the_time_is_refused(runtime: Runtime, install: Install, find: Find) -> None:
+def test_registrations_after_the_timeout_are_refused(runtime: Runtime, install: Install, find: Find) -> None:
     import acme_target
 
     install("acme-late", LATE)
@@ -117,7 +117,7 @@ def test_the_time_is_that_of_import_and_function_together(
     assert find("acme-other").state == "loaded"
 
 
-def test_what_is_in_time_loads_as_ever(
+def test_plugins_within_the_timeout_load(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import acme_target
@@ -141,9 +141,7 @@ def test_what_is_in_time_loads_as_ever(
     assert (find("acme-again").reason or "").startswith("LoadReentryError")
 
 
-def test_a_plugin_that_waits_for_a_thread_that_loads_waits_for_itself(
-    runtime: Runtime, install: Install, find: Find
-) -> None:
+def test_a_plugin_that_waits_for_its_own_load(runtime: Runtime, install: Install, find: Find) -> None:
     install(
         "acme-knot",
         "import acme_target, switchrail, threading\n"
@@ -165,7 +163,7 @@ def test_a_plugin_that_waits_for_a_thread_that_loads_waits_for_itself(
     assert find("acme-knot").state == "hung"
 
 
-def test_a_line_says_what_is_waited_for(
+def test_the_log_names_the_code_that_it_waits_for(
     runtime: Runtime, install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import acme_target
@@ -190,7 +188,7 @@ def test_a_line_says_what_is_waited_for(
         assert len([line for line in told if line.startswith(name)]) == 4, told  # 0.05, 0.1, 0.2 and 0.4 s
 
 
-def test_whose_time_counts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_precedence_of_timeouts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call's timeout takes precedence, then the environment's, then the runtime's; a new runtime has
     none."""
     seconds = runtime._loader.seconds
@@ -271,7 +269,7 @@ def test_a_platform_that_requests_the_platform_is_refused_in_its_thread_too(
     assert [type(error) for error in sys.modules["acme_device"].errors] == [PlatformReentryError] * 2
 
 
-def test_what_a_platform_registers_for_a_plugin_is_the_plugins(
+def test_a_platforms_registrations_during_a_load_are_the_plugins(
     runtime: Runtime, install: Install, find: Find
 ) -> None:
     install(

@@ -98,7 +98,7 @@ def test_a_plugin_can_clear_all_that_it_has_staged(
     assert runtime.hooks.list() == ()
 
 
-def test_what_a_plugin_is_refused_it_may_survive(runtime: Runtime, install: Install, target: Any) -> None:
+def test_a_plugin_may_handle_a_refusal(runtime: Runtime, install: Install, target: Any) -> None:
     install(
         "acme-tries",
         "import switchrail\n"
@@ -208,7 +208,7 @@ def test_one_hook_of_the_default_runtime(runtime: Runtime, target: Any) -> None:
         runtime.hook("acme_target.greet", louder, "after")
 
 
-def test_what_a_plugin_keeps_is_closed(runtime: Runtime, install: Install, target: Any) -> None:
+def test_a_registry_that_a_plugin_keeps_is_closed(runtime: Runtime, install: Install, target: Any) -> None:
     install("acme-late", "kept = []\nregister = kept.append", plugin="late")
     runtime.load(strict=True)
     [registry] = sys.modules["acme_late"].kept
@@ -265,7 +265,7 @@ def test_a_thread_of_the_plugin_belongs_to_it_until_it_ends(
     assert target.greet() == "hello world76543210"
 
 
-def test_a_plugin_withdraws_nothing_of_others(runtime: Runtime) -> None:
+def test_a_plugin_cannot_withdraw_registrations_of_others(runtime: Runtime) -> None:
     runtime.register("users", "u:U", op="kda")
     origin = {"kind": "plugin", "distribution": "acme", "version": None, "plugin": "acme"}
     staging = switchrail.staging.Staging(runtime._core, runtime.hooks, runtime._functions, origin)

@@ -66,7 +66,7 @@ def test_an_adapter_adds_a_feature(op, feature, phase):
 
 @pytest.mark.parametrize("op", [op for op in CONTRACTS if "row_states" in CONTRACTS[op].features])
 @pytest.mark.parametrize("phase", LENGTHS)
-def test_a_pool_for_states_by_row_is_no_need_of_calls_that_store_none(op, phase):
+def test_calls_that_store_no_states_by_row_do_not_need_the_feature(op, phase):
     """In an engine with drafts, layers have the pool `row_states` in all phases, but only some calls use
     it."""
     by_row = FORMS["row_states"](GENERATORS[op](LENGTHS["verify"], phase="verify"), False)
@@ -165,7 +165,7 @@ def test_a_refresh_takes_page_tables_that_fit_and_refuses_others():
         assert plan.batch.kv_lens.tolist() == [5, 3]
 
 
-def test_what_no_adapter_adds_is_refused():
+def test_features_that_no_adapter_adds_are_refused():
     call = FORMS["strided_pool"](GENERATORS["gated_delta"]([3, 1]), False)
     with pytest.raises(ContractError, match=r"state: got strides .* lacks the feature strided_pool"):
         call.run(Adapter(Bare("gated_delta"), ()))

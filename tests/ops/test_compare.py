@@ -46,7 +46,7 @@ def test_numbers_with_fewer_digits_are_held_to_the_smallest_with_all():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_never_passes(bad):
+def test_nan_and_infinity_never_pass(bad):
     good = torch.ones(2, 2)
     worse = good.clone()
     worse[1, 1] = bad

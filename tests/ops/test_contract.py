@@ -34,7 +34,7 @@ def with_batch(call, **values):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", GENERATORS)
-def test_what_the_generators_make_is_within_the_contract(op, dtype):
+def test_generated_calls_fulfil_the_contract(op, dtype):
     for lengths in ([3, 0, 5], [1], [0], []):
         check(GENERATORS[op](lengths, dtype=dtype))
     check(GENERATORS[op]([1, 1, 1], phase="decode", dtype=dtype))
@@ -161,7 +161,7 @@ def test_a_plan_of_another_batch_is_refused(op, phase):
     assert call.out.isnan().all()
 
 
-def test_what_is_no_call_of_the_op():
+def test_objects_that_are_no_calls_of_the_op():
     call = gated_delta_call([3])
     for other, message in (
         (kda_call([3]).made, "call: got KdaCall, expected a GatedDeltaCall"),
@@ -177,7 +177,7 @@ def test_what_is_no_call_of_the_op():
 
 
 @pytest.mark.parametrize("name", ["window", "soft_cap", "sinks", "lse"])
-def test_what_belongs_to_a_feature_is_refused_by_a_backend_that_lacks_it(name):
+def test_arguments_of_a_feature_are_refused_by_a_backend_that_lacks_it(name):
     given = {"sinks": True, "lse": True, "window": 2, "soft_cap": 2.0}
     call = attention_call([3], **{name: given[name]})
     official, contract = call.made, call.contract
@@ -194,7 +194,7 @@ def test_what_belongs_to_a_feature_is_refused_by_a_backend_that_lacks_it(name):
             contract.check_layer(official.layer, ())
 
 
-def test_what_was_found_right_does_not_let_through_what_looks_like_it():
+def test_a_valid_call_does_not_vouch_for_similar_calls():
     call = attention_call([3], window=1)
     right = call.made
     features = ("window",)
@@ -225,7 +225,7 @@ def test_what_was_found_right_does_not_let_through_what_looks_like_it():
             call.contract.check_call(right, attention_call([4]).batch, features)
 
 
-def test_what_a_layer_remembers_is_bounded():
+def test_a_layer_remembers_a_bounded_number_of_calls():
     call = attention_call([3])
     right = call.made
     for stride in range(1, 2 * REMEMBERED):

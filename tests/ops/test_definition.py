@@ -57,7 +57,7 @@ def test_arguments_and_sizes_are_of_the_contracts_axes(definition):
         assert definition.generated(sizes) == named
 
 
-def test_of_a_sum_the_part_that_is_not_given_is_what_remains():
+def test_the_missing_part_of_a_sum_is_the_remainder():
     assert DEFINITIONS["mla"].generated({"L": 576, "R": 512}) == {"latent_size": 512, "rope_size": 64}
     assert not DEFINITIONS["mla"].has_head_size(512, 576)
     assert not DEFINITIONS["attention"].has_head_size(64, 128)

@@ -224,7 +224,7 @@ def _fitting(self: Any, batch: Any) -> None: ...
     ],
 )
 @pytest.mark.parametrize("by_path", [False, True])
-def test_what_does_not_match_is_refused(
+def test_classes_that_do_not_match_are_refused(
     method: Any, features: Any, message: str, by_path: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class is refused when it is registered; a class given by its path is refused when its plan is

@@ -65,12 +65,12 @@ def vendor(install: Callable[..., Path]) -> Callable[..., Any]:
     return vendor
 
 
-def test_without_plugins_what_is_built_in_is_found(runtime: Runtime) -> None:
+def test_without_plugins_a_built_in_platform_is_found(runtime: Runtime) -> None:
     assert runtime.platform is runtime.platform is switchrail.current_platform
     assert type(runtime.platform) is CpuPlatform
 
 
-def test_the_one_that_activates(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+def test_the_plugin_that_activates(runtime: Runtime, vendor: Callable[..., Any]) -> None:
     active, declining = vendor("acme"), vendor("umbrella")
     declining.answer = None
     assert type(runtime.platform) is active.Vendor
@@ -490,7 +490,7 @@ def states(runtime: Runtime) -> dict[str, tuple[str, str | None]]:
     }
 
 
-def test_the_records_say_what_came_of_each(
+def test_the_records_have_the_outcome_of_each_plugin(
     runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acme, umbrella = vendor("acme"), vendor("umbrella")
@@ -595,7 +595,7 @@ def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..
     assert (states["acme"], states["umbrella"]) == ("blocked", "loaded")
 
 
-def test_what_a_signals_handler_raises_passes(
+def test_a_signal_handlers_exception_passes(
     runtime: Runtime, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("acme", "import signal\ndef activate(): signal.raise_signal(signal.SIGUSR1)")

@@ -71,7 +71,7 @@ def test_the_kinds_are_the_cores() -> None:
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_the_cpu_is_what_is_left() -> None:
+def test_the_cpu_is_the_fallback() -> None:
     platform = detect()
     assert type(platform) is CpuPlatform
     assert (platform.kind, platform.device, platform.capability) == ("cpu", "cpu", None)
@@ -98,7 +98,7 @@ def test_a_gpu_comes_first(two_cuda_devices: SimpleNamespace) -> None:
     assert detect("cpu").kind == "cpu"
 
 
-def test_what_a_gpu_does(two_cuda_devices: SimpleNamespace) -> None:
+def test_operations_of_a_gpu(two_cuda_devices: SimpleNamespace) -> None:
     hardware = detect("cuda:0").hardware
     assert (hardware.total_memory(), hardware.current_memory_usage()) == (1 << 37, (1 << 37) - (5 << 30))
     assert hardware.distributed_backend() == "nccl"
@@ -121,7 +121,7 @@ def test_what_a_gpu_does(two_cuda_devices: SimpleNamespace) -> None:
     assert two_cuda_devices.log[:3] == [("synchronize", "cuda:0"), "empty_cache", ("seed", 7)]
 
 
-def test_what_the_host_does() -> None:
+def test_operations_of_the_host() -> None:
     hardware = CpuPlatform().hardware
     assert hardware.total_memory() > 1 << 28
     assert 0 < hardware.current_memory_usage() < hardware.total_memory()
@@ -226,7 +226,7 @@ def test_a_device_that_is_described_need_not_be_here() -> None:
 
 
 @pytest.mark.parametrize("text", ["cuda", "cuda:9", "cuda:0", "cpu:1.0", "cudo:9.0", "", "cuda:9.0:1"])
-def test_what_describes_no_device_is_refused(text: str) -> None:
+def test_invalid_descriptions_are_refused(text: str) -> None:
     with pytest.raises(PlatformError, match=r"describes no device.*such as cuda:9\.0"):
         described(text)
 

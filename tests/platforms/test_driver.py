@@ -92,7 +92,7 @@ def test_no_driver_and_no_device_are_no_gpus(
         ),
     ],
 )
-def test_a_driver_that_can_not_be_used_is_said(
+def test_an_unusable_driver_is_reported(
     installed: Any, caplog: pytest.LogCaptureFixture, changed: dict[str, Any], toolkit: str, said: str
 ) -> None:
     installed(library(**changed))
@@ -101,7 +101,7 @@ def test_a_driver_that_can_not_be_used_is_said(
     assert said in caplog.text
 
 
-def test_what_torch_was_built_for_is_read_without_importing_it(tmp_path: Path) -> None:
+def test_torchs_build_is_read_without_importing_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from switchrail.platforms.build import built_for;"
         "print(*(built_for(name) for name in ('cuda', 'hip', 'xpu')), 'torch' in sys.modules)"
@@ -121,7 +121,7 @@ def test_what_torch_was_built_for_is_read_without_importing_it(tmp_path: Path) -
     assert run(str(tmp_path)) == ["None", "6.4", "None", "False"]
 
 
-def test_what_an_imported_torch_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_of_an_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert build.built_for("hip") == "7.0"
     monkeypatch.setitem(sys.modules, "torch", None)  # makes importing torch fail

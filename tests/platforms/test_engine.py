@@ -147,7 +147,7 @@ def test_a_failed_initialisation_is_tried_again(runtime: switchrail.Runtime) -> 
     assert len(calls) == 2
 
 
-def test_what_is_done_with_loaded_weights_counts(runtime: switchrail.Runtime) -> None:
+def test_changes_of_loaded_weights_take_effect(runtime: switchrail.Runtime) -> None:
     def after_weights_loaded(self: Serving, model: Any) -> None:
         assert next(model.parameters()).device.type == "cpu"
         model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight), requires_grad=False)
@@ -208,7 +208,7 @@ def test_defaults_of_none_are_left_open(runtime: switchrail.Runtime) -> None:
         ({"dispatch_key": lambda self: "a-b"}, r"gives 'a-b' for dispatch_key\(\)"),
     ],
 )
-def test_what_a_platform_gives_is_checked(
+def test_a_platforms_values_are_checked(
     members: dict[str, Any], words: str, runtime: switchrail.Runtime
 ) -> None:
     with pytest.raises(PlatformError, match=words):
@@ -353,7 +353,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 
 @pytest.mark.parametrize("operation", FORWARDS, ids=lambda operation: operation.name)
 @torch.inference_mode()
-def test_an_operation_is_called_as_it_says(
+def test_an_operation_is_called_as_documented(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
     """A function that follows the operation's documentation gives the results of transformers."""
@@ -377,7 +377,7 @@ def test_an_operation_is_called_as_it_says(
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
 
 
-def test_the_one_for_token_choice(make_engine: Callable[..., Engine]) -> None:
+def test_the_function_for_token_choice(make_engine: Callable[..., Engine]) -> None:
     platform = serving_platform()
     platform.serving.register_oot_forward(
         ChooseTokens.name, lambda logits, params, draws: torch.full((len(params),), 41)
@@ -407,7 +407,7 @@ def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serving.forward_of(RMSNorm) is rms_norm
 
 
-def test_operations_that_are_none() -> None:
+def test_unknown_operations() -> None:
     serving = serving_platform().serving
     with pytest.raises(RegistrationError, match="no operation 'rmsnorm'; nearest: rms_norm") as caught:
         serving.register_oot_forward("rmsnorm", rms_norm)

@@ -98,7 +98,7 @@ OPTIONAL = {
         if not name.startswith("_") and name not in OPTIONAL
     ),
 )
-def test_what_is_not_provided_names_platform_and_method(method: str) -> None:
+def test_an_error_of_a_missing_method_names_platform_and_method(method: str) -> None:
     hardware = platform_of("oot:acme").hardware
     with pytest.raises(
         NotImplementedError, match=rf"platform 'oot:acme' .*Made\) does not provide '{method}'"

@@ -110,7 +110,7 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", TORCH_TYPES)
-def test_memory_that_is_not_told(
+def test_memory_that_is_not_reported(
     kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a device doesn't report its memory, the size comes from another source or is None, never 0."""
@@ -158,7 +158,7 @@ def test_a_package_that_is_broken_is_not_passed_over(
         detect("meta")
 
 
-def test_what_is_not_installed_is_not_imported() -> None:
+def test_missing_packages_are_not_imported() -> None:
     program = (
         "import sys; from switchrail.platforms.others import MusaHardware, NpuHardware, TpuHardware;"
         "assert not (MusaHardware.devices() + NpuHardware.devices() + TpuHardware.devices());"

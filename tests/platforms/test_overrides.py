@@ -122,7 +122,7 @@ def test_values_are_not_treated_as_methods() -> None:
     assert problems_of(GatedDeltaBackend, plans={}, commits=0) == []
 
 
-def test_what_other_bases_bring_is_their_own() -> None:
+def test_methods_of_other_bases_are_not_checked() -> None:
     class Made(torch.nn.Module, GatedDeltaBackend):
         run = lambda self, *arguments: None  # noqa: E731
 
@@ -210,7 +210,7 @@ def test_an_override_that_can_not_be_called_is_found(cls: type, name: str, membe
         (GatedDeltaBackend, "__init__", lambda self, config: None),
     ],
 )
-def test_what_can_be_called_as_the_base_is_taken(cls: type, name: str, member: Any) -> None:
+def test_compatible_overrides_are_accepted(cls: type, name: str, member: Any) -> None:
     assert problems_of(cls, **{name: member}) == []
 
 

@@ -240,7 +240,7 @@ def told(error: BaseException | None) -> None:
 
 
 @pytest.mark.parametrize(("name", "argument"), PLACES, ids=[" ".join(place) for place in PLACES])
-def test_no_wrong_value_raises_anything_else(name: str, argument: str) -> None:
+def test_wrong_values_raise_only_our_errors(name: str, argument: str) -> None:
     for found in WRONG:
         told(call(name, argument, found))
 
@@ -263,7 +263,7 @@ def values() -> st.SearchStrategy[Any]:
 
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(place=st.sampled_from(PLACES), found=values())
-def test_nothing_raises_anything_else(place: tuple[str, str], found: Any) -> None:
+def test_drawn_values_raise_only_our_errors(place: tuple[str, str], found: Any) -> None:
     told(call(*place, found))
 
 
@@ -285,7 +285,7 @@ def test_nothing_raises_anything_else(place: tuple[str, str], found: Any) -> Non
         ({"op": "swa"}, SwitchrailError, 'nearest: "attention"'),
     ],
 )
-def test_what_registration_says(arguments: dict[str, Any], error: type[SwitchrailError], part: str) -> None:
+def test_messages_of_registration(arguments: dict[str, Any], error: type[SwitchrailError], part: str) -> None:
     with isolated() as runtime, pytest.raises(error) as caught:
         runtime.register(**{**REGISTRATION, **arguments})
     assert part in str(caught.value)
@@ -324,7 +324,7 @@ def test_a_plugins_own_names_are_taken() -> None:
         ({"linear_attention": "torch"}, PreferenceError, 'nearest: "linear"'),
     ],
 )
-def test_what_preferences_say(preferences: Any, error: type[SwitchrailError], part: str) -> None:
+def test_messages_of_preferences(preferences: Any, error: type[SwitchrailError], part: str) -> None:
     with isolated() as runtime:
         for ask in (
             lambda: runtime.resolve("gated_delta", "decode", **QUERY, preferences=preferences),
@@ -351,7 +351,7 @@ def test_what_preferences_say(preferences: Any, error: type[SwitchrailError], pa
     ],
     ids=["lists", "objects", "infinite", "large", "long", "half", "types"],
 )
-def test_documents_that_are_none(cls: Any, text: str) -> None:
+def test_invalid_documents(cls: Any, text: str) -> None:
     with pytest.raises(SwitchrailError) as caught:
         cls.from_json(text)
     assert len(str(caught.value)) < 5_000

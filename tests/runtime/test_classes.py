@@ -107,7 +107,7 @@ def name_of(routes, op="gated_delta"):
         ((), "wide"),
     ],
 )
-def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqlens, name):
+def test_a_batch_runs_on_the_fastest_backend_for_similar_batches(runtime, seqlens, name):
     plan = make(runtime)
     bound = runtime.bind(plan)
     routes = bound.at("prefill", seqlens)
@@ -133,7 +133,7 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
     assert routes.backend("gated_delta", 0) is bound.at("prefill", list(seqlens)).backend("gated_delta", 2)
 
 
-def test_what_rows_see_decides_for_a_paged_op(runtime):
+def test_cache_lengths_decide_for_a_paged_op(runtime):
     plan = bind(runtime)
     names = [
         name_of(plan.at("decode", (1,) * 32, (cached,) * 32), "attention")
@@ -152,7 +152,7 @@ def of_as_many(count):
 @settings(max_examples=60)
 @given(lengths=st.integers(1, 40).flatmap(of_as_many))
 @example(lengths=[1, 1646])
-def test_the_best_or_near_it_at_any_lengths(lengths):
+def test_the_choice_is_nearly_the_best_at_any_lengths(lengths):
     """Between measured batches, the chosen backend is the best one or almost as fast.
 
     The explicit example is the worst of 70,000 random ones: its backend takes 1.088 times as long as the
@@ -265,14 +265,14 @@ def test_one_op_has_one_state_layout(runtime):
         (("verify", (1,)), SwitchrailError, "made without verify"),
     ],
 )
-def test_what_is_no_batch_is_refused(runtime, arguments, error, said):
+def test_invalid_batches_are_refused(runtime, arguments, error, said):
     with pytest.raises(error, match=said) as raised:
         bind(runtime).at(*arguments)
     if error is ArgumentError:
         assert said.replace("\\", "").startswith(raised.value.argument)
 
 
-def test_what_is_no_route_is_refused_as_by_the_plan(runtime):
+def test_missing_routes_are_refused_as_by_the_plan(runtime):
     plan = bind(runtime)
     routes = plan.at("prefill", (32768,))
     layer = type("Layer", (), {"layer_id": 1})()

@@ -64,7 +64,7 @@ def test_defaults_are_set_at_registration(runtime: Runtime) -> None:
     assert runtime.backend("gated_delta", "seven").effective_config["scale"] == 7.0
 
 
-def test_the_users_values_lie_over_the_defaults(runtime: Runtime) -> None:
+def test_the_users_values_override_the_defaults(runtime: Runtime) -> None:
     runtime.register("acme", Acme, op="gated_delta", config=Settings(scale=7.0))
     before = config_of(runtime)
     runtime.configure(
@@ -232,7 +232,7 @@ def test_a_type_that_can_not_be_read(runtime: Runtime, config: Any, words: str) 
     ["\ud800", {"\ud800": 1}, 10**5000, b"\xff", float("inf")],
     ids=lambda value: type(value).__name__,
 )
-def test_values_that_json_has_not(runtime: Runtime, value: object) -> None:
+def test_values_that_json_lacks(runtime: Runtime, value: object) -> None:
     @dataclass
     class Loose:
         value: Any = None
@@ -255,7 +255,7 @@ class WrongDefault:
 @pytest.mark.parametrize(
     "config", [NoDefault, WrongDefault, Settings(scale="much"), dict, {"scale": 1.0}, 42]
 )  # type: ignore[arg-type]
-def test_what_is_no_configuration_is_refused(runtime: Runtime, config: Any) -> None:
+def test_invalid_configurations_are_refused(runtime: Runtime, config: Any) -> None:
     before = runtime.backends()
     with pytest.raises(ConfigError, match="configuration of gated_delta backend 'acme'"):
         runtime.register("acme", Acme, op="gated_delta", config=config)

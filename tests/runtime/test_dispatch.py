@@ -48,7 +48,7 @@ def make_plan(runtime: Runtime) -> Callable[..., switchrail.BoundPlan]:
     return make
 
 
-def test_each_layer_is_led_to_its_backend(make_plan: Any) -> None:
+def test_each_layer_is_dispatched_to_its_backend(make_plan: Any) -> None:
     plan = make_plan()
     for phase in ("prefill", "decode"):
         for layer in LINEAR:
@@ -109,7 +109,7 @@ def test_class_and_markers_never_matter(make_plan: Any) -> None:
     [True, False, "3", 3.0, None, numpy.int64(3), torch.tensor(3), [3]],
     ids=lambda value: repr(value),
 )
-def test_what_is_no_id_is_refused(make_plan: Any, layer_id: Any) -> None:
+def test_invalid_ids_are_refused(make_plan: Any, layer_id: Any) -> None:
     plan = make_plan()
     for call in (plan.lookup, plan.backend, plan.plan.lookup):
         with pytest.raises(LayerTypeError, match=r"tiny: 0 to 7") as caught:
@@ -143,7 +143,7 @@ def test_neither_layer_nor_id(make_plan: Any) -> None:
     assert plan.lookup("gated_delta", "decode", 2, SimpleNamespace(id=3))
 
 
-def test_an_error_of_the_layers_own_comes_back_as_it_is(make_plan: Any) -> None:
+def test_a_layers_own_error_is_raised_unchanged(make_plan: Any) -> None:
     error = RuntimeError("mine")
 
     class Layer:
@@ -196,7 +196,7 @@ def test_only_planned_phases_are_asked_for(make_plan: Any) -> None:
         make_plan(phases=[])
 
 
-def test_an_error_in_a_constructor_comes_back_as_it_is(runtime: Runtime) -> None:
+def test_a_constructors_error_is_raised_unchanged(runtime: Runtime) -> None:
     error = ValueError("mine")
 
     class Broken(Linear):

@@ -98,7 +98,7 @@ def test_a_backend_that_does_not_fit_says_why(
     assert [entry["kind"] for entry in caught.value.chosen["reasons"]] == [kind]
 
 
-def test_one_that_fits_may_be_overridden(runtime: Runtime) -> None:
+def test_a_fitting_backend_may_be_overridden(runtime: Runtime) -> None:
     runtime.register("torch", "acme:Acme", op="gated_delta", override=True)
     decision = runtime.resolve("gated_delta", "decode", **QUERY)
     assert (decision.chosen, decision.origin) == ("torch", "the user")
@@ -106,21 +106,21 @@ def test_one_that_fits_may_be_overridden(runtime: Runtime) -> None:
     assert (reason["kind"], text) == ("overridden", "overridden by the user")
 
 
-def test_one_that_fits_may_not_be_preferred(runtime: Runtime) -> None:
+def test_a_fitting_backend_may_not_be_preferred(runtime: Runtime) -> None:
     decision = runtime.resolve("gated_delta", "decode", **QUERY, preferences={"linear.decode": "reference"})
     assert (decision.chosen, decision.because) == ("reference", "chosen for linear.decode")
     reason, text = rejection(decision, "torch")
     assert (reason["kind"], text) == ("not_preferred", "fits, but reference was chosen for linear.decode")
 
 
-def test_one_that_fits_may_have_a_lower_priority(runtime: Runtime) -> None:
+def test_a_fitting_backend_may_have_a_lower_priority(runtime: Runtime) -> None:
     decision = runtime.resolve("gated_delta", "decode", **QUERY)
     assert decision.because == "highest priority that fits (0)"
     reason, text = rejection(decision, "reference")
     assert (reason["kind"], text) == ("lower_priority", "fits, but its priority -100 is below 0")
 
 
-def test_one_that_fits_may_come_later_in_order(runtime: Runtime) -> None:
+def test_a_fitting_backend_may_come_later_in_order(runtime: Runtime) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta")
     decision = runtime.resolve("gated_delta", "decode", **QUERY)
     assert decision.chosen == "acme"
@@ -128,7 +128,7 @@ def test_one_that_fits_may_come_later_in_order(runtime: Runtime) -> None:
     assert (reason["kind"], "comes later by origin and name" in text) == ("later_in_order", True)
 
 
-def test_one_that_fits_may_be_slower_or_not_measured(runtime: Runtime) -> None:
+def test_a_fitting_backend_may_be_slower_or_not_measured(runtime: Runtime) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta")
     runtime.register("boreal", "boreal:Boreal", op="gated_delta")
     measured = {"op": "gated_delta", "phase": "decode", "dtype": QUERY["dtype"], "head_size": None}
@@ -158,7 +158,7 @@ def test_orders_and_denials(runtime: Runtime) -> None:
     assert text == "denied for linear"
 
 
-def test_no_reason_is_left_out_here() -> None:
+def test_every_kind_of_reason_is_tested() -> None:
     [text] = [text for file in CORE.rglob("*.rs") if "pub enum Reason {" in (text := file.read_text())]
     body = text.split("pub enum Reason {")[1].split("\n}")[0]
     variants = re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)
@@ -187,7 +187,7 @@ def test_every_reason_of_a_backend_is_given(runtime: Runtime) -> None:
     assert len(found.reasons) == 3
 
 
-def test_where_nothing_fits_each_candidate_says_why(runtime: Runtime) -> None:
+def test_if_no_backend_fits_each_candidate_has_a_reason(runtime: Runtime) -> None:
     with pytest.raises(NoBackendError) as caught:
         runtime.resolve("gated_delta", "decode", device="tpu", dtype="float32")
     assert "torch: does not run on tpu" in str(caught.value)
@@ -212,7 +212,7 @@ def test_preferences_fall_back_from_the_special_to_the_common(runtime: Runtime) 
     assert chosen("decode", kda="auto") == "torch"
 
 
-def test_preferences_that_can_not_be_meant(runtime: Runtime) -> None:
+def test_invalid_preferences(runtime: Runtime) -> None:
     with pytest.raises(PreferenceError, match='nearest: "gated_delta"') as caught:
         runtime.resolve("gated_delta", "decode", **QUERY, preferences={"gated_dleta": "torch"})
     assert "linear.verify" in caught.value.valid

@@ -27,7 +27,7 @@ print(runtime.fingerprint(plan), plan.fingerprint)
 """
 
 
-def test_it_is_the_same_in_every_process() -> None:
+def test_the_fingerprint_is_the_same_in_every_process() -> None:
     outputs = set()
     for seed, order in (("0", "forwards"), ("12345", "backwards")):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -91,7 +91,9 @@ def changes(install: Callable[..., Path]) -> dict[str, Callable[[Runtime], Any]]
     }
 
 
-def test_each_input_changes_it(runtime: Runtime, changes: dict[str, Callable[[Runtime], Any]]) -> None:
+def test_each_input_changes_the_fingerprint(
+    runtime: Runtime, changes: dict[str, Callable[[Runtime], Any]]
+) -> None:
     seen = [runtime.fingerprint()]
     for name, change in changes.items():
         change(runtime)

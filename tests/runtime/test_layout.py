@@ -28,7 +28,7 @@ def test_a_config_comes_as_mapping_file_or_folder(tmp_path: Path) -> None:
     assert (layout.model_type, folder.model) == ("qwen3_next", tmp_path.name)
 
 
-def test_what_says_nothing_of_layers(tmp_path: Path) -> None:
+def test_configs_without_layers(tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError, match='nearest: "qwen3_next"') as caught:
         switchrail.Layout.from_config({**CONFIG, "model_type": "qwen3_nxt"})
     assert isinstance(caught.value, ValueError)
@@ -41,7 +41,7 @@ def test_what_says_nothing_of_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [CYCLE, {"a": object()}, {(1, 2): 3}, {"a": 2**70}, {"a": b"bytes"}])
-def test_what_json_can_not_hold(config: Any) -> None:
+def test_configs_that_json_can_not_hold(config: Any) -> None:
     with pytest.raises(SchemaError, match="valid: mappings"):
         switchrail.Layout.from_config(config)
 

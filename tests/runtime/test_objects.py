@@ -26,7 +26,7 @@ def make_plan(runtime: Runtime) -> switchrail.BoundPlan:
     return runtime.bind(plan)
 
 
-def test_what_is_cleared_is_let_go(runtime: Runtime) -> None:
+def test_cleared_objects_are_freed(runtime: Runtime) -> None:
     cls = make_class()
     gone = weakref.ref(cls)
     runtime.register("acme", cls, op="gated_delta")
@@ -38,7 +38,7 @@ def test_what_is_cleared_is_let_go(runtime: Runtime) -> None:
     assert gone() is None
 
 
-def test_what_was_not_committed_is_let_go(runtime: Runtime) -> None:
+def test_uncommitted_objects_are_freed(runtime: Runtime) -> None:
     cls = make_class()
     gone = weakref.ref(cls)
 

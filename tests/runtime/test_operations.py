@@ -34,7 +34,7 @@ def on(capability: tuple[int, int] | None = None, serving: type[CpuServing] = Cp
     return type("Made", (CpuPlatform,), {"hardware_class": Hardware, "serving_class": serving})()
 
 
-def test_what_was_registered_serves_where_the_platform_has_nothing() -> None:
+def test_a_registered_function_serves_if_the_platform_has_none() -> None:
     runtime = switchrail.Runtime()
     platform = on()
     assert runtime.forward_of(RMSNorm, platform) is None
@@ -48,7 +48,7 @@ def test_what_was_registered_serves_where_the_platform_has_nothing() -> None:
     assert runtime.forward_of(SiluAndMul, CpuPlatform()) is SiluAndMul.forward_cpu
 
 
-def test_devices_may_be_told_by_capability() -> None:
+def test_a_function_may_require_a_capability() -> None:
     runtime = switchrail.Runtime()
     runtime.operation("rms_norm", rms_norm, devices=[DeviceSupport("oot:acme", (8, 0), (9, 0))])
     found = [runtime.forward_of(RMSNorm, on(one)) for one in (None, (7, 5), (8, 0), (8, 9), (9, 0), (9, 1))]
@@ -99,7 +99,7 @@ def test_a_transaction_brings_all_or_nothing() -> None:
     runtime.operation("rms_norm", other, devices=("cuda",))
 
 
-def test_what_cannot_be_meant() -> None:
+def test_invalid_registrations() -> None:
     runtime = switchrail.Runtime()
     with pytest.raises(RegistrationError, match="no operation 'rmsnorm'; nearest: rms_norm"):
         runtime.operation("rmsnorm", rms_norm)

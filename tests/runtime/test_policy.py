@@ -124,7 +124,7 @@ def test_options_of_the_command_keep_what_the_configuration_denies(runtime: Runt
     }
 
 
-def test_a_plan_reads_it_and_says_why(runtime: Runtime, policy: Write) -> None:
+def test_a_plan_applies_the_policy_and_says_why(runtime: Runtime, policy: Write) -> None:
     policy('[backends]\ngated_delta = ["wide"]\n[deny]\ngated_delta = ["fast"]\n')
     plan = runtime.plan(Layout.from_kinds("toy", ["gated_delta"]), device="cpu", dtype="float32")
     decision = next(one for one in plan.decisions if one.phase == "decode" and one.op == "gated_delta")
@@ -134,7 +134,7 @@ def test_a_plan_reads_it_and_says_why(runtime: Runtime, policy: Write) -> None:
     assert "wide comes first in the order" in reasons["late"][0]
 
 
-def test_what_a_program_chooses_takes_precedence(runtime: Runtime, policy: Write) -> None:
+def test_a_programs_choices_take_precedence(runtime: Runtime, policy: Write) -> None:
     policy('[backends]\ngated_delta = ["wide"]\n')
     assert chosen(runtime, "decode", gated_delta="fast")[0] == "fast"
     assert chosen(runtime, "decode", linear="fast")[0] == "fast"
@@ -200,7 +200,7 @@ def planned(runtime: Runtime) -> dict[str, object]:
     return found
 
 
-def test_it_configures_backends(runtime: Runtime, policy: Write) -> None:
+def test_the_policy_configures_backends(runtime: Runtime, policy: Write) -> None:
     runtime.register("sized", "nowhere:Sized", op="gated_delta", config=Sizes)
     policy("[config.gated_delta.sized]\nrows = 8\n")
     assert planned(runtime) == {"rows": 8}

@@ -162,7 +162,7 @@ def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
     assert caught.value is failure
 
 
-def test_what_verifies_a_state_must_commit_it(runtime: Runtime) -> None:
+def test_a_backend_that_verifies_a_state_must_commit_it(runtime: Runtime) -> None:
     with pytest.raises(BackendImportError, match="has no method 'commit'"):
         runtime.register("acme", Acme, op="gated_delta", phases=("verify",))
 
@@ -306,7 +306,7 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         ({"target": 42}, ArgumentError, "target is 42; valid: a class"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(
+def test_invalid_registrations_are_refused(
     runtime: Runtime, arguments: dict[str, Any], error: type[SwitchrailError], part: str
 ) -> None:
     before = runtime.backends()

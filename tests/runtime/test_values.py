@@ -93,7 +93,7 @@ def test_values_are_json(values: list[Any]) -> None:
         assert value != document
 
 
-def test_what_is_no_document_is_refused(values: list[Any]) -> None:
+def test_invalid_documents_are_refused(values: list[Any]) -> None:
     for value in values:
         for text in ("", "[1]", '{"schema": 1}', "{"):
             with pytest.raises(SchemaError, match=f"not a {type(value).__name__} document"):

@@ -103,7 +103,7 @@ def test_values_that_mean_nothing(
         ask(runtime)
 
 
-def test_what_the_program_says_is_not_the_variables_fault(
+def test_errors_of_the_programs_values_do_not_name_the_variable(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")

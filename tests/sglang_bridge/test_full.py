@@ -278,7 +278,7 @@ def test_a_name_chooses_the_backend(made):
         ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; valid: torch.float32"),
     ],
 )
-def test_what_is_not_served_is_refused_at_the_start(made, monkeypatch, change, problem):
+def test_options_that_are_not_served_are_refused_at_the_start(made, monkeypatch, change, problem):
     _, runner = made()
     make = import_module("sglang.srt.layers.attention.attention_registry").ATTENTION_BACKENDS["switchrail"]
     with pytest.raises(BridgeError, match=problem):

@@ -76,7 +76,7 @@ def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
 @example(steps=[("load", "acme-first"), ("clear", "x"), ("load", "acme-second")])
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, max_size=12))
-def test_it_comes_across(plugins: None, userland: Any, steps: list[tuple[Any, ...]]) -> None:
+def test_a_restored_runtime_is_equal(plugins: None, userland: Any, steps: list[tuple[Any, ...]]) -> None:
     runtime = Runtime()
     before = swap_current(runtime)
     try:

@@ -153,7 +153,7 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime) == BUILTIN
 
 
-def test_what_serves_nothing_is_refused(runtime: Runtime, mla: Any) -> None:
+def test_a_class_without_run_and_unknown_names_are_refused(runtime: Runtime, mla: Any) -> None:
     with pytest.raises(BackendImportError, match="has no method 'run'"):
         runtime.register("torch", mla.Nothing, **PREFILL, override=True)
     assert not runtime.is_overridden(*MLA)

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_it_has_everything(runtime: Runtime, install: Callable[..., Path], userland: Any) -> None:
+def test_a_child_has_everything(runtime: Runtime, install: Callable[..., Path], userland: Any) -> None:
     install("acme-one", "def register(registry): registry.register('one', 'a:One', op='kda')")
     runtime.load(["acme-one"])
     runtime.register("mine", "__main__:Mine", op="kda")
@@ -46,7 +46,7 @@ def test_it_has_everything(runtime: Runtime, install: Callable[..., Path], userl
         assert pool.submit(userland.report).result()["fingerprint"] == fingerprint
 
 
-def test_it_can_load(runtime: Runtime, install: Callable[..., Path]) -> None:
+def test_a_child_can_load(runtime: Runtime, install: Callable[..., Path]) -> None:
     install("acme-one", "def register(registry): registry.register('one', 'a:One', op='kda')")
 
     def work() -> None:

@@ -78,7 +78,7 @@ def refused(runtime: Runtime) -> tuple[str, ...]:
     return problems
 
 
-def test_what_is_found_is_not_refused(runtime: Runtime, module: Any) -> None:
+def test_objects_that_can_be_found_are_not_refused(runtime: Runtime, module: Any) -> None:
     backend(runtime, module.Mine, config=module.Settings)
     backend(runtime, "nowhere.to:BeFound", "path")
     runtime.hooks.add(module.target, module.hook)
@@ -109,7 +109,7 @@ def test_the_program_itself(runtime: Runtime, make: Callable[[str], Any]) -> Non
     assert all(text in problem for text, problem in zip(expected, problems, strict=True)), problems
 
 
-def test_what_is_local(runtime: Runtime, module: Any) -> None:
+def test_local_objects(runtime: Runtime, module: Any) -> None:
     cls, options, function = module.local()
     backend(runtime, cls, config=options)
     runtime.hooks.add("textwrap.dedent", function)
@@ -135,7 +135,7 @@ def test_a_path_that_leads_elsewhere(runtime: Runtime, module: Any) -> None:
     assert "its path userland_found:hook leads to nothing" in problems[1]
 
 
-def test_what_has_no_name(runtime: Runtime, module: Any) -> None:
+def test_objects_without_a_name(runtime: Runtime, module: Any) -> None:
     for target, fn in {
         "textwrap.dedent": partial(module.hook),
         "textwrap.indent": module.Called(),
@@ -178,7 +178,7 @@ def test_a_target_that_no_path_leads_to(runtime: Runtime, module: Any) -> None:
     assert "no dotted path leads to it" in problem
 
 
-def test_what_plugins_bring_needs_no_name(runtime: Runtime, install: Callable[..., Path]) -> None:
+def test_objects_of_plugins_need_no_name(runtime: Runtime, install: Callable[..., Path]) -> None:
     install(
         "acme-local",
         "def register(registry):\n"

@@ -18,7 +18,7 @@ def platforms(environment: None) -> Any:
     return userland_platform
 
 
-def test_what_was_detected_is_not_a_choice(runtime: Runtime) -> None:
+def test_a_detected_platform_is_not_a_choice(runtime: Runtime) -> None:
     assert runtime.platform.kind
     assert RuntimeState.of(runtime).platform is None
 

@@ -107,7 +107,7 @@ def test_ranks_that_differ_in_more(results: list[dict[str, Any]]) -> None:
     )
 
 
-def test_what_most_ranks_have_counts(results: list[dict[str, Any]]) -> None:
+def test_the_majority_of_ranks_counts(results: list[dict[str, Any]]) -> None:
     assert set(common(results, "most")["ranks"]) == {"0"}
 
 

@@ -119,13 +119,13 @@ def test_as_bytes_for_a_process_of_any_kind(parent: Runtime, userland: Any) -> N
     checked(pickle.loads(done.stdout), parent, userland)
 
 
-def test_it_goes_on_from_worker_to_worker(parent: Runtime) -> None:
+def test_workers_can_pass_the_state_on(parent: Runtime) -> None:
     state = RuntimeState.of(parent)
     assert pickle.loads(pickle.dumps(state)) == state
     assert RuntimeState.of(pickle.loads(pickle.dumps(state)).restore()) == state
 
 
-def test_the_second_time_nothing_happens(parent: Runtime) -> None:
+def test_restoring_twice_changes_nothing(parent: Runtime) -> None:
     state = pickle.loads(pickle.dumps(RuntimeState.of(parent)))
     assert state.restore() is parent  # the default runtime of this process, which is already equal
     parent.configure("gated_delta", "one", scale=1.5)
@@ -136,7 +136,7 @@ def test_the_second_time_nothing_happens(parent: Runtime) -> None:
     assert other.backend("gated_delta", "one").effective_config == {"scale": 3.5}
 
 
-def test_the_hooks_of_the_runtime_before_are_taken_off(runtime: Runtime, userland: Any) -> None:
+def test_hooks_of_the_previous_runtime_are_removed(runtime: Runtime, userland: Any) -> None:
     state = RuntimeState.of(runtime)
     runtime.hooks.add("userland.target", userland.double)
     assert userland.target(1) == 2
@@ -145,9 +145,7 @@ def test_the_hooks_of_the_runtime_before_are_taken_off(runtime: Runtime, userlan
     assert runtime.hooks.list() == ()
 
 
-def test_what_a_module_registers_when_it_is_imported(
-    runtime: Runtime, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_registrations_of_an_import(runtime: Runtime, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "userland_module.py").write_text(
         "import switchrail\n"
         "from switchrail.ops import GatedDeltaBackend\n"

@@ -85,7 +85,7 @@ def test_an_enlarged_call_keeps_the_contract_and_is_right(make, phase):
     assert bytes_of(call) >= call.out.nbytes
 
 
-def test_what_is_timed_is_not_set_off_from_multiples_of_16():
+def test_timed_tensors_are_aligned_to_16_bytes():
     small = gated_delta_call((3, 4), dtype=torch.bfloat16, strided=True)
     assert small.tensors["q"].data_ptr() % 16
     call = enlarged(small, Batch(lengths=(9, 2), cached=None))
@@ -141,7 +141,7 @@ def test_the_sizes_of_a_model():
     assert Size(head_size=(576, 512), heads=(128, 1)).small() == Size(head_size=(576, 512), heads=(16, 1))
 
 
-def test_one_that_fails_with_a_batch_is_timed_with_the_others():
+def test_a_backend_that_fails_with_one_batch_is_timed_with_the_others():
     class Small(TorchShortConv):
         def run(self, call, batch, plan):
             if call.x.shape[0] in too_many:

@@ -114,7 +114,7 @@ def test_every_batch_that_was_benchmarked(runtime, measurement, result, times):
     assert times[chosen] <= within * min(times.values()), times
 
 
-def test_what_is_missed_is_timed_since(runtime):
+def test_missed_batches_are_timed(runtime):
     (case,) = (case.values for case in BENCHMARKED if case.values[1]["shape"] == "T=1024 N=1 after 7168")
     measurement, result, times = case
     seqlens, cached = result["lengths"], [length + result["past"] for length in result["lengths"]]

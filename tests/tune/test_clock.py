@@ -78,7 +78,7 @@ def test_few_calls_that_take_long_are_timed(log, monkeypatch):
     assert log[-5:] == ["event", "call", "call", "call", "event"]
 
 
-def test_what_takes_long_is_called_once_before_it_is_timed(log, monkeypatch):
+def test_long_calls_run_once_before_they_are_timed(log, monkeypatch):
     monkeypatch.setattr("switchrail.tune.clock._MOST", 0.0)
     assert measure(log, "queued", count=1) == 3_000_000
     assert log[:3] == ["call", "wait", "call"]

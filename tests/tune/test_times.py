@@ -80,7 +80,7 @@ def chosen(runtime, platform, **arguments):
     return decision.chosen, decision.because
 
 
-def test_what_was_measured_decides(runtime, platform, timings):
+def test_measured_times_decide(runtime, platform, timings):
     assert chosen(runtime, platform) == ("slow", "highest priority that fits (10)")
     (timing,) = timings
     assert timing.ways == {"slow": "host", "torch": "host"}
@@ -113,7 +113,7 @@ def test_what_was_measured_decides(runtime, platform, timings):
     assert other.chosen == "slow"
 
 
-def test_a_plan_takes_it_and_says_so(runtime, platform, timings):
+def test_a_plan_uses_times_and_says_so(runtime, platform, timings):
     write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.installed().packages)
     config = {
         "model_type": "qwen3_next",
@@ -152,7 +152,7 @@ def test_another_version_or_device_falls_back_to_priorities(runtime, platform, t
     assert chosen(runtime, platform)[0] == "slow"
 
 
-def test_what_is_not_measured_again_stays(runtime, platform, timings):
+def test_times_that_are_not_measured_again_stay(runtime, platform, timings):
     installed = runtime._loader.installed().packages
     first = machine(runtime, platform, timings)
     write_machine(times_path(), first, installed)
@@ -239,13 +239,13 @@ def test_a_field_that_means_nothing_is_named(runtime, platform, change, field, s
 
 
 @pytest.mark.parametrize("measurements", [3, "torch", MEASUREMENT, [3], [None]])
-def test_what_is_no_measurement_is_refused(runtime, measurements):
+def test_invalid_measurements_are_refused(runtime, measurements):
     ask = {"device": "cpu", "dtype": "float32", "measurements": measurements}
     with pytest.raises(ArgumentError, match=r"measurements(\[0\])? is .*; valid: a (list|mapping)"):
         runtime.resolve("short_conv", "decode", **ask)
 
 
-def test_what_an_older_version_wrote_counts_for_nothing_and_is_replaced(runtime, platform, timings):
+def test_times_of_an_older_version_are_ignored_and_replaced(runtime, platform, timings):
     times_path().write_text('{"schema": 1, "machines": [{"device": {}}]}')
     assert chosen(runtime, platform)[0] == "slow"
     write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.installed().packages)
@@ -300,7 +300,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert (done.exit_code, said in " ".join(done.stderr.replace("│", " ").split())) == (2, True), done.stderr
 
 
-def test_the_command_keeps_what_it_has_when_it_breaks_off(tmp_path, monkeypatch):
+def test_an_interrupted_command_keeps_its_times(tmp_path, monkeypatch):
     from switchrail.cli.app import app
     from switchrail.tune import timing
     from typer.testing import CliRunner
@@ -379,7 +379,7 @@ def test_a_noisy_time_is_measured_again_after_the_others(runtime, platform, cloc
     assert timing.noisy == []
 
 
-def test_what_stays_noisy_is_kept_said_and_counts_as_its_spread_longer(runtime, platform, clock):
+def test_noisy_times_are_kept_reported_and_increased_by_their_spread(runtime, platform, clock):
     steady = Time(100_000, 0.0)
     tries = [Time(150_000, 0.5), steady, Time(90_000, 0.25), Time(100_000, 0.3)]
     assert len(tries) == 1 + ATTEMPTS
@@ -402,7 +402,7 @@ def test_what_stays_noisy_is_kept_said_and_counts_as_its_spread_longer(runtime, 
     assert decision.at([1] * 16, None) == "slow"
 
 
-def test_the_command_warns_of_what_stays_noisy(tmp_path, clock):
+def test_the_command_warns_of_noisy_times(tmp_path, clock):
     from switchrail.cli.app import app
     from typer.testing import CliRunner
 
