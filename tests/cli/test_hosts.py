@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from switchrail import Layout
-from switchrail.bridges.sglang.versions import VERSIONS, places_of
+from switchrail.bridges.sglang.versions import VERSIONS, version_of
 from switchrail.cli.app import app
 from switchrail.doctor.hosts import check_hosts
 from switchrail.engine.routes import plan_routes
@@ -99,5 +99,5 @@ def test_only_the_layers_that_the_bridge_serves_are_promised(
 def test_the_kinds_are_those_of_the_bridge() -> None:
     kinds = next(host.kinds for host in HOSTS if host.name == "sglang")
     assert {version: set(found) for version, found in kinds.items()} == {
-        version: {*places_of(version).linear_ops, "full_attention", "mla"} for version in VERSIONS
+        version: {*version_of(version).linear_ops, "full_attention", "mla"} for version in VERSIONS
     }
