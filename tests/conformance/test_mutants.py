@@ -434,8 +434,8 @@ MUTANTS = {
     ),
     "the phase of a layer's first call": (
         "recurrent",
-        "        if plan.places is None:\n",
-        "        if call[0].kept.setdefault('single', plan.places is None):\n",
+        "        if plan.positions is None:\n",
+        "        if call[0].kept.setdefault('single', plan.positions is None):\n",
         ["gated_delta/prefill/float32/one-layer", "kda/decode/float32/one-layer"],
     ),
     "the record of a layer's first verification": (
@@ -487,7 +487,7 @@ REPORTS = {
     "q and k swapped": ["q and k are swapped"],
     "TF32 logits": ["off by a little, as after rounding", "TF32"],
     "TF32 products with the state": ["off by a little, as after rounding", "TF32"],
-    "a 32-bit offset of slots": ["offsets into a pool beyond 2^31 elements go wrong"],
+    "a 32-bit offset of slots": ["slots more than 2^31 elements into a pool give other results"],
     "a window one too wide": ["the window is one too wide"],
     "a window one too narrow": ["the window is one too narrow"],
     "a causal mask one too wide": ["rows see one position too many: the causal mask is off by one"],

@@ -612,7 +612,7 @@ NAMES = {"attention": "Attention", "mla": "Mla", "gated_delta": "GatedDelta", "k
 def test_a_plan_of_another_backend_is_refused(make, op):
     backend = make(op, f"FlashInfer{NAMES[op]}")
     call = GENERATORS[op]([1], phase="decode")
-    with pytest.raises(ArgumentError, match="plan: got object, expected what the backend's `plan` returned"):
+    with pytest.raises(ArgumentError, match="plan: got object, expected the result of the backend's `plan`"):
         call.bind(backend, object())()
     assert call.out.isnan().all()
 

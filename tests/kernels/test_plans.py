@@ -43,7 +43,7 @@ def test_a_plan_of_another_backend_or_phase_is_refused(runtime, device, op, name
     before = call.clone()
     for plan in foreign:
         with pytest.raises(
-            ArgumentError, match=f"plan: got {type(plan).__name__}, expected what the backend"
+            ArgumentError, match=f"plan: got {type(plan).__name__}, expected the result of the backend"
         ):
             call.bind(backend, plan)()
     for name, tensor in call.tensors.items():
@@ -59,7 +59,7 @@ def test_a_record_of_another_backend_is_refused(runtime, op, name):
     accepted = torch.tensor([0, 1])
     before = call.state.clone()
     with pytest.raises(
-        ArgumentError, match="record: got object, expected what the backend's `run` in verify returned"
+        ArgumentError, match="record: got object, expected the result of the backend's `run` in verify"
     ):
         backend.commit(call.made, call.batch, plan, object(), accepted)
     if name != "reference":

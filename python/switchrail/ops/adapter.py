@@ -21,7 +21,7 @@ ADAPTED: Mapping[str, str] = {
     "mixed_weights": "gates are activated before each call",
     "null_slot": "slot 0 becomes -1 in a copy of the tables, once a step",
     "raw_gates": "gates are activated before each call",
-    "read_only_states": "states that are not to be kept go to slot 0",
+    "read_only_states": "slot 0 takes the final states that have no slot to write",
     "strided_out": "results are copied from dense memory after each call",
     "time_innermost": "rows are copied before each call",
 }
@@ -114,8 +114,8 @@ class Adapted:
     def reread(self, contract: Contract, batch: SequenceBatch, layer: Layer) -> None:
         """Copy the batch's tables, in the first call of a step, if the plan has bounds.
 
-        Within a graph, the graph itself may write the engine's tables, after `refresh`. The layers have the
-        same order in all steps.
+        A captured graph may write the engine's tables after `refresh`, so they are copied in `run`, too. The
+        layers have the same order in all steps, so a call of the first layer begins a new step.
 
         Raises:
             ContractError: See `update`.
@@ -142,15 +142,15 @@ class Adapted:
         if longest > self.bounds.tokens:
             valid = f"at most {self.bounds.tokens}, the plan's bound"
             raise contract.error("batch.kv_seqlens", f"{longest} tokens", valid)
-        own = {name: self._room(contract, name, table) for name, table in _tables(batch)}
+        own = {name: self._own_table(contract, name, table) for name, table in _tables(batch)}
         new = plain(batch, wide=own)
         for name, table in own.items():
             table.copy_(getattr(new, name))
         self.batch = replace(new, **{name: getattr(self.batch, name) for name in own})
         return self.batch
 
-    def _room(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
-        """The part of the plan's table that another batch's table fills: in a page table, some columns."""
+    def _own_table(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
+        """The plan's table for another batch's table; of a page table, as many columns as that table has."""
         own: torch.Tensor = getattr(self.batch, name)
         if name == "page_table" and table.shape[1] <= own.shape[1]:
             own = own[:, : table.shape[1]]
@@ -161,7 +161,7 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch. With bounds, it has its own tables, which later batches' tables overwrite.
+    """The plain form of a batch; with bounds, without tables of the batch, since `Adapted.update` overwrites.
 
     Args:
         batch: The plain form.
@@ -179,8 +179,8 @@ def dense_call(contract: Contract, call: Any) -> tuple[Any, list[tuple[torch.Ten
     """The call with dense results, and with copies of the inputs whose time axis is innermost.
 
     Returns:
-        The call (the same object if it needs no copy), and pairs of a result and the dense memory whose
-        contents must be copied to it after the call.
+        The call (the same object if it needs no copy), and pairs of a result tensor and the dense tensor that
+        must be copied to it after the call.
     """
     changed: dict[str, torch.Tensor] = {}
     results = []
@@ -212,9 +212,8 @@ class Adapter(Wrapper):
         super().__init__(backend.config)
         self.backend = backend
         self._contract = CONTRACTS[backend.op]
-        self._own = tuple(features)
         self.added = frozenset(ADAPTED) & self._contract.features.keys() - set(features)
-        self._features = (*self._own, *sorted(self.added))
+        self._features = (*features, *sorted(self.added))
 
     @property
     def parts(self) -> Mapping[str, AnyBackend]:

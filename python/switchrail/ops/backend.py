@@ -14,14 +14,14 @@ from switchrail.ops.steps import Call, own_steps
 
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
 
-_MADE_BY = {"plan": "`plan`", "record": "`run` in verify"}
+_RESULT_OF = {"plan": "`plan`", "record": "`run` in verify"}
 
 
 def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError:
     """The error for a plan or a record that the backend did not make."""
     name = type(found).__name__
     return ArgumentError(
-        f"{argument}: got {name}, expected what the backend's {_MADE_BY[argument]} returned",
+        f"{argument}: got {name}, expected the result of the backend's {_RESULT_OF[argument]}",
         argument=argument,
         found=name,
     )
@@ -36,10 +36,7 @@ class Planned(Protocol):
 
 
 def check_plan(
-    plan: object,
-    batch: SequenceBatch,
-    made: tuple[type[Planned], ...],
-    verify: type[Planned] | None = None,
+    plan: object, batch: SequenceBatch, made: tuple[type[Planned], ...], verify: type[Planned] | None = None
 ) -> None:
     """Refuse a plan made by another backend, for another phase or for other lengths.
 
@@ -94,9 +91,9 @@ class Backend(Generic[CallT, BatchT]):
         """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
         For each step of a captured decode, an engine passes a batch with the same tensors as the plan's
-        batch, so a backend needs to check these only once. After this call, the graph itself may write tables
-        such as `page_table` and `kv_lens`, so a backend reads these tables in `run`. The lengths on the host
-        are already the lengths of the step.
+        batch, so a backend needs to check these tensors only once. `refresh` may use the batch's lengths on
+        the host, which are already those of the step, but not tables such as `page_table` and `kv_lens`: the
+        graph may write these afterwards, so a backend reads them in `run`.
 
         A backend without this method is never captured in a graph.
         """
@@ -106,7 +103,7 @@ class Backend(Generic[CallT, BatchT]):
         """The backend's steps among `switchrail.ops.steps.STEPS`, to be called with all arguments by name.
 
         A backend has a step if it has a method of that name, which takes some or all of the step's arguments.
-        A wrapper overrides this to show the steps of its parts; see `switchrail.ops.delegate`.
+        A wrapper overrides `optional_steps` to add the steps of its parts; see `switchrail.ops.delegate`.
         """
         return own_steps(self)
 
@@ -114,8 +111,8 @@ class Backend(Generic[CallT, BatchT]):
         """Run a call: write its outputs, and update its layer's state in place.
 
         Nothing else is modified, and the host never waits for the device. In verify, the state is left
-        unchanged, because the accepted drafts are not known yet. A softmax attention batch of drafts is a
-        chain unless it is a `PagedTreeBatch`.
+        unchanged, because the accepted drafts are not known yet. In softmax attention, drafts form a chain
+        unless the batch is a `PagedTreeBatch`.
 
         Args:
             call: The layer, and tensors with one row per token.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -34,6 +34,11 @@ def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str,
     starts = torch.zeros(len(seqlens) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(seqlens, dtype=torch.int32).cumsum(0)
     return {"seqlens": seqlens, "cu_seqlens": starts.to(device, non_blocking=True)}
+
+
+def fields_of(batch: SequenceBatch, kind: type[SequenceBatch]) -> dict[str, Any]:
+    """The fields of the class `kind`, by name, from a batch of this class or of a subclass."""
+    return {field.name: getattr(batch, field.name) for field in fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +119,8 @@ class RowStatesBatch(VerifyBatch):
     """A batch of drafted tokens whose states are stored by row: the feature `row_states`.
 
     `run` writes the state after row i of sequence n to slot `row_slots[n, i]` of the layer's `row_states`, or
-    of `state` if `row_states` is None. `run` writes nothing to `write_slots` and returns no record, so there
-    is no commit. The slot that a sequence reads may be one of its own row slots.
+    of `state` if `row_states` is None. `run` writes nothing to `write_slots` and returns None, and `commit`
+    is not called. The slot that a sequence reads may be one of its own row slots.
 
     Attributes:
         row_slots: [N, X] int64, X at least the largest number of rows of a sequence; -1 stores none. Entries
@@ -129,12 +134,13 @@ class RowStatesBatch(VerifyBatch):
 class DeferredBatch(VerifyBatch):
     """A batch of drafted tokens that is committed by the next verification: the feature `deferred_commit`.
 
-    So each verification reads and writes a state once. With a commit after it, the verification would read
-    the state, and the commit would read and write it again. For each layer, the backend keeps numbered
-    records of the effects of drafted rows. `run` first applies the accepted rows of an earlier record to each
-    sequence's state, and writes the result, in the dtype of the pool, to the sequence's slot. The batch's
-    rows start from this state, and are kept in another record. An empty sequence applies its record too.
-    `run` returns nothing, so there is no commit.
+    This saves a read: a deferred commit reads and writes each state once per verification, whereas a
+    verification and its own commit each read the state, and the commit writes it.
+
+    For each layer, the backend keeps numbered records of the effects of drafted rows. `run` first applies the
+    accepted rows of an earlier record to each sequence's state, and writes the result, in the dtype of the
+    pool, to the sequence's slot. The batch's rows start from this state, and are kept in another record. A
+    sequence without rows applies its record too. `run` returns None, and `commit` is not called.
 
     Each sequence writes the slot that it reads, and `read_only` is False. A sequence with a record to apply
     has an initial state.
@@ -142,8 +148,8 @@ class DeferredBatch(VerifyBatch):
     Attributes:
         pending_records: [N] int64, the record to apply first; -1 for none, and for padding.
         pending_rows: [N, X] bool, whether to apply each row of that record; X at least the largest number of
-            rows of a sequence, and the same in all batches. The rows form a path from the state. Ignored if
-            there is no record to apply.
+            rows of a sequence, and the same in all batches. The applied rows form a path from the state.
+            Ignored if there is no record to apply.
         records: [N] int64, the record that keeps the sequence's rows; -1 for padding, and possibly for
             sequences without rows. No record is listed twice, and no listed record is in `pending_records`.
         record_count: The number of records, the same in all batches.
@@ -182,8 +188,8 @@ class PagedTreeBatch(PagedBatch):
     """A batch of drafted tokens for softmax attention. The rows of each sequence form a tree.
 
     This is the feature `trees`; chains of drafted tokens use a plain `PagedBatch`. Row i of a sequence has
-    the same place in the cache as in a chain. It attends to the tokens before the sequence's rows, to its
-    ancestors and to itself.
+    the same position in the cache as in a chain. The row attends to the tokens before the sequence's rows, to
+    its ancestors and to itself.
 
     Attributes:
         parents: See `VerifyBatch`.

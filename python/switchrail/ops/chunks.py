@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -12,14 +13,18 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 GROUP_TOKENS = 1024
-"""Approximate number of tokens to process at once.
+"""Approximate number of tokens to process at once. Memory grows with this number times the heads."""
 
-Each token and head needs memory for more numbers than a chunk has tokens.
+LEAST_LOG_DECAY = -1e3
+"""Lower log decays are raised to this number.
+
+exp(-1e3) is 0, like exp(-inf), but differences of -1e3 and its products with 0 are numbers, not NaN.
 """
 
 
 After = Callable[[int, torch.Tensor], None]
-"""Called with a chunk number within the sequences (from 0) and the states [M, ...] after those chunks."""
+"""Called with the number of a chunk within its sequence (from 0), and the states [M, ...] after that chunk of
+each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,9 @@ class Group:
     """Chunks that are processed at once, sorted by their number within the sequence, then by sequence.
 
     Attributes:
-        rows: [n * C] int64, the packed row of each place in the chunks. Places past the end of a sequence
-            repeat its last row.
-        beyond: [n, C, 1] bool, True for places past a sequence's end; None if there are none.
+        rows: [n * C] int64, the packed row of each position in the chunks. Positions past the end of a
+            sequence repeat its last row.
+        beyond: [n, C, 1] bool, True for positions past a sequence's end; None if there are none.
         levels: For each chunk number, the range (first, last + 1) of its chunks in the group. Chunk i of a
             level belongs to sequence i in the order of `Slots`.
         first_number: The chunk number of the first level.
@@ -50,31 +55,31 @@ class ChunkPlan:
         slots: The states of the nonempty sequences, longest first; in decode in the batch's order.
         chunk: C, the number of tokens per chunk.
         groups: The chunks.
-        places: [T] int64, the place of each packed row in the chunks; None if every sequence has one row
-            and there are no chunks.
+        positions: [T] int64, the position of each packed row in the chunks of all groups; None if every
+            sequence has one row, so that there are no chunks.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
-        kept: By chunk number, the slots [R] int64 for the checkpoints of the first R sequences after the
-            chunks of that number.
+        kept: By number of a chunk: [R] int64, the slots for the states of the first R sequences after that
+            chunk.
     """
 
     seqlens: tuple[int, ...]
     slots: Slots
     chunk: int
     groups: tuple[Group, ...]
-    places: torch.Tensor | None
+    positions: torch.Tensor | None
     padding_rows: torch.Tensor | None
     kept: Mapping[int, torch.Tensor]
 
     def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
-        """Of the states [M, ...] after chunk `number` of each sequence, store those that are checkpoints."""
+        """Store the checkpoints among the states [M, ...] after chunk `number` of each sequence."""
         if number in self.kept:
             slots = self.kept[number]
             keep(pool, states[: len(slots)], slots)
 
     def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
         """Write the results of the groups, [n * C, ...] each, to `out` [T, ...]."""
-        assert self.places is not None
-        result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, self.places)
+        assert self.positions is not None
+        result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, self.positions)
         self.write_rows(result, out)
 
     def write_rows(self, result: torch.Tensor, out: torch.Tensor) -> None:
@@ -94,9 +99,7 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     """
     contract.check_batch(phase, batch, contract.features)
     device = batch.read_slots.device
-    starts = [0]
-    for length in batch.seqlens:
-        starts.append(starts[-1] + length)
+    starts = [0, *accumulate(batch.seqlens)]
     sequences = [n for n, length in enumerate(batch.seqlens) if length]
     longest = max((batch.seqlens[n] for n in sequences), default=1)
     if longest > 1:
@@ -122,20 +125,20 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
             kept[(index + 1) * every // chunk - 1] = ordered[:reached, index]
     if longest == 1:
         return ChunkPlan(batch.seqlens, slots, 1, (), None, padding_rows, kept)
-    groups, places = _cut([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
-    return ChunkPlan(batch.seqlens, slots, chunk, groups, places, padding_rows, kept)
+    groups, positions = _group_chunks([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
+    return ChunkPlan(batch.seqlens, slots, chunk, groups, positions, padding_rows, kept)
 
 
-def _cut(
+def _group_chunks(
     sequences: list[tuple[int, int]], chunk: int, device: torch.device
 ) -> tuple[tuple[Group, ...], torch.Tensor]:
-    """Split sequences into groups of chunks. Also return the place of each row.
+    """Split sequences into groups of chunks. Also return the position of each row in the chunks.
 
     Each sequence is given as a range (first row, last row + 1); the longest comes first.
     """
     counts = [-(-(stop - start) // chunk) for start, stop in sequences]
     groups: list[Group] = []
-    places = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
+    positions = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
     done = 0
     active = len(sequences)
     firsts: list[int] = []
@@ -154,7 +157,7 @@ def _cut(
         beyond = rows > last
         rows = rows.minimum(last).flatten()
         is_row = ~beyond.flatten()
-        places[rows[is_row]] = done + is_row.nonzero()[:, 0]
+        positions[rows[is_row]] = done + is_row.nonzero()[:, 0]
         done += len(rows)
         groups.append(
             Group(
@@ -165,7 +168,7 @@ def _cut(
             )
         )
         firsts, lasts, levels = [], [], []
-    return tuple(groups), places.to(device, non_blocking=True)
+    return tuple(groups), positions.to(device, non_blocking=True)
 
 
 def scan(
@@ -199,7 +202,7 @@ def scan(
         after: Called after each level.
 
     Returns:
-        [n * C, HV, V], the results by place.
+        [n * C, HV, V], the results in the order of `group.rows`.
     """
     value_heads, value_size, key_size = states.shape[1:]
     chunk = attention.shape[1]

@@ -316,43 +316,42 @@ class Contract:
             raise self.error("batch.seqlens", f"a length of {other}", "1 for each sequence in decode")
         sizes = {"N": len(batch.seqlens), "T": sum(batch.seqlens)}
         owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
-        first = batch.cu_seqlens
-        for name, spec in self.batch.items():
-            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), first, sizes, owners, features)
+
+        def check(tensors: Mapping[str, TensorSpec]) -> None:
+            for name, spec in tensors.items():
+                tensor = getattr(batch, name)
+                self._check_tensor(f"batch.{name}", spec, tensor, batch.cu_seqlens, sizes, owners, features)
+
+        check(self.batch)
         if isinstance(batch, StateBatch):
-            self._check_null_slot(batch, features)
+            self._check_slot_fields(batch, features)
         if isinstance(batch, PagedBatch) and batch.kv_bounds:
             self._check_has("batch.kv_bounds", "True", "False", "kv_bounds", features)
         if isinstance(batch, CheckpointBatch):
             self._check_feature("checkpoints", features, phase, "prefill")
-            name, slots, every = "batch.checkpoint_slots", batch.checkpoint_slots, batch.checkpoint_every
+            every = batch.checkpoint_every
             if type(every) is not int or every < 1:
                 raise self.error("batch.checkpoint_every", repr(every), "an int of 1 or more")
-            self._check_tensor(name, CHECKPOINTS, slots, first, sizes, owners, features)
-            self._check_columns(name, slots, batch, every)
+            check(CHECKPOINTS)
+            self._check_columns("batch.checkpoint_slots", batch.checkpoint_slots, batch, every)
         if isinstance(batch, PagedTreeBatch):
             self._check_feature("trees", features, phase, "verify")
         if isinstance(batch, RowStatesBatch):
             self._check_feature("row_states", features, phase, "verify")
-            name, slots = "batch.row_slots", batch.row_slots
-            self._check_tensor(name, ROW_SLOTS, slots, first, sizes, owners, features)
-            self._check_columns(name, slots, batch)
+            check(ROW_SLOTS)
+            self._check_columns("batch.row_slots", batch.row_slots, batch)
         if isinstance(batch, DeferredBatch):
             self._check_feature("deferred_commit", features, phase, "verify")
-            for name, spec in DEFERRED.items():
-                self._check_tensor(
-                    f"batch.{name}", spec, getattr(batch, name), first, sizes, owners, features
-                )
+            check(DEFERRED)
             self._check_columns("batch.pending_rows", batch.pending_rows, batch)
             if batch.read_only:
                 raise self.error("batch.read_only", "True", "False in a DeferredBatch")
             if type(batch.record_count) is not int or batch.record_count < 0:
                 raise self.error("batch.record_count", repr(batch.record_count), "an int of 0 or more")
-        is_verify = phase == "verify"
-        if issubclass(self.batch_type, StateBatch) and is_verify != isinstance(batch, VerifyBatch):
+        if isinstance(batch, StateBatch) and (phase == "verify") != isinstance(batch, VerifyBatch):
             raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
         if isinstance(batch, (VerifyBatch, PagedTreeBatch)):
-            self._check_tensor("batch.parents", PARENTS, batch.parents, first, sizes, owners, features)
+            check(PARENTS)
             if batch.parent_rows is None:
                 self._check_has("batch.parent_rows", "None", "the host's parents", "device_parents", features)
             else:
@@ -407,7 +406,8 @@ class Contract:
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
         values = {name: getattr(layer, name) for name in self.kept}
-        self._check_options(values, {*features, *self.batch_features})  # the batch may not need these
+        # A layer may have tensors for a class of batch that the backend doesn't support.
+        self._check_options(values, {*features, *self.batch_features})
         sizes: dict[str, int] = {}
         owners: dict[str, str] = {}
         device = None
@@ -521,7 +521,7 @@ class Contract:
         if feature not in features:
             raise self.error(name, found, f"{valid}: this backend lacks the feature {feature}")
 
-    def _check_null_slot(self, batch: StateBatch, features: Collection[str]) -> None:
+    def _check_slot_fields(self, batch: StateBatch, features: Collection[str]) -> None:
         if batch.null_slot not in (-1, 0):
             raise self.error("batch.null_slot", repr(batch.null_slot), "-1 or 0")
         if batch.null_slot == 0:
@@ -530,7 +530,7 @@ class Contract:
             self._check_has("batch.read_only", "True", "False", "read_only_states", features)
 
     def _check_columns(self, name: str, slots: torch.Tensor, batch: SequenceBatch, every: int = 1) -> None:
-        """Checks that a table has a slot for each `every` rows of any sequence."""
+        """Checks that a table has a column for each `every` rows of the longest sequence."""
         wanted = max(batch.seqlens, default=0) // every
         if slots.shape[1] < wanted:
             rows = "row" if every == 1 else f"{every} rows"
@@ -627,7 +627,7 @@ class Contract:
 
 
 class _Needed(set[str]):
-    """Claims to have every feature, and collects the features that are looked up."""
+    """A set that claims to contain every feature, and collects the features that are looked up."""
 
     def __contains__(self, feature: object) -> bool:
         self.add(str(feature))
@@ -689,7 +689,7 @@ def _indices(*axes: str, dtype: str, about: str) -> TensorSpec:
 SEQUENCES: Mapping[str, TensorSpec] = {
     "cu_seqlens": _indices(
         "N+1", dtype="int32", about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1]"
-    ),
+    )
 }
 """The tensors of a `SequenceBatch`."""
 
@@ -707,10 +707,16 @@ STATE_SLOTS: Mapping[str, TensorSpec] = {
 }
 """The tensors of a `StateBatch`."""
 
-CHECKPOINTS = _indices("N", "X", dtype="int64", about="slots of the intermediate states to store; -1: none")
+CHECKPOINTS: Mapping[str, TensorSpec] = {
+    "checkpoint_slots": _indices(
+        "N", "X", dtype="int64", about="slots of the intermediate states to store; -1: none"
+    )
+}
 """The tensor that a `CheckpointBatch` adds to a `StateBatch`."""
 
-ROW_SLOTS = _indices("N", "X", dtype="int64", about="slots of the states after each row; -1: none")
+ROW_SLOTS: Mapping[str, TensorSpec] = {
+    "row_slots": _indices("N", "X", dtype="int64", about="slots of the states after each row; -1: none")
+}
 """The tensor that a `RowStatesBatch` adds to a `VerifyBatch`."""
 
 DEFERRED: Mapping[str, TensorSpec] = {
@@ -725,7 +731,9 @@ ACCEPTED = TensorSpec(
 )
 """The argument `accepted` of `commit`."""
 
-PARENTS = _indices("T", dtype="int32", about="the parent row of each row; -1: the state")
+PARENTS: Mapping[str, TensorSpec] = {
+    "parents": _indices("T", dtype="int32", about="the parent row of each row; -1: the state")
+}
 """The tensor that a `VerifyBatch` adds to a `StateBatch`, and a `PagedTreeBatch` to a `PagedBatch`."""
 
 PAGES: Mapping[str, TensorSpec] = {

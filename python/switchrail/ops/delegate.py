@@ -57,10 +57,7 @@ class Delegate(Wrapper):
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, AnyBackend],
-        choose: Callable[[Phase, Any], str],
-        config: object = None,
+        self, parts: Mapping[str, AnyBackend], choose: Callable[[Phase, Any], str], config: object = None
     ) -> None:
         super().__init__(config)
         self._parts = dict(parts)

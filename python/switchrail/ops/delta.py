@@ -66,10 +66,7 @@ class TorchDelta(TorchChunked[DeltaCallT]):
         log_decay = activate_gate(g, layer, compute)
         weight = activate_beta(beta, layer.beta_scale, compute)
         tokens = Tokens(keys_queries, v, log_decay, weight)
-        return (
-            lambda states, rows: self.step(states, tokens.pick(rows)),
-            partial(self.run_group, tokens),
-        )
+        return (lambda states, rows: self.step(states, tokens.pick(rows)), partial(self.run_group, tokens))
 
 
 def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:

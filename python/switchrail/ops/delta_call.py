@@ -7,11 +7,19 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, INPUT, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, GateKind, raw_tensors
-from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, qkv_rows, result, scale, states
+from switchrail.ops.specs import (
+    FINITE_SLOTS,
+    RECURRENT_BATCHES,
+    SMALL_DECAY,
+    STATE_NOTES,
+    qkv_rows,
+    result,
+    scale,
+    states,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -54,7 +62,7 @@ def delta_contract(
         call: The class of the op's calls.
         layer: The class of the op's layers.
         decays: The axes of the decays of one token.
-        each: The unit that has a decay of its own, such as a head, for the description of the gate.
+        each: What has a decay of its own, such as `head`; used in the description of the gate.
     """
     return Contract(
         op=op,
@@ -86,11 +94,7 @@ def delta_contract(
             ),
             **RAW_OPTIONS,
         },
-        batch_features={
-            "checkpoints": CheckpointBatch,
-            "deferred_commit": DeferredBatch,
-            "row_states": RowStatesBatch,
-        },
+        batch_features=RECURRENT_BATCHES,
         multiples=(("HV", "H"),),
         needs=RAW_NEEDS,
         state_layout="VK",

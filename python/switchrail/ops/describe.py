@@ -26,12 +26,8 @@ from switchrail.ops.contract import (
     TensorSpec,
 )
 
-_OWN = {
-    CheckpointBatch: {"checkpoint_slots": CHECKPOINTS},
-    DeferredBatch: DEFERRED,
-    RowStatesBatch: {"row_slots": ROW_SLOTS},
-}
-"""The tensors that classes of batches add; a class that is not listed adds `parents`."""
+_OWN = {CheckpointBatch: CHECKPOINTS, DeferredBatch: DEFERRED, RowStatesBatch: ROW_SLOTS}
+"""The tensors that classes of batches add; a class that is not listed adds `PARENTS`."""
 
 _HEAD = """# Contracts
 
@@ -90,7 +86,7 @@ def describe_batches(kind: type[SequenceBatch]) -> str:
     if kind is StateBatch:
         classes["phase verify"] = VerifyBatch
     for condition, each in classes.items():
-        for name, spec in _OWN.get(each, {"parents": PARENTS}).items():
+        for name, spec in _OWN.get(each, PARENTS).items():
             *row, about = _tensor_row(name, spec, widest)
             rows.append((*row, f"{about}; in a `{each.__name__}` ({condition})"))
     ops = ", ".join(f"`{contract.op}`" for contract in contracts)

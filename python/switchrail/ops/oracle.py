@@ -89,7 +89,8 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
         """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`.
 
         Returns:
-            In verification, the states as the record for a commit, unless they were stored by row.
+            In verification, the states, which are the record for `commit`; None in other phases, and if there
+            is no commit.
         """
         self.contract.check("verify" if isinstance(batch, VerifyBatch) else "prefill", call, batch)
         state = call[0].state

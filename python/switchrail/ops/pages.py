@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -16,7 +17,7 @@ WASTE = 512
 """The maximum number of padding tokens in a group of single-row sequences."""
 
 BLOCK = 256
-"""Query rows per call if a mask is needed. Bounds the size of the mask and the wasted products."""
+"""Query rows per call if a mask is needed. Bounds the size of the mask and the number of masked products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class SingleRows:
 
     Attributes:
         rows: [B] int64, the packed row of each sequence.
-        tokens: [B * L] int64, the cache place of each visible position; places past a sequence's end repeat
-            the sequence's first place.
+        tokens: [B * L] int64, the cache index of each visible position, counted in tokens. Past a sequence's
+            end, the sequence's first index is repeated.
         mask: [B, 1, 1, L] bool, True before a sequence's end; None if it would be True everywhere.
     """
 
@@ -69,8 +70,8 @@ class ManyRows(_Rows):
     """One sequence with several rows.
 
     Attributes:
-        past: Without a window, every row sees at least this number of positions.
-        tokens: [L] int64, the place in the cache of each position.
+        past: The number of cached tokens before the rows; minus the number of rows if the host doesn't know.
+        tokens: [L] int64, the cache index of each position, counted in tokens.
         blocks: The sequence's rows, in blocks.
     """
 
@@ -116,7 +117,7 @@ class PagedBatchPlan:
 
     @property
     def kv_seqlens(self) -> tuple[int, ...]:
-        """The cached tokens of the batch's sequences."""
+        """The numbers of cached tokens of the batch's sequences."""
         return self._batch.kv_seqlens
 
 
@@ -126,9 +127,7 @@ class PagedPlan(PagedBatchPlan):
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
         super().__init__(contract, phase, batch, contract.features)
         self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
-        self._starts = [0]
-        for length in batch.seqlens:
-            self._starts.append(self._starts[-1] + length)
+        self._starts = [0, *accumulate(batch.seqlens)]
         self._padding_rows: torch.Tensor | None = None
         """[T] bool, which rows are padding; None if it is known that none are."""
         if batch.kv_bounds or 0 in batch.kv_seqlens:
@@ -268,7 +267,7 @@ class PagedPlan(PagedBatchPlan):
     ) -> ManyRows:
         """The calls for a sequence whose length the host knows only as an upper bound.
 
-        Places past the sequence's end repeat its first place.
+        Past the sequence's end, its first cache index is repeated.
         """
         length, start = self._batch.seqlens[n], self._starts[n]
         kv = self._batch.kv_lens[n].long()
@@ -290,7 +289,7 @@ class PagedPlan(PagedBatchPlan):
 
 
 def take(cache: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Gathers entries [L, ...] of a cache [pages, page, ...] from their places, which are counted in tokens.
+    """Gathers entries [L, ...] of a cache [pages, page, ...] by their indices, which are counted in tokens.
 
     The cache may have gaps between pages and between tokens.
     """
@@ -301,7 +300,7 @@ def take(cache: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def check_lengths(contract: Contract, batch: PagedBatch) -> None:
-    """Checks that the cache has at least the rows of each sequence, or nothing for padding.
+    """Checks that each sequence has at least as many cached tokens as rows, or none if it is padding.
 
     Raises:
         ContractError: A sequence has fewer cached tokens than rows.

@@ -36,7 +36,7 @@ def ragged_attention(
     """Compute attention; see `switchrail.platforms.operations.RaggedAttention`.
 
     Raises:
-        ArgumentError: A tensor doesn't have the form that the operation takes, or lengths don't match.
+        ArgumentError: See `check_ragged`.
     """
     check_ragged(q, k, v, batch)
     compute = torch.promote_types(q.dtype, torch.float32)
@@ -63,10 +63,10 @@ def ragged_attention(
 
 
 def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch) -> None:
-    """Refuse forms of tensors, shapes and lengths that don't match. Tensor contents are not read.
+    """Check dtypes, devices, strides, shapes and lengths. Tensor contents are not read.
 
     Raises:
-        ArgumentError: A form, a shape or a length doesn't match.
+        ArgumentError: A tensor or a length doesn't fit the others.
     """
     seqlens, seqlens_k = batch.seqlens, batch.seqlens_k
     starts = {"cu_seqlens": batch.cu_seqlens, "cu_seqlens_k": batch.cu_seqlens_k}

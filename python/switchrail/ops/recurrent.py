@@ -19,13 +19,16 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Runs one token from each of the states [R, ...], which it updates in place, and returns the results [R,
-...]. The tokens are those of the given packed rows [R]; None means all rows in order."""
+"""Runs one token from each of the states [R, ...], which are updated in place. Returns the results [R, ...].
+
+The second argument has the packed rows [R] of the tokens; None means all rows in order.
+"""
 
 RunGroup = Callable[[Group, int, torch.Tensor, After], torch.Tensor]
-"""Runs the chunks of a group, of C tokens each, from the states [M, ...], which it updates in place.
+"""Runs the chunks of a group, of C tokens each, from the states [M, ...], which are updated in place.
 
-Returns the results by place, [n * C, ...]. `scan` calls the last argument after each level.
+Returns the results [n * C, ...], in the order of `Group.rows`. `scan` calls the last argument after each
+level.
 """
 
 
@@ -119,7 +122,7 @@ def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Le
 
 
 def _device_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
-    """Like `_host_levels`, with one level per row index, since a row's parent always comes before the row."""
+    """Like `_host_levels`, but row i of each sequence is in level i, since a parent precedes its row."""
     device = batch.parents.device
     levels = []
     for i in range(max(counts, default=0)):
@@ -139,7 +142,7 @@ def _check_row_slots(contract: Contract, slots: list[int]) -> None:
 
 
 class TorchRecurrent(Backend[CallT, StateBatch]):
-    """Plans the calls of an op with a state: chunks, or levels of drafted rows."""
+    """Plans the calls of an op with a state, and commits drafted rows."""
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
@@ -210,7 +213,7 @@ class TorchChunked(TorchRecurrent[CallT]):
             return None
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, self.row_pool(call), out, compute, step)
-        if plan.places is None:
+        if plan.positions is None:
             _run_single(plan, state, out, compute, step)
             return None
         states = plan.slots.load(state, compute)

@@ -24,8 +24,8 @@ def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU, the slots are read once, so that each layer can skip unneeded work. On other devices masks are
-    always applied, because reading the slots would synchronize with the device.
+    On the CPU, the constructor reads the slots, so that each layer can skip unneeded work. On other devices
+    masks are always applied, because reading the slots would synchronize with the device.
 
     Args:
         contract: The op's contract, for its errors.
@@ -109,8 +109,8 @@ def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
     if len(slots) == 0:
         return
     wanted = slots >= 0
-    # In place of a skipped state, another state that is not skipped is written a second time. If all states
-    # are skipped, slot 0 is rewritten with its old value.
+    # To avoid a synchronization, skipped states stay in the copy: in place of each, a state that is not
+    # skipped is written a second time. If all states are skipped, slot 0 is rewritten with its old value.
     own = torch.arange(len(slots), device=slots.device)
     own = torch.where(wanted, own, wanted.int().argmax())
     there = slots.index_select(0, own).clamp_min(0)

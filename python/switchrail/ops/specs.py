@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Allowance, OptionSpec, TensorSpec
+
+RECURRENT_BATCHES: Mapping[str, type[StateBatch]] = {
+    "checkpoints": CheckpointBatch,
+    "deferred_commit": DeferredBatch,
+    "row_states": RowStatesBatch,
+}
+"""The `batch_features` of ops with a recurrent state per head."""
 
 
 def rows(

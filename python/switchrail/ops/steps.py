@@ -31,8 +31,8 @@ class Step:
         about: What the step does.
         ops: The ops whose backends may have the step.
         phase: The phase whose plans the step completes; None for a step before any plan.
-        flags: The arguments that are flags: True permits what they name. A method that doesn't take a flag is
-            called only if the flag is True.
+        flags: The arguments that are flags: True permits the method of computation that the flag names. A
+            backend's method that doesn't take a flag is called only if the flag is True.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _valid(step: Step) -> str:
 
 
 def adapted_step(step: Step, method: Call) -> Call:
-    """Wrap a method that takes some of a step's arguments, so that it can be called with all of them."""
+    """Wrap a method that takes some of a step's arguments, so that all arguments can be passed."""
     names = taken(step, method)
     unknown_flags = [flag for flag in step.flags if flag not in names]
 

@@ -70,12 +70,12 @@ def verify(
         error |= off
 
     for name, slots in call.written.items():
-        state, before, right = (_pool(each, name).cpu() for each in (actual, call, expected))
+        state, before, right = (each.tensor(name).cpu() for each in (actual, call, expected))
         stray = _changed_slots(before, state, [*slots, *_spare(call)])
         if stray:
             findings = stray_slots(call, stray, state.double(), right, bound)
             problems.append(Problem(f"{call.op}: a slot was written that no sequence owns", tuple(findings)))
-        if not same_bits(_gaps(_pool(call, name)), _gaps(_pool(actual, name))):
+        if not same_bits(_gaps(call.tensor(name)), _gaps(actual.tensor(name))):
             finding = Finding(f"numbers are written between the slots of {name}")
             problems.append(Problem(f"{call.op}: {name} was written between its slots", (finding,)))
         off = measure(state[slots], right[slots])
@@ -92,7 +92,7 @@ def verify(
 
 
 def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = None) -> Error:
-    """Verifies as `verify` does, then commits with each possible number of accepted rows.
+    """Verifies drafted rows as `verify` does, then commits with each possible number of accepted rows.
 
     Args:
         backend: The backend.
@@ -161,12 +161,6 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
             raise Mismatch(problems)
         error |= off
     return error
-
-
-def _pool(call: Sample, name: str) -> torch.Tensor:
-    pool = call.tensors[name]
-    assert pool is not None
-    return pool
 
 
 def _spare(call: Sample) -> list[int]:

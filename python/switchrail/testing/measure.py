@@ -1,4 +1,4 @@
-"""Error measures that a single bad row can't hide from."""
+"""Measures of the error of a result, as a whole and of its worst row."""
 
 from __future__ import annotations
 

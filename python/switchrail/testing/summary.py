@@ -17,8 +17,7 @@ class CaseResult:
     Attributes:
         id: The case's id: op, phase, dtype and check.
         passed: Whether it passed.
-        causes: The causes that were found for its failure, in the same words for all failures with that
-            cause.
+        causes: The causes found for its failure. Failures with the same cause have it in the same words.
         possible: Causes that the case neither shows nor contradicts, for example because all its rows are
             wrong.
         traits: Properties of the case, such as `gate=one`.

@@ -84,11 +84,7 @@ SCENARIOS = tuple(
         ("soft-cap-large", "a cap far above the logits", {"soft_cap": 1e5}),
         ("sinks", "a sink a head", {"sinks": True}),
         ("log-sum-exp", "the log-sum-exp is asked for", {"lse": True}),
-        (
-            "features",
-            "all features together",
-            {"window": 33, "soft_cap": 5.0, "sinks": True, "lse": True},
-        ),
+        ("features", "all features together", {"window": 33, "soft_cap": 5.0, "sinks": True, "lse": True}),
     )
 ) + heads({"heads": 1, "kv_heads": 1}, {"heads": 8, "kv_heads": 1}, {"heads": 6, "kv_heads": 2})
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
+from switchrail.ops.chunks import LEAST_LOG_DECAY, After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend, GatedDeltaCall
 
 CHUNK = 32
 """Tokens per chunk. On a CPU this is the fastest of 16, 32 and 64 for head sizes from 32 to 128."""
-
-_NO_DECAY_LEFT = -1e3
-"""Lower gates are raised to this number. exp(-1e3) is 0, and unlike -inf, -1e3 keeps differences exact."""
 
 
 class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
@@ -61,7 +58,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
         n = len(group.rows) // chunk
         # In float64: after a strong decay the sums are large, but their differences must be exact.
         b = tokens.g.index_select(0, group.rows).view(n, chunk, value_heads).double()
-        b = b.clamp_min(_NO_DECAY_LEFT)
+        b = b.clamp_min(LEAST_LOG_DECAY)
         weight = tokens.beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
         if group.beyond is not None:
             b = b.masked_fill(group.beyond, 0)

@@ -8,10 +8,19 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, Contract, TensorSpec
-from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, qkv_rows, result, scale, states
+from switchrail.ops.specs import (
+    FINITE_SLOTS,
+    RECURRENT_BATCHES,
+    SMALL_DECAY,
+    STATE_NOTES,
+    qkv_rows,
+    result,
+    scale,
+    states,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -63,16 +72,8 @@ CONTRACT = Contract(
         "out": result("T", "H", "V"),
     },
     options={"scale": scale("queries")},
-    batch_features={
-        "checkpoints": CheckpointBatch,
-        "deferred_commit": DeferredBatch,
-        "row_states": RowStatesBatch,
-    },
+    batch_features=RECURRENT_BATCHES,
     state_layout="VK",
     gate={"space": "log", "kind": "activated, one value per head", "range": "-inf to 0, both included"},
-    notes=(
-        SMALL_DECAY,
-        FINITE_SLOTS,
-        *STATE_NOTES,
-    ),
+    notes=(SMALL_DECAY, FINITE_SLOTS, *STATE_NOTES),
 )

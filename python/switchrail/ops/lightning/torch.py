@@ -6,15 +6,12 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.chunks import After, Group, scan
+from switchrail.ops.chunks import LEAST_LOG_DECAY, After, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
 from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
 """Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
-
-_NO_DECAY_LEFT = -1e3
-"""Lower gates are raised to this number: exp(-1e3) is 0, and 0 times -1e3 is 0, but 0 times -inf is NaN."""
 
 
 class TorchLightning(TorchChunked[LightningCall], LightningBackend):
@@ -34,7 +31,7 @@ class TorchLightning(TorchChunked[LightningCall], LightningBackend):
         """The recurrence and the chunked form for a call, both computing in dtype `compute`."""
         layer, q, k, v, _ = call
         scale = layer.scale
-        decay = layer.g.to(compute).clamp_min(_NO_DECAY_LEFT)
+        decay = layer.g.to(compute).clamp_min(LEAST_LOG_DECAY)
 
         def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
             queries, keys, values = (

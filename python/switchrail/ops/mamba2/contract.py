@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, DeferredBatch, RowStatesBatch, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, Contract, OptionSpec, TensorSpec
-from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
+from switchrail.ops.specs import FINITE_SLOTS, RECURRENT_BATCHES, STATE_NOTES, result, rows, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -64,28 +64,13 @@ CONTRACT = Contract(
     layer=Mamba2Layer,
     tensors={
         "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS, time_innermost=True),
-        "B": rows(
-            "T",
-            "G",
-            "S",
-            about="the direction of the state along which an input is written",
-            time_innermost=True,
-        ),
-        "C": rows(
-            "T",
-            "G",
-            "S",
-            about="the direction of the state along which the output is read",
-            time_innermost=True,
-        ),
+        "B": rows("T", "G", "S", about="directions in which inputs are written", time_innermost=True),
+        "C": rows("T", "G", "S", about="directions in which outputs are read", time_innermost=True),
         "dt": TensorSpec(
             axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
         ),
         "A": TensorSpec(
-            axes=("H",),
-            dtypes=(COMPUTE,),
-            memory=("H",),
-            about="log of the decay per unit of time, 0 or less",
+            axes=("H",), dtypes=(COMPUTE,), memory=("H",), about="log of the decay per unit of time, <= 0"
         ),
         "D": TensorSpec(
             axes=("H",),
@@ -108,11 +93,7 @@ CONTRACT = Contract(
         ),
         "dt_max": OptionSpec(types=(float,), about="upper bound of the time step; inf for none"),
     },
-    batch_features={
-        "checkpoints": CheckpointBatch,
-        "deferred_commit": DeferredBatch,
-        "row_states": RowStatesBatch,
-    },
+    batch_features=RECURRENT_BATCHES,
     multiples=(("H", "G"),),
     state_layout="VK",
     gate={

@@ -6,15 +6,12 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.chunks import After, Group, scan
+from switchrail.ops.chunks import LEAST_LOG_DECAY, After, Group, scan
 from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, Mamba2Layer
 from switchrail.ops.recurrent import RunGroup, Step, TorchChunked
 
 CHUNK = 32
 """Tokens per chunk. On a CPU, 16, 32 and 64 take about the same time; 128 takes longer."""
-
-_NO_DECAY_LEFT = -1e3
-"""Lower gates are raised to this number. exp(-1e3) is 0, and unlike -inf, -1e3 keeps differences exact."""
 
 
 class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):
@@ -58,12 +55,7 @@ def _time_steps(dt: torch.Tensor, layer: Mamba2Layer) -> torch.Tensor:
 
 
 def _run_group(
-    call: Mamba2Call,
-    steps: torch.Tensor,
-    group: Group,
-    chunk: int,
-    states: torch.Tensor,
-    after: After,
+    call: Mamba2Call, steps: torch.Tensor, group: Group, chunk: int, states: torch.Tensor, after: After
 ) -> torch.Tensor:
     """Runs the chunks of a group from the states [M, H, P, S], with time steps [T, H]; see `RunGroup`."""
     layer, x, B, C, *_ = call
@@ -87,7 +79,7 @@ def _run_group(
     if group.beyond is not None:
         weight = weight.masked_fill(group.beyond.mT, 0)
     # In float64: after a strong decay the sums are large, but their differences must still be exact.
-    b = (weight.double() * A[:, None]).clamp_min_(_NO_DECAY_LEFT).cumsum(-1)
+    b = (weight.double() * A[:, None]).clamp_min_(LEAST_LOG_DECAY).cumsum(-1)
     inputs = gather(x)
     keys, queries = gather(B).to(compute)[:, :, None], gather(C).to(compute)[:, :, None]
     between = (b[..., :, None] - b[..., None, :]).to(compute)

@@ -62,11 +62,11 @@ class Piece:
         self.causal = causal
         self._batch = batch
         self._spans = spans
-        self._places: dict[int, torch.Tensor] = {}
+        self._indices: dict[int, torch.Tensor] = {}
 
-    def places(self, page: int) -> torch.Tensor:
-        """The keys' places in a cache with pages of `page` tokens, [S] int64, counted in tokens."""
-        if page not in self._places:
+    def cache_indices(self, page: int) -> torch.Tensor:
+        """The keys' indices in a cache with pages of `page` tokens, [S] int64, counted in tokens."""
+        if page not in self._indices:
             check_pages(CONTRACT, self._batch, page)
             table, total = self._batch.page_table, sum(self.ragged.seqlens_k)
             numbers = [number for span in self._spans for number in span]
@@ -75,8 +75,8 @@ class Piece:
             which = torch.repeat_interleave(counts, output_size=total)
             positions = torch.arange(total, device=table.device) + (firsts - starts).index_select(0, which)
             pages = table[owners.index_select(0, which), positions // page].long()
-            self._places[page] = pages * page + positions % page
-        return self._places[page]
+            self._indices[page] = pages * page + positions % page
+        return self._indices[page]
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Piece, float], tuple[torch.Tensor, torch.Tensor]]
@@ -88,8 +88,9 @@ class ChunkedPrefix:
     """The pieces of a prefill: the new tokens, then the cached prefixes.
 
     Attributes:
-        own: All rows with the new tokens' keys; also with the prefixes' keys if all fit in one chunk.
-        chunks: Rows with keys of their prefixes, at most `capacity` keys in each piece.
+        own: All rows, with the keys of the new tokens; also with the prefixes' keys if all keys fit in one
+            chunk.
+        chunks: Rows with keys of their sequences' prefixes, at most `capacity` keys in each piece.
     """
 
     def __init__(self, batch: PagedBatch, capacity: int, live: Sequence[int]) -> None:
@@ -108,16 +109,16 @@ class ChunkedPrefix:
         self.chunks: tuple[Piece, ...] = ()
         if not one_shot:
             chunks: list[list[tuple[int, int, int]]] = []
-            room = 0
+            free = 0
             for n, total in prefix.items():
                 first = 0
                 while first < total:
-                    if not room:
+                    if not free:
                         chunks.append([])
-                        room = capacity
-                    count = min(room, total - first)
+                        free = capacity
+                    count = min(free, total - first)
                     chunks[-1].append((n, first, count))
-                    room, first = room - count, first + count
+                    free, first = free - count, first + count
             self.chunks = tuple(Piece(batch, chunk, causal=False) for chunk in chunks)
 
     @classmethod
@@ -172,7 +173,7 @@ def expand(layer: MlaLayer, piece: Piece, dtype: torch.dtype) -> tuple[torch.Ten
     assert w_k is not None
     assert w_v is not None
     heads, size, latent_size = w_k.shape
-    cached = take(cache, piece.places(cache.shape[1])).to(dtype)
+    cached = take(cache, piece.cache_indices(cache.shape[1])).to(dtype)
     latents, rotated = cached[:, :latent_size], cached[:, latent_size:]
     shared = latents.expand(heads, -1, -1)
     keys = cached.new_empty(len(cached), heads, size + rotated.shape[1])

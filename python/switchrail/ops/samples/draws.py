@@ -52,7 +52,7 @@ class Draws:
         return self.random.normal(self.count, *shape)
 
     def unset(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An output to write, filled with NaN: [T, shape]; by default with the dtype of the inputs."""
+        """An output tensor [T, shape], filled with NaN; by default with the dtype of the inputs."""
         return torch.full((self.count, *shape), torch.nan, dtype=dtype or self.dtype)
 
     def _sample(
@@ -109,7 +109,7 @@ class StateDraws(Draws):
 
     Attributes:
         state_dtype: The dtype of the state; the default depends on the op.
-        initial: Which sequences start from a state. In decode, all sequences that have a slot do.
+        initial: Which sequences start from a state. In decode, all sequences do.
         in_place: Whether each sequence reads the slot that it writes.
     """
 
@@ -119,7 +119,7 @@ class StateDraws(Draws):
 
     def pool(self, *shape: int, dtype: torch.dtype, factor: float = 1.0) -> torch.Tensor:
         """Random states [slots, shape]; slots that are not read are NaN. `dtype` is the default dtype."""
-        self._batch, slots, _ = state_batch(
+        self._batch, slots = state_batch(
             self.random, self.lengths, self.phase, self.initial, self.in_place, self.padding
         )
         states = self.random.normal(slots, *shape) * factor

@@ -8,12 +8,7 @@ from typing import Any
 
 import torch
 
-from switchrail.ops.batch import (
-    PagedBatch,
-    RowStatesBatch,
-    StateBatch,
-    VerifyBatch,
-)
+from switchrail.ops.batch import PagedBatch, RowStatesBatch, StateBatch, VerifyBatch, fields_of
 from switchrail.ops.samples.sample import Sample, widened
 
 POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
@@ -22,21 +17,16 @@ POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
 def strided_pool(sample: Sample, odd: bool) -> Sample:
     """Pools with gaps of NaN: states in padded pages, or keys and values side by side in one buffer."""
     tensors = dict(sample.tensors)
-    gap = 3 if odd else 64
-    for name in POOLS[:2]:
+    for name in ("state", "row_states", "kv_cache"):
         pool = tensors.get(name)
         if pool is not None:
-            inner = [_gapped(size, odd) for size in _sizes(pool)[1:]] if sample.op == "short_conv" else None
-            tensors[name] = _spread(pool, gap, odd, inner)
-    if "kv_cache" in tensors:
-        tensors["kv_cache"] = _spread(sample.tensors["kv_cache"], gap, odd)
+            inner_gap = (1 if odd else 16) if sample.op == "short_conv" else 0
+            tensors[name] = _spread(pool, 3 if odd else 64, inner_gap, offset=int(odd))
     if "k_cache" in tensors:
-        keys, values = (sample.tensors[name] for name in ("k_cache", "v_cache"))
-        assert keys is not None
-        assert values is not None
+        keys, values = (sample.tensor(name) for name in ("k_cache", "v_cache"))
         pages, page, heads, size = keys.shape
-        # odd: heads are the outer axis, with gaps; otherwise each padded page has its tokens' keys, then
-        # their values
+        # If odd, each page has the heads as its outer axis, and gaps after the values. Otherwise each page
+        # has the keys of its tokens, then their values, then a gap.
         shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
         both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
         if odd:
@@ -104,13 +94,13 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A slot for each drafted row's state; with `odd`, in `state`, and one is the slot that is read."""
+    """A slot for the state after each drafted row, in a pool of its own or in the pool of states."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
     slots = torch.arange(count * most, device=pool.device).view(count, most).flip(0)
     tensors = dict(sample.tensors)
-    if odd:
+    if odd:  # in the pool of states; one row of each sequence takes the slot that the sequence reads
         slots += len(pool)
         for n, length in enumerate(batch.seqlens):
             if length and int(batch.read_slots[n]) > batch.null_slot:
@@ -120,8 +110,8 @@ def row_states(sample: Sample, odd: bool) -> Sample:
         tensors["row_states"] = widened(pool[:0], count * most)
     slots[list(sample.padding)] = -1
     slots[:, 1::4] = -1
-    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(VerifyBatch)}
-    return dataclasses.replace(sample, tensors=tensors, batch=RowStatesBatch(**fields, row_slots=slots))
+    by_row = RowStatesBatch(**fields_of(batch, VerifyBatch), row_slots=slots)
+    return dataclasses.replace(sample, tensors=tensors, batch=by_row)
 
 
 def device_parents(sample: Sample, odd: bool) -> Sample:
@@ -167,9 +157,7 @@ def mixed_weights(sample: Sample, odd: bool) -> Sample:
         dtypes = {"A_log": torch.bfloat16, "dt_bias": torch.float32}
     tensors = dict(sample.tensors)
     for name, dtype in dtypes.items():
-        tensor = tensors.get(name)
-        assert tensor is not None
-        tensors[name] = tensor.to(dtype)
+        tensors[name] = sample.tensor(name).to(dtype)
     return dataclasses.replace(sample, tensors=tensors)
 
 
@@ -182,7 +170,8 @@ FORMS: Mapping[str, Callable[[Sample, bool], Sample]] = {
 }
 """By feature, the function that converts a sample to a form that needs the feature, in order of application.
 
-With `odd`, gaps have odd sizes, which breaks the alignment of addresses.
+The second argument, `odd`, selects another variant of the form; gaps then have odd sizes, which breaks the
+alignment of addresses.
 """
 
 
@@ -190,31 +179,23 @@ def _with(sample: Sample, **fields: Any) -> Sample:
     return dataclasses.replace(sample, batch=dataclasses.replace(sample.batch, **fields))
 
 
-def _sizes(pool: torch.Tensor) -> list[int]:
-    """The sizes of the axes, in the order of memory, outermost first."""
-    return [pool.shape[axis] for axis in _order(pool)]
+def _spread(pool: torch.Tensor, gap: int, inner_gap: int, offset: int) -> torch.Tensor:
+    """A copy of a pool with gaps of NaN.
 
-
-def _order(pool: torch.Tensor) -> list[int]:
+    Args:
+        pool: The pool.
+        gap: Numbers after each slot or page.
+        inner_gap: Entries after the last of each axis within a slot or page, except the outermost one.
+        offset: Numbers before the first slot or page.
+    """
     strides = pool.stride()
-    return sorted(range(pool.ndim), key=lambda axis: (axis > 0, -strides[axis]))
-
-
-def _gapped(size: int, odd: bool) -> int:
-    return size + (1 if odd else 16)
-
-
-def _spread(pool: torch.Tensor | None, gap: int, odd: bool, inner: list[int] | None = None) -> torch.Tensor:
-    """A copy of a pool with a gap after each slot or page, and gaps that widen its axes to `inner`."""
-    assert pool is not None
-    order = _order(pool)
+    order = sorted(range(pool.ndim), key=lambda axis: (axis > 0, -strides[axis]))
     sizes = [pool.shape[axis] for axis in order[1:]]
-    room = torch.Size([sizes[0], *(inner or sizes)[1:]])
-    whole = torch.full(
-        (len(pool) * (room.numel() + gap) + 1,), torch.nan, dtype=pool.dtype, device=pool.device
-    )
-    slots = whole[int(odd) : int(odd) + len(pool) * (room.numel() + gap)].view(len(pool), room.numel() + gap)
-    view = slots[:, : room.numel()].view(len(pool), *room)[tuple(map(slice, (len(pool), *sizes)))]
+    padded = torch.Size([sizes[0], *(size + inner_gap for size in sizes[1:])])
+    total = len(pool) * (padded.numel() + gap)
+    whole = torch.full((total + 1,), torch.nan, dtype=pool.dtype, device=pool.device)
+    slots = whole[offset : offset + total].view(len(pool), -1)
+    view = slots[:, : padded.numel()].view(len(pool), *padded)[tuple(map(slice, (len(pool), *sizes)))]
     view = view.permute([order.index(axis) for axis in range(pool.ndim)])
     view.copy_(pool)
     return view

@@ -71,8 +71,8 @@ def state_batch(
     initial: Initial,
     in_place: bool,
     padding: Collection[int],
-) -> tuple[StateBatch, int, frozenset[int]]:
-    """Makes a batch on permuted slots. Also returns the pool's number of slots, and the padding sequences.
+) -> tuple[StateBatch, int]:
+    """Makes a batch on permuted slots. Also returns the pool's number of slots.
 
     In verification the rows of each sequence form a chain.
     """
@@ -96,10 +96,10 @@ def state_batch(
         "has_initial_state": has_initial_state,
     }
     if phase != "verify":
-        return StateBatch(**fields), slots, frozenset(padding)
+        return StateBatch(**fields), slots
     chain = [i - 1 for length in lengths for i in range(length)]
     parents = torch.tensor(chain, dtype=torch.int32)
-    return VerifyBatch(**fields, parents=parents, parent_rows=tuple(chain)), slots, frozenset(padding)
+    return VerifyBatch(**fields, parents=parents, parent_rows=tuple(chain)), slots
 
 
 def unread(batch: StateBatch, slots: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from switchrail.ops.batch import (
     SequenceBatch,
     StateBatch,
     VerifyBatch,
+    fields_of,
 )
 from switchrail.ops.contract import Contract
 from switchrail.ops.samples.random import Random
@@ -53,16 +54,16 @@ class Sample:
     @property
     def out(self) -> torch.Tensor:
         """The output tensor."""
-        return self._tensor("out")
+        return self.tensor("out")
 
     @property
     def state(self) -> torch.Tensor:
         """The state pool."""
-        return self._tensor("state")
+        return self.tensor("state")
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """The output, and the call's other tensors that are written with one row per token."""
+        """`out`, and the other tensors with one row per token that the call writes."""
         specs = self.contract.tensors
         return {
             name: tensor
@@ -115,11 +116,11 @@ class Sample:
 
     @property
     def results(self) -> dict[str, torch.Tensor]:
-        """The results of the call by name: outputs, and except in verify the states."""
+        """The results of the call by name: outputs, and the states in the slots that the call writes."""
         found = dict(self.outputs)
         for name, slots in self.written.items():
             if slots or self.phase != "verify":
-                found[name] = self._tensor(name)[slots]
+                found[name] = self.tensor(name)[slots]
         return found
 
     @property
@@ -164,21 +165,20 @@ class Sample:
             self,
             tensors={**self.tensors, "state": state},
             batch=CheckpointBatch(
-                **{field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)},
+                **fields_of(batch, StateBatch),
                 checkpoint_every=every,
                 checkpoint_slots=slots.to(self.out.device),
             ),
         )
 
     def with_trees(self, seed: int = 0) -> Sample:
-        """The same verification with random trees: a row follows the state or a random earlier row."""
+        """The same verification with random trees: a row's parent is the state or a random earlier row."""
         batch = self.batch
         random = Random(seed)
         rows = [i for length in batch.seqlens for i in range(length)]
         parents = tuple(int(u * (i + 1)) - 1 for i, u in zip(rows, random.uniform(len(rows)), strict=True))
         tensor = torch.tensor(parents, dtype=torch.int32, device=self.out.device)
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        fields |= {"parents": tensor, "parent_rows": parents}
+        fields = fields_of(batch, type(batch)) | {"parents": tensor, "parent_rows": parents}
         kind = PagedTreeBatch if isinstance(batch, PagedBatch) else VerifyBatch
         return dataclasses.replace(self, batch=kind(**fields))
 
@@ -218,7 +218,8 @@ class Sample:
             tensors[name] = torch.full_like(tensor, torch.nan, dtype=torch.float64)
         return dataclasses.replace(self, tensors=tensors)
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of this name, which must not be None."""
         tensor = self.tensors[name]
         assert tensor is not None
         return tensor

@@ -77,7 +77,7 @@ class Timed:
         phase: The phase.
         lengths: The rows of each sequence.
         past: Cached tokens before each sequence's rows.
-        sizes: The axes of the contract that the lengths leave open.
+        sizes: The sizes of the contract's axes that don't follow from the lengths.
         decays: Whether the gates decay; if not, the decay is exactly 1.
         model: The model that has these sizes, if the op is timed with several models' sizes.
         held_out: Whether no tuning used this shape.

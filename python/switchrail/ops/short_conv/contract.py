@@ -75,7 +75,7 @@ CONTRACT = Contract(
         "out": result("T", "C"),
     },
     options={
-        "activation": OptionSpec(types=(str, type(None)), values=("silu", None), about="applied to the sum"),
+        "activation": OptionSpec(types=(str, type(None)), values=("silu", None), about="applied to the sum")
     },
     batch_features={"checkpoints": CheckpointBatch, "row_states": RowStatesBatch},
     notes=(

@@ -21,15 +21,15 @@ BLOCK_NUMBERS = 2**17
 class _Ends:
     """The first rows of M sequences, which read the old states, and the last rows, which become new states.
 
-    The attributes other than `picked` index an array of rows: the M old states, W - 1 rows each, then the
-    rows `picked` of x.
+    `windows`, `states` and `kept` index an array of rows: the M old states, W - 1 rows each, then the rows
+    `picked` of x.
 
     Attributes:
-        picked: int64, indices of rows of x.
+        picked: int64, the rows of x that are first, last or in a checkpoint.
         first_rows: [R] int64, the first W - 1 rows of each sequence, or fewer if it is shorter.
         windows: [R * W] int64, the window of each first row.
         states: [M * (W - 1)] int64, the new states.
-        kept: [R * (W - 1)] int64, the checkpoints.
+        kept: [checkpoints * (W - 1)] int64, the checkpoints.
     """
 
     picked: torch.Tensor
@@ -40,7 +40,7 @@ class _Ends:
 
 
 class _Plan:
-    """The states of the nonempty sequences, and the places of the sequences' rows."""
+    """The states of the nonempty sequences, and the rows that read or become states."""
 
     def __init__(self, batch: StateBatch) -> None:
         sequences = [n for n, length in enumerate(batch.seqlens) if length]

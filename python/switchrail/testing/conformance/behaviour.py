@@ -29,7 +29,7 @@ def neighbours(setting: Setting) -> None:
         dirty.run(setting.backend)
         for other in range(len(_LENGTHS)):
             if other != n:
-                _same_sequence(clean, dirty, other, f"it depends on what is in sequence {n}")
+                _same_sequence(clean, dirty, other, f"it depends on the data of sequence {n}")
 
 
 def company(setting: Setting) -> Measured:
@@ -161,18 +161,16 @@ def merged(setting: Setting) -> Measured:
     """Checks that attention over two parts of a cache, merged by log-sum-exp, equals a single pass."""
     lengths = (1,) * 4
     small = setting.call(lengths)
-    cache = small.tensors[caches(small)[0]]
-    assert cache is not None
-    page = cache.shape[1]
+    page = small.tensor(caches(small)[0]).shape[1]
     pasts = [
         page * pages + extra for pages, extra in ((1, 1), (3, page), (8, 5 % page + 1), (2, 2 % page + 1))
     ]
     call = setting.call(lengths, kv_lengths=pasts, lse=True)
     whole = setting.run(call)
     assert isinstance(call.batch, PagedBatch)
-    cuts = [page, page, 5 * page, 2 * page]
+    middles = [page, page, 5 * page, 2 * page]
     parts = []
-    for start, stop in (([0] * 4, cuts), (cuts, pasts)):
+    for start, stop in (([0] * 4, middles), (middles, pasts)):
         table = torch.zeros_like(call.batch.page_table)
         for n in range(4):
             pages = call.batch.page_table[n, start[n] // page : -(-stop[n] // page)]

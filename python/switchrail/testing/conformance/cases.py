@@ -10,24 +10,23 @@ import torch
 
 from switchrail.errors import SwitchrailError, UnknownBackendError, UnknownDtypeError, UnknownPhaseError
 from switchrail.nearest import unknown
-from switchrail.ops.batch import Phase
 from switchrail.ops.catalog import DEFINITIONS
+from switchrail.ops.contract import dtype_name
 from switchrail.testing.conformance.checks import (
     CHECKS,
+    EVERY_PHASE,
     Check,
     head_size_check,
-    head_size_pair,
     page_size_check,
     state_dtype_check,
 )
-from switchrail.testing.conformance.setting import GATED, PAGED, Measured, Setting
+from switchrail.testing.conformance.setting import GATED, PAGED, Measured, Setting, head_size_pair
 from switchrail.testing.conformance.subject import Subject
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
-_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
 """The checked head sizes if the backend does not restrict them."""
 _QUICK_HEAD_SIZES = 2
@@ -96,10 +95,10 @@ def select(
         UnknownDtypeError: A dtype is unknown.
     """
     device = torch.device(device)
-    _check_names("phase", phases, _PHASES, UnknownPhaseError)
+    _check_names("phase", phases, EVERY_PHASE, UnknownPhaseError)
     _check_names("dtype", dtypes, _DTYPE_ORDER, UnknownDtypeError)
     selection = Selection()
-    for phase in _PHASES:
+    for phase in EVERY_PHASE:
         if phases and phase not in phases:
             continue
         if phase not in subject.phases:
@@ -216,8 +215,3 @@ def _unclaimed(check: Check, setting: Setting) -> str | None:
     if check.device is not None and setting.device.type != check.device:
         return f"it needs {check.device}, this is {setting.device.type}"
     return None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype's name, such as `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from switchrail._core import OPS
+from switchrail.ops.batch import Phase
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.samples.engine import FORMS
 from switchrail.ops.samples.scenario import Scenario
@@ -16,17 +19,9 @@ from switchrail.testing.conformance.deferred import deferred_commit
 from switchrail.testing.conformance.one_layer import one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
-from switchrail.testing.conformance.setting import (
-    DELTA,
-    GATED,
-    PAGED,
-    RECURRENT,
-    Measured,
-    Setting,
-    head_size_pair,
-)
+from switchrail.testing.conformance.setting import DELTA, GATED, PAGED, RECURRENT, Measured, Setting
 
-EVERY_PHASE = ("prefill", "decode", "verify")
+EVERY_PHASE: tuple[Phase, ...] = ("prefill", "decode", "verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +35,6 @@ class Check:
         ops: The ops that the check applies to.
         phases: The phases that the check applies to.
         features: The features that the backend must claim.
-        serves: Other phases that the backend must serve, too.
         device: The required kind of device; None means any.
         core: Whether a quick run includes it in every dtype, not only in the first.
         quick: Whether a quick run includes it.
@@ -53,7 +47,6 @@ class Check:
     ops: tuple[str, ...] = OPS
     phases: tuple[str, ...] = EVERY_PHASE
     features: tuple[str, ...] = ()
-    serves: tuple[str, ...] = ()
     device: str | None = None
     core: bool = False
     quick: bool = True
@@ -87,7 +80,7 @@ def _of_scenario(scenario: Scenario) -> Check:
 
 
 def _of(run: Callable[[Setting], Measured | None], **restrictions: Any) -> Check:
-    """A check with the name of its function, described by the first sentence of the function's docstring."""
+    """A check named after its function; `about` is the first sentence of the function's docstring."""
     about = (run.__doc__ or "").partition("\n")[0].removeprefix("Checks ").removeprefix("that ")
     name = run.__name__.replace("_", "-")
     return Check(name=name, about=about.partition(". ")[0].rstrip("."), run=run, **restrictions)
@@ -113,15 +106,11 @@ def page_size_check(size: int) -> Check:
 
 
 def state_dtype_check(name: str) -> Check:
-    """A check of a state whose dtype differs from that of the computation."""
+    """A check of a state in a 16-bit dtype."""
 
     def run(setting: Setting) -> Measured:
-        import torch
-
-        dtype = getattr(torch, name)
-        rough = dtype.itemsize == 2
-        call = setting.call((70, 9, 1), state_dtype=dtype, initial="all")
-        return setting.verify(call, "bfloat16_state" if rough else "usual")
+        call = setting.call((70, 9, 1), state_dtype=getattr(torch, name), initial="all")
+        return setting.verify(call, "bfloat16_state")
 
     return Check(name=f"state-{name}", about=f"a state in {name}", run=run)
 
@@ -182,4 +171,4 @@ CHECKS: tuple[Check, ...] = (
     _of(host.graph, phases=("decode",), features=("cuda_graph",), device="cuda"),
 )
 
-__all__ = ["CHECKS", "Check", "head_size_check", "head_size_pair", "page_size_check", "state_dtype_check"]
+__all__ = ["CHECKS", "EVERY_PHASE", "Check", "head_size_check", "page_size_check", "state_dtype_check"]

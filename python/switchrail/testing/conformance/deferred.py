@@ -1,4 +1,4 @@
-"""The check of verifications that are committed by the next one."""
+"""The check of verifications that are committed by the next verification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from switchrail.ops.batch import DeferredBatch, VerifyBatch
+from switchrail.ops.batch import DeferredBatch, VerifyBatch, fields_of
 from switchrail.ops.samples.random import Random
 from switchrail.testing.compare import Error, measure
 from switchrail.testing.conformance.bounds import BOUNDS
@@ -45,16 +45,16 @@ def deferred_commit(setting: Setting) -> Measured:
         call = _in_order(call, slots, order)
         batch = call.batch
         assert isinstance(batch, VerifyBatch)
-        mine = order.to(slots.device)
-        pending = torch.where((accepted >= 0) & (slots.cpu() >= 0), 2 * torch.arange(len(slots)), -1)
-        pending = torch.where(pending < 0, pending, pending + (number + 1) % 2)
-        records = torch.where(slots.cpu() >= 0, 2 * torch.arange(len(slots)) + number % 2, -1)
-        plain = {field.name: getattr(batch, field.name) for field in dataclasses.fields(VerifyBatch)}
+        by_slot = order.to(slots.device)
+        # Each slot has two records, which its verifications use in turn.
+        even, has_slot = 2 * torch.arange(len(slots)), slots.cpu() >= 0
+        pending = torch.where((accepted >= 0) & has_slot, even + (number + 1) % 2, -1)
+        records = torch.where(has_slot, even + number % 2, -1)
         made = DeferredBatch(
-            **plain,
-            pending_records=pending.to(slots.device)[mine],
-            pending_rows=paths.to(slots.device)[mine],
-            records=records.to(slots.device)[mine],
+            **fields_of(batch, VerifyBatch),
+            pending_records=pending.to(slots.device)[by_slot],
+            pending_rows=paths.to(slots.device)[by_slot],
+            records=records.to(slots.device)[by_slot],
             record_count=2 * len(slots),
         )
         backend.run(call.made._replace(layer=layer), made, backend.plan("verify", made))

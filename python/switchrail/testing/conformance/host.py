@@ -110,18 +110,15 @@ def another_device(setting: Setting) -> Measured:
 
 def _pair(setting: Setting) -> tuple[Sample, Sample]:
     """Two decode calls with equal shapes and pool sizes, but different contents."""
-    lengths = (1,) * 3
     calls = []
     for seed in (0, 1):
-        arguments: dict[str, Any] = {"padding": (seed,)} if setting.op in RECURRENT else {}
+        arguments: dict[str, Any] = {"padding": (seed,)}
         if setting.op not in RECURRENT:
-            arguments["kv_lengths"] = _CACHES[seed]
-        calls.append(setting.call(lengths, seed=seed, **arguments))
+            arguments = {"kv_lengths": _CACHES[seed]}
+        calls.append(setting.call((1,) * 3, seed=seed, **arguments))
     first, second = calls
     for name in caches(first):
-        pools = [call.tensors[name] for call in calls]
-        size = max(len(pool) for pool in pools if pool is not None)
-        for call, pool in zip(calls, pools, strict=True):
-            assert pool is not None
-            call.tensors[name] = widened(pool, size)
+        size = max(len(call.tensor(name)) for call in calls)
+        for call in calls:
+            call.tensors[name] = widened(call.tensor(name), size)
     return first, second

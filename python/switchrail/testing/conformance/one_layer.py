@@ -12,6 +12,7 @@ import torch
 from switchrail.ops.backend import AnyBackend, Backend
 from switchrail.ops.batch import Bounds, Phase, SequenceBatch
 from switchrail.ops.call import Layer
+from switchrail.ops.contract import dtype_name
 from switchrail.ops.samples.sample import widened
 from switchrail.testing.conformance.setting import PAGED, Measured, Setting
 from switchrail.testing.diagnosis import Finding, Mismatch, Problem
@@ -114,7 +115,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
         yield
     except Exception as failure:
         setting.verify(call)  # if this fails too, other checks report the failure
-        headline = f"{setting.op}: {which} is wrong, with a new layer it is right"
+        headline = f"{setting.op}: {which} is wrong, but the same call with a new layer is right"
         if not isinstance(failure, AssertionError):
             headline += f": {failure!r}"
         problems = failure.problems if isinstance(failure, Mismatch) else ()
@@ -146,10 +147,9 @@ def _calls(setting: Setting, phase: Phase) -> Iterator[Sample]:
 
 def _others(setting: Setting) -> Iterator[Sample]:
     """One call for each other phase that the backend serves."""
-    dtype = str(setting.dtype).removeprefix("torch.")
     for phase in _ROWS:
         is_other = phase != setting.phase and phase in setting.subject.phases
-        if is_other and setting.subject.misfit(phase, dtype) is None:
+        if is_other and setting.subject.misfit(phase, dtype_name(setting.dtype)) is None:
             yield next(_calls(setting, phase))
 
 

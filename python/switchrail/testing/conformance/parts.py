@@ -66,15 +66,12 @@ def spoilt(call: Sample, n: int) -> Sample:
     """A copy in which all data of sequence `n` is NaN."""
     copy = call.clone()
     for name in token_inputs(copy):
-        tensor = copy.tensors[name]
-        assert tensor is not None
-        tensor[rows_of(copy, n)] = torch.nan
+        copy.tensor(name)[rows_of(copy, n)] = torch.nan
     if isinstance(copy.batch, StateBatch):
         copy.state[copy.batch.read_slots[n]] = torch.nan
     if isinstance(copy.batch, PagedBatch):
         for name in caches(copy):
-            cache = copy.tensors[name]
-            assert cache is not None
+            cache = copy.tensor(name)
             used = -(-copy.batch.kv_seqlens[n] // cache.shape[1])
             cache[copy.batch.page_table[n, :used].long()] = torch.nan
     return copy
@@ -86,7 +83,7 @@ def caches(call: Sample) -> list[str]:
 
 
 def require_same_bits(actual: Sample, expected: Sample, cause: str) -> None:
-    """Checks that two calls wrote the same bits. `cause` names the cause in case they differ.
+    """Checks that two calls wrote the same bits. `cause` is the cause to report if the bits differ.
 
     Raises:
         Mismatch: The bits differ.

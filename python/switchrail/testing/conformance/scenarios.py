@@ -73,9 +73,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(name="padding-first", about="padding at both ends", arguments={"padding": (0, 3)}),
     Scenario(name="padding-only", about="nothing but padding", arguments={"padding": (0, 1, 2, 3)}),
     Scenario(
-        name="dense",
-        about="inputs that are not views of a larger buffer",
-        arguments={"strided": False},
+        name="dense", about="inputs that are not views of a larger buffer", arguments={"strided": False}
     ),
     # for recurrent states
     Scenario(

@@ -18,9 +18,7 @@ def untouched_slots(setting: Setting) -> Measured:
 def forgetting(setting: Setting) -> Measured:
     """Checks decays of 0 among decays near 1. Sums of logs must not lose the digits of the decays near 1."""
     call = setting.call((100, 33), gate="near_one", initial="all")
-    gate = call.tensors["g"]
-    assert gate is not None
-    gate[::8] = -torch.inf
+    call.tensor("g")[::8] = -torch.inf
     return setting.verify(call)
 
 
@@ -28,7 +26,5 @@ def as_given(setting: Setting) -> Measured:
     """Checks that without `qk_l2norm`, queries and keys are used as given."""
     call = setting.call((70, 9), qk_l2norm=False)
     for name, factor in (("q", 3.0), ("k", 0.75)):
-        tensor = call.tensors[name]
-        assert tensor is not None
-        tensor *= factor
+        call.tensor(name).mul_(factor)
     return setting.verify(call)

@@ -101,8 +101,7 @@ class Difference:
         if self.rerun is None or not poison.any():
             return left
         poisoned = self.call.clone()
-        tensor = poisoned.tensors[self.name]
-        assert tensor is not None
+        tensor = poisoned.tensor(self.name)
         index = self.index.to(tensor.device)
         tensor[index] = tensor[index].masked_fill(poison.to(tensor.device), _POISON)
         value = torch.tensor(_POISON, dtype=tensor.dtype).double()
@@ -110,9 +109,7 @@ class Difference:
 
     def result(self, made: Sample) -> torch.Tensor:
         """[R, ...], the result of another call, at the same places as `got`."""
-        tensor = made.tensors[self.name]
-        assert tensor is not None
-        return tensor.detach().cpu().double()[self.index]
+        return made.tensor(self.name).detach().cpu().double()[self.index]
 
     def matches(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors agree within the bound for results."""

@@ -1,4 +1,4 @@
-"""Tries known mistakes. A mistake explains a failure if the oracle with it gives the backend's numbers."""
+"""Tries known mistakes. A mistake explains a failure if it makes the oracle give the backend's numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 def explained(d: Difference) -> Finding | None:
-    """The first mistake with which the oracle gives the numbers of `d.got`."""
+    """The first mistake that makes the oracle give the numbers of `d.got`."""
     if not d.is_oracles or sum(d.call.batch.seqlens) > MOST_ROWS:
         return None
     call = d.call.to("cpu")
@@ -215,10 +215,7 @@ def _states_before(call: Sample) -> Iterator[Hypothesis]:
     """
     about = "rows don't read their own token: the causal mask is off by one"
     double = call.double()
-    q, k, g = (double.tensors[name] for name in ("q", "k", "g"))
-    assert q is not None
-    assert k is not None
-    assert g is not None
+    q, k, g = (double.tensor(name) for name in ("q", "k", "g"))
     options = {}
     if call.options.get("qk_l2norm"):
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))

@@ -81,8 +81,7 @@ def not_finite(d: Difference) -> Finding | None:
     for about, names in _unreadable(d.call).items():
         cleaned = d.call.clone()
         for name in names:
-            tensor = cleaned.tensors[name]
-            assert tensor is not None
+            tensor = cleaned.tensor(name)
             whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
             whole.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         if d.result(d.rerun(cleaned)).isfinite()[bad].all():

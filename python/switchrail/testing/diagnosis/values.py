@@ -1,4 +1,4 @@
-"""Explains failures by the numbers of a difference alone."""
+"""Explains failures by the numbers of a difference, without running the oracle again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def zeros(d: Difference) -> Finding | None:
 
 
 def constant_ratio(d: Difference) -> Finding | None:
-    """One factor between all expected and actual numbers: a scale that was forgotten, or applied twice."""
+    """One ratio between all actual and expected numbers: a factor was forgotten, or applied twice."""
     ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
     if ratio is None:
         return None
@@ -63,7 +63,7 @@ def constant_ratio(d: Difference) -> Finding | None:
 
 
 def ratio_of_heads(d: Difference) -> Finding | None:
-    """One factor per head between expected and actual numbers."""
+    """One ratio per head between actual and expected numbers."""
     if not d.has_heads or d.got.shape[1] < 2:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -81,7 +81,7 @@ def ratio_of_heads(d: Difference) -> Finding | None:
 
 
 def ratio_of_rows(d: Difference) -> Finding | None:
-    """One factor per row and head, as after a wrong sum in the denominator."""
+    """One ratio per row and head between actual and expected numbers, as with a wrong denominator."""
     if d.got.shape[-1] < 4:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -158,15 +158,7 @@ def rounding(d: Difference) -> Finding | None:
     return Finding(cause, f"{error:.1e} in all{hint}", is_whole=True)
 
 
-EXACT = (
-    rounded_otherwise,
-    taken_for,
-    transposed,
-    zeros,
-    constant_ratio,
-    swapped_heads,
-    moved_rows,
-)
+EXACT = (rounded_otherwise, taken_for, transposed, zeros, constant_ratio, swapped_heads, moved_rows)
 """Diagnosers whose findings leave little doubt about the cause."""
 
 VAGUE = (ratio_of_heads, ratio_of_rows, rounding)
@@ -183,10 +175,8 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 def _named(d: Difference, ratio: float) -> str:
     """The name of a ratio that kernels often forget, such as 1/scale; empty for other ratios."""
     first = d.call.contract.inputs[0]
-    tensor = d.call.tensors[first]
-    assert tensor is not None
     axis = d.call.contract.tensors[first].axes[-1]
-    size = tensor.shape[-1]
+    size = d.call.tensor(first).shape[-1]
     known: dict[str, tuple[float, str]] = dict(_CONSTANTS)
     for name, value in d.call.options.items():
         if isinstance(value, float) and value not in (0.0, 1.0):
