@@ -31,12 +31,12 @@ STATE_FEATURES = (
     *("checkpoints", "device_parents", "index_views", "null_slot", "read_only_states", "row_states"),
     *("strided_out", "strided_pool", "transposed_state"),
 )
-"""The features of memory that the Triton backends of all ops with a state have."""
+"""The features that the Triton backends of all ops with a state have."""
 
 PAGE_FEATURES = (
     *("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "strided_pool", "trees"),
 )
-"""The features of memory that the Triton backends over a paged cache have."""
+"""The features that the Triton backends over a paged cache have."""
 
 STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
 RECURRENT: Claims = {
@@ -65,21 +65,13 @@ CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
 """By backend, the first and the last supported compute capability."""
 
 COMMON: dict[str, Claims] = {
-    "triton": {
-        "dtypes": ("float32", "float16", "bfloat16"),
-        "packages": ("triton>=3.6",),
-        "priority": 100,
-    },
+    "triton": {"dtypes": ("float32", "float16", "bfloat16"), "packages": ("triton>=3.6",), "priority": 100},
     "cutedsl": {
         "dtypes": ("float32", "float16", "bfloat16"),
         "packages": (CUTEDSL, "apache-tvm-ffi>=0.1.12"),
         "priority": 50,
     },
-    "flashinfer": {
-        "dtypes": ("bfloat16",),
-        "packages": FLASHINFER,
-        "priority": 50,
-    },
+    "flashinfer": {"dtypes": ("bfloat16",), "packages": FLASHINFER, "priority": 50},
     "flashqla": {
         "dtypes": ("float16", "bfloat16"),
         "packages": ("flash-qla>=0.1.3,<0.2", "tilelang>=0.1.15", "triton>=3.6"),

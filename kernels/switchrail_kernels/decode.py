@@ -12,11 +12,11 @@ from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.paged import PagedPlan
 
-CutT = TypeVar("CutT")
+SplitT = TypeVar("SplitT")
 
 
-class DecodePlan(PagedPlan, Generic[CallT, CutT]):
-    """A plan that splits each cache by its length. With bounds, it takes the maximum length for all caches.
+class DecodePlan(PagedPlan, Generic[CallT, SplitT]):
+    """A plan that splits each cache by its length, or with bounds by the maximum length.
 
     So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
     only from the batch's own tensors.
@@ -27,9 +27,9 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
 
     Attributes:
         contract: The op's contract.
-        cuts: How caches are split, by `key`.
+        splits: How caches are split, by `key`.
         bounds: The bounds.
-        lengths: The cache lengths that determine the splits.
+        lengths: The cache lengths by which caches are split.
 
     Raises:
         ContractError: The batch is not within the bounds.
@@ -40,7 +40,7 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
     def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
         super().__init__(batch)
         self._pages: set[int] = set()
-        self.cuts: dict[tuple[Any, ...], CutT] = {}
+        self.splits: dict[tuple[Any, ...], SplitT] = {}
         self.bounds = bounds
         self.lengths = batch.kv_seqlens
         if bounds is not None:
@@ -53,26 +53,26 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         """The values that determine how a call's caches are split; the first is the cache's shape."""
 
     @abstractmethod
-    def decide(self, call: CallT, programs: int) -> CutT:
-        """Decide how to split the caches for a call; see `cut`."""
+    def decide(self, call: CallT, programs: int) -> SplitT:
+        """Decide how to split the caches for a call; see `split`."""
 
-    def cut(self, call: CallT, programs: int) -> CutT:
+    def split(self, call: CallT, programs: int) -> SplitT:
         """How a call's caches are split, decided at the first call with the same key.
 
         Args:
             call: The call.
-            programs: The number of programs per sequence and piece.
+            programs: The number of programs for each piece of a sequence's cache.
 
         Raises:
             ContractError: The page table has too few columns for a sequence.
         """
         key = self.key(call)
-        if key not in self.cuts:
+        if key not in self.splits:
             page = key[0][1]
             check_pages(self.contract, self.batch, page)
             self._pages.add(page)
-            self.cuts[key] = self.decide(call, programs)
-        return self.cuts[key]
+            self.splits[key] = self.decide(call, programs)
+        return self.splits[key]
 
     def check_refresh(self, batch: PagedBatch) -> None:
         """Check that the plan can be reused for another batch. Nothing needs to be updated on the device.

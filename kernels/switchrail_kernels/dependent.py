@@ -22,9 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def wait(EARLY: tl.constexpr):
     """Wait until all earlier kernels have written their results. Every program must call this first.
 
-    Before it, a program may read only data that no recent kernel writes, such as weights. The stores of the
-    kernel launched just before this one may not be visible yet. Since all programs wait, a kernel ends only
-    after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
+    Before this call, a program may read only data that no recent kernel writes, such as weights. The stores
+    of the kernel launched just before this one may not be visible yet. Since all programs wait, a kernel ends
+    only after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -35,8 +35,8 @@ def wait(EARLY: tl.constexpr):
 def wait_first(EARLY: tl.constexpr):
     """Like `wait`, but the next kernel starts only after all kernels before this one have ended.
 
-    So the next kernel may read the results of those earlier kernels before it waits. It must bypass the L1
-    cache, which may hold older data.
+    So the next kernel may read the results of those earlier kernels before it waits. Such reads must bypass
+    the L1 cache, which may hold older data.
     """
     if EARLY:
         gdc_wait()
@@ -52,7 +52,7 @@ def _driver_version() -> int:
 
 @cache
 def begins_early(index: int) -> bool:
-    """Whether the device `index` supports dependent launches, even in captured graphs; -1 is the CPU."""
+    """Whether the device `index` supports dependent launches, also in captured graphs; -1 is the CPU."""
     if index < 0 or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(index) >= (9, 0) and _driver_version() >= _DRIVER

@@ -40,7 +40,7 @@ def fitted(device: torch.device) -> Fitted:
     found = nearest(capability) if device.type == "cuda" else H200
     if device.type == "cuda" and found.capability != capability:
         _log.info(
-            "switchrail_kernels was not timed on %s (%d.%d): its plans go by the times of an %s (%d.%d)",
+            "switchrail_kernels was not timed on %s (%d.%d): its plans use the times of an %s (%d.%d)",
             *(torch.cuda.get_device_name(device), *capability, found.device, *found.capability),
         )
     return found

@@ -123,26 +123,22 @@ class Record:
     exact: bool
 
     @classmethod
-    def empty(cls, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False, dtype: torch.dtype) -> Record:
+    def empty(
+        cls, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False, rows: int | None = None
+    ) -> Record:
         """Allocate a record for keys [T, H, K] and values [T, HV, V].
 
         Args:
             k: The keys.
             v: The values.
             channels: Whether channels have separate decays.
-            dtype: The dtype of the stored keys.
+            rows: The number of rows; T by default.
         """
-        return cls.of_rows(len(k), k, v, channels=channels, dtype=dtype)
-
-    @classmethod
-    def of_rows(
-        cls, rows: int, k: torch.Tensor, v: torch.Tensor, *, channels: bool, dtype: torch.dtype
-    ) -> Record:
-        """Allocate a record of `rows` rows for the heads of keys [T, H, K] and values [T, HV, V]."""
+        rows = len(k) if rows is None else rows
         shape = (*v.shape[1:2], k.shape[2]) if channels else v.shape[1:2]
         return cls(
             torch.empty((rows, *v.shape[1:]), dtype=torch.float32, device=v.device),
-            torch.empty((rows, *k.shape[1:]), dtype=dtype, device=v.device),
+            torch.empty((rows, *k.shape[1:]), dtype=k.dtype, device=v.device),
             torch.empty((rows, *shape), dtype=torch.float32, device=v.device),
             v.dtype == torch.float32,
         )
@@ -151,12 +147,24 @@ class Record:
     def kept(
         cls, layer: Layer, batch: DeferredBatch, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False
     ) -> Record:
-        """The layer's records for deferred commits, X rows each, allocated by the layer's first call."""
+        """The layer's records for deferred commits, allocated by the layer's first call.
+
+        They are in one `Record`, one after another. Each has as many rows as `pending_rows` has columns.
+        """
         found: Record | None = layer.kept.get(Record)
         if found is None:
             rows = batch.record_count * batch.pending_rows.shape[1]
-            found = layer.kept[Record] = cls.of_rows(rows, k, v, channels=channels, dtype=k.dtype)
+            found = layer.kept[Record] = cls.empty(k, v, channels=channels, rows=rows)
         return found
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """HV, the value heads per key head, K, V, and the padded K and V of a program's part of a state."""
+        _, groups, key_size = self.k.shape
+        _, heads, value_size = self.u.shape
+        block_k = padded(key_size, 16)
+        block_v = min(padded(value_size, 16), max(4096 // block_k, 16))
+        return heads, heads // groups, key_size, value_size, block_k, block_v
 
 
 @triton.jit
@@ -272,12 +280,9 @@ def replay(
         state: The pool [slots, HV, V, K].
         batch: The batch.
     """
-    rows, groups, key_size = record.k.shape
-    _, heads, value_size = record.u.shape
-    if rows == 0:
+    if len(record.k) == 0:
         return
-    block_k = padded(key_size, 16)
-    block_v = min(padded(value_size, 16), max(4096 // block_k, 16))
+    heads, group, key_size, value_size, block_k, block_v = record.sizes
     _launch_replay(
         (-(-value_size // block_v), heads, len(batch.seqlens)),
         (
@@ -286,7 +291,7 @@ def replay(
         ),
         (state.stride(0), drafts.paths.shape[1], heads),
         (
-            *(heads // groups, key_size, value_size, block_k, block_v),
+            *(group, key_size, value_size, block_k, block_v),
             *(record.g.ndim == 3, record.exact, is_transposed(state)),
         ),
         num_warps=4,
@@ -358,13 +363,10 @@ def store_rows(
         row_states: The pool for the states after rows; None means `state`.
         batch: The batch.
     """
-    rows, groups, key_size = record.k.shape
-    _, heads, value_size = record.u.shape
-    if rows == 0:
+    if len(record.k) == 0:
         return
     to = state if row_states is None else row_states
-    block_k = padded(key_size, 16)
-    block_v = min(padded(value_size, 16), max(4096 // block_k, 16))
+    heads, group, key_size, value_size, block_k, block_v = record.sizes
     _launch_each(
         (-(-value_size // block_v), heads, len(batch.seqlens)),
         (
@@ -373,7 +375,7 @@ def store_rows(
         ),
         (state.stride(0), to.stride(0), batch.row_slots.shape[1], drafts.paths.shape[1], heads),
         (
-            *(heads // groups, key_size, value_size, block_k, block_v),
+            *(group, key_size, value_size, block_k, block_v),
             *(record.g.ndim == 3, record.exact, is_transposed(state), is_transposed(to)),
         ),
         num_warps=4,

@@ -22,8 +22,9 @@ class Pace:
         points: Pairs (number of programs, microseconds), ascending. The time is linear between points and
             constant before the first. If two points have the same number of programs, the first applies at
             that number.
-        each: Microseconds per program, counting all programs, if there are more than at the last point.
-        rounds: Whether that number of programs is then rounded up, because programs run in full rounds.
+        each: If there are more programs than at the last point: the microseconds divided by the number of
+            programs.
+        rounds: Whether the number of programs is then rounded up, because programs run in full rounds.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -55,7 +56,8 @@ class Costs:
         parts: Programs that scan a segment of one head.
         end_parts: Programs that compute that segment's map.
         first: Length of a first segment relative to the others.
-        resident: Maximum number of programs of a first launch per multiprocessor; only split sequences count.
+        resident: Maximum number of programs per multiprocessor in the first of two launches, not counting
+            programs for sequences that are not split.
         least: Minimum number of chunks of a sequence that is split.
     """
 

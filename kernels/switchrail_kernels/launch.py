@@ -104,7 +104,7 @@ class Launcher:
                 is not scratch memory.
         """
         call = recording()
-        places = None if call is None else call.places(tensors)
+        sources = None if call is None else call.sources(tensors)
         index = tensors[0].get_device()
         if self._early:
             begins = begins_early(index)
@@ -117,8 +117,8 @@ class Launcher:
             binary = None
         else:
             binary = self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)
-        if call is not None and places is not None:
-            call.add(grid, binary, places, (*numbers, *constants))
+        if call is not None and sources is not None:
+            call.add(grid, binary, sources, (*numbers, *constants))
 
     def _launch(
         self,
@@ -182,11 +182,7 @@ def _specialization(number: float) -> object:
 
 
 def _run(
-    binary: Binary,
-    index: int,
-    grid: tuple[int, int, int],
-    addresses: list[int],
-    arguments: tuple[float, ...],
+    binary: Binary, index: int, grid: tuple[int, int, int], addresses: list[int], arguments: tuple[float, ...]
 ) -> None:
     stream = torch._C._cuda_getCurrentRawStream(index)
     binary.run(*grid, stream, binary.function, binary.metadata, None, None, None, *addresses, *arguments)

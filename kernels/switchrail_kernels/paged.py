@@ -55,22 +55,22 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]]
     """The features that calls of the backend may use."""
-    pieces: ClassVar[Any]
-    """The type of a decode's plan."""
-    tiles: ClassVar[type[PagedPlan]]
-    """The type of a plan for prefill or verification."""
+    decode_plan: ClassVar[Any]
+    """The type of plans for decode."""
+    rows_plan: ClassVar[type[PagedPlan]]
+    """The type of plans for prefill and verification."""
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Any:
-        """Check the batch. How rows and caches are split is decided at the first layer's call."""
+        """Check the batch. The first layer's call determines how rows and caches are split."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
         own = batch
         if not is_plain(batch, wide=_WIDE):
             own = owned(plain(batch, wide=_WIDE), batch, bounds)
         if phase == "decode":
-            plan = self.pieces(own, bounds)
+            plan = self.decode_plan(own, bounds)
         else:
-            plan = self.tiles(_bounded(own, bounds) if phase == "verify" else own)
+            plan = self.rows_plan(_bounded(own, bounds) if phase == "verify" else own)
         return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
@@ -81,36 +81,34 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             ContractError: The plan has no bounds, the batch is not within them, or its tables have forms
                 other than those of the planned batch.
         """
-        if isinstance(plan, self.pieces) and _has_tables_of(plan.batch, batch):
+        if isinstance(plan, self.decode_plan) and _has_tables_of(plan.batch, batch):
             plan.check_refresh(batch)
             plan.batch = batch
             return
         own = plan.plan if isinstance(plan, Adapted) else plan
-        if not isinstance(own, (self.pieces, self.tiles)):
+        is_decode = isinstance(own, self.decode_plan)
+        if not is_decode and not isinstance(own, self.rows_plan):
             raise foreign("plan", plan)
-        self.contract.check_batch(
-            "decode" if isinstance(own, self.pieces) else "verify", batch, self.features
-        )
-        if isinstance(own, self.pieces):
+        self.contract.check_batch("decode" if is_decode else "verify", batch, self.features)
+        if is_decode:
             own.check_refresh(batch)
         else:
-            self._check_tiles(own, batch)
+            self._check_rows(own, batch)
         if isinstance(plan, Adapted):
             batch = plan.update(self.contract, batch)
         else:
             check_forms(self.contract, batch, wide=_WIDE)
-        if isinstance(own, self.pieces):
+        if is_decode:
             own.batch = batch
 
-    def _check_tiles(self, plan: PagedPlan, batch: PagedBatch) -> None:
-        longest = max(batch.kv_seqlens, default=0)
+    def _check_rows(self, plan: PagedPlan, batch: PagedBatch) -> None:
+        longest, most = (max(each.kv_seqlens, default=0) for each in (batch, plan.batch))
         if not plan.batch.kv_bounds:
             raise self.contract.error("plan", "a plan without bounds", "a plan with bounds")
         if plan.seqlens != batch.seqlens:
             lengths = f"the lengths of the plan, {list(plan.seqlens)}"
             raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
-        if longest > max(plan.batch.kv_seqlens, default=0):
-            most = max(plan.batch.kv_seqlens, default=0)
+        if longest > most:
             raise self.contract.error("batch.kv_seqlens", f"{longest} tokens", f"at most {most}, as bounds")
 
     @abstractmethod
@@ -126,7 +124,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
                 raise foreign("plan", plan)
             plan.reread(self.contract, batch, call[0])
             batch, plan = plan.batch, plan.plan
-            if isinstance(plan, self.pieces):
+            if isinstance(plan, self.decode_plan):
                 plan.batch = batch
         layer = call[0]
         brought: Tensors = (*call[1:], batch.cu_seqlens, batch.page_table, batch.kv_lens)
@@ -139,7 +137,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
                 return
         check_forms(self.contract, batch, wide=_WIDE)
         self.contract.check_call(call, batch, self.features)
-        check_plan(plan, batch, (self.pieces, self.tiles))
+        check_plan(plan, batch, (self.decode_plan, self.rows_plan))
         *_, out, _ = call
         if out.numel() == 0:
             return
@@ -149,12 +147,12 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             for result, dense in results:
                 result.copy_(dense)
             return
-        planned, cut, launch = self.prepare(call, batch, plan)
+        planned, options, launch = self.prepare(call, batch, plan)
         calls = calls_of(layer, type(self))
-        plan.keep(calls, call, batch, planned, cut)
-        if known is None and calls.again(brought + planned, count + cut):  # the first layer of a new step
+        plan.keep(calls, call, batch, planned, options)
+        if known is None and calls.again(brought + planned, count + options):  # first layer of a new step
             return
-        with calls.record(layer, brought + planned, count + cut):
+        with calls.record(layer, brought + planned, count + options):
             launch()
 
 
@@ -166,7 +164,7 @@ def _bounded(batch: PagedBatch, bounds: Bounds | None) -> PagedBatch:
 
 
 def _has_tables_of(checked: PagedBatch, batch: PagedBatch) -> bool:
-    """Whether the lengths of caches are the only difference between a batch and one that was checked."""
+    """Whether a batch differs from a checked batch in nothing but the host's cache lengths."""
     return type(batch) is type(checked) and all(getattr(batch, n) is getattr(checked, n) for n in _SHARED)
 
 

@@ -34,15 +34,15 @@ class TritonState(Backend[CallT, StateBatch]):
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]] = STATE_FEATURES
     """The features that calls of the backend may use."""
-    cut: ClassVar[Any]
-    """The type of a prefill's plan."""
-    drafts: ClassVar[Any]
-    """The type of a verification's plan."""
+    prefill_plan: ClassVar[Any]
+    """The type of plans for prefill."""
+    verify_plan: ClassVar[Any]
+    """The type of plans for verification."""
     record: ClassVar[type]
-    """The type of a verification's record."""
+    """The type of records of verifications."""
 
     @abstractmethod
-    def cut_rows(self, batch: StateBatch) -> Any:
+    def plan_prefill(self, batch: StateBatch) -> Any:
         """Make the plan of a prefill."""
 
     @abstractmethod
@@ -76,9 +76,9 @@ class TritonState(Backend[CallT, StateBatch]):
         self.contract.check_batch(phase, batch, self.features)
         own = batch if is_plain(batch) else owned(plain(batch), batch, bounds)
         if isinstance(own, VerifyBatch):
-            plan = self.drafts.of(own)
+            plan = self.verify_plan.of(own)
         else:
-            plan = Decode(own) if phase == "decode" else self.cut_rows(own)
+            plan = Decode(own) if phase == "decode" else self.plan_prefill(own)
         return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
@@ -92,7 +92,7 @@ class TritonState(Backend[CallT, StateBatch]):
         if isinstance(plan, Decode) and batch is plan.batch:
             return  # the steps of an engine share the batch of a captured decode
         own = plan.plan if isinstance(plan, Adapted) else plan
-        if isinstance(own, self.drafts):
+        if isinstance(own, self.verify_plan):
             self.contract.check_batch("verify", batch, self.features)
             if own.seqlens != batch.seqlens:
                 lengths = f"the lengths of the plan, {list(own.seqlens)}"
@@ -103,7 +103,7 @@ class TritonState(Backend[CallT, StateBatch]):
             batch = plan.update(self.contract, batch)
         else:
             check_forms(self.contract, batch)
-        if isinstance(own, self.drafts):
+        if isinstance(own, self.verify_plan):
             own.update(batch)
 
     def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
@@ -123,11 +123,11 @@ class TritonState(Backend[CallT, StateBatch]):
         options: Options = (len(batch.seqlens),)
         if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(tensors, options):
             return None
-        made = (self.cut,) if isinstance(batch, CheckpointBatch) else (Decode, self.cut)
-        check_plan(plan, batch, made, self.drafts)
-        if isinstance(plan, self.cut):
-            planned, cut = self.planned(call, batch, plan)
-            tensors, options = tensors + planned, options + cut
+        made = (self.prefill_plan,) if isinstance(batch, CheckpointBatch) else (Decode, self.prefill_plan)
+        check_plan(plan, batch, made, self.verify_plan)
+        if isinstance(plan, self.prefill_plan):
+            planned, more = self.planned(call, batch, plan)
+            tensors, options = tensors + planned, options + more
             if calls.again(tensors, options):
                 return None
         check_forms(self.contract, batch)
@@ -138,7 +138,7 @@ class TritonState(Backend[CallT, StateBatch]):
             for result, dense in results:
                 result.copy_(dense)
             return record
-        if isinstance(plan, self.drafts):
+        if isinstance(plan, self.verify_plan):
             record = self.launch_verify(call, batch, plan)
             if isinstance(batch, RowStatesBatch):
                 self.launch_rows(call, batch, plan, record)
@@ -160,7 +160,7 @@ class TritonState(Backend[CallT, StateBatch]):
         if isinstance(plan, Adapted):
             batch, plan = plan.batch, plan.plan
         check_forms(self.contract, batch)
-        if not isinstance(plan, self.drafts):
+        if not isinstance(plan, self.verify_plan):
             raise foreign("plan", plan)
         if not isinstance(record, self.record):
             raise foreign("record", record)
@@ -171,8 +171,8 @@ class TritonRecurrent(TritonState[CallT]):
     """A backend for an op with a [V, K] state per head; any head sizes, groups and strides."""
 
     features: ClassVar[tuple[str, ...]] = (*STATE_FEATURES, "time_innermost")
-    cut = Chunks
-    drafts = Drafts
+    prefill_plan = Chunks
+    verify_plan = Drafts
     record = Record
     chunk: ClassVar[int]
     """Tokens per chunk."""
@@ -181,7 +181,7 @@ class TritonRecurrent(TritonState[CallT]):
     costs: ClassVar[Walk]
     """The scan's key in a device's table of costs."""
 
-    def cut_rows(self, batch: StateBatch) -> Chunks:
+    def plan_prefill(self, batch: StateBatch) -> Chunks:
         """The chunks of all sequences."""
         return Chunks.of(batch, self.chunk, self.per_block)
 

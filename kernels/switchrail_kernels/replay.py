@@ -33,7 +33,13 @@ ALIGNMENT = 16
 """Alignment of addresses in bytes that the kernels are compiled for."""
 
 _SCRATCH_ALIGNMENT = 256
+
 _CONSTANT, _SCRATCH, _KEPT = -1, -2, -3
+"""The sources of a kernel's parameters are pairs of numbers, the same as in `replay.c`.
+
+A constant is (`_CONSTANT`, its bits), scratch memory (`_SCRATCH`, offset in bytes), a tensor of the layer
+(`_KEPT`, index), and a tensor of the call (index, 0).
+"""
 
 Tensors = tuple[torch.Tensor | None, ...]
 Options = tuple[int | float | str | None, ...]
@@ -62,7 +68,7 @@ def _native() -> Any:
         return _build()
     except Exception as error:  # no compiler, or other versions of headers, torch or Triton
         warnings.warn(
-            f"switchrail_kernels can't repeat calls from C, which costs tens of microseconds a call: "
+            f"switchrail_kernels can't repeat calls from C, so each call takes tens of microseconds longer: "
             f"{type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=2,
@@ -145,9 +151,9 @@ class Calls:
 
     Attributes:
         again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True;
-            otherwise returns False. Two calls are equal if shapes, strides, dtypes, devices and alignment of
-            their tensors agree, arguments that are one object in one call are one object in the other, and
-            options have the same types and values. If hooks on Triton's launches are set (for example by a
+            otherwise returns False. Two calls are equal if their tensors agree in shape, strides, dtype,
+            device and alignment, if their options agree in type and value, and if the same arguments of both
+            calls are one and the same tensor. If hooks on Triton's launches are set (for example by a
             profiler) or another device is current, `again` launches nothing and returns False.
         kind: A unique number for each kind of layer; 0 if the kind is unknown.
     """
@@ -205,11 +211,11 @@ class Recording:
         self._calls = calls
         self._tensors = tensors
         self._options = options
-        self._places = {id(tensor): (_KEPT, i) for i, tensor in enumerate(_own_tensors(layer))}
+        self._sources = {id(tensor): (_KEPT, i) for i, tensor in enumerate(_own_tensors(layer))}
         brought = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
         # A tensor that belongs to both the call and the layer could be two tensors in another call.
-        self._known = brought.keys().isdisjoint(self._places)
-        self._places |= brought
+        self._known = brought.keys().isdisjoint(self._sources)
+        self._sources |= brought
         self._scratch: list[torch.Tensor] = []
         self._bytes = 0
         self._launches: list[object] = []
@@ -242,23 +248,23 @@ class Recording:
         """Allocate memory for the duration of the call."""
         tensor = torch.empty(shape, dtype=dtype, device=device)
         self._scratch.append(tensor)
-        self._places[id(tensor)] = (_SCRATCH, self._bytes)
+        self._sources[id(tensor)] = (_SCRATCH, self._bytes)
         self._bytes += -(-tensor.nbytes // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
         return tensor
 
-    def places(self, tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
-        """Where a later call finds each of a kernel's tensors.
+    def sources(self, tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
+        """The source of each of a kernel's tensors, from which a later call takes the tensor's address.
 
         Raises:
             KeyError: A tensor belongs neither to the call nor to the layer, and is not scratch memory.
         """
-        return [self._places[id(tensor)] for tensor in tensors]
+        return [self._sources[id(tensor)] for tensor in tensors]
 
     def add(
         self,
         grid: tuple[int, int, int],
         binary: Binary | None,
-        places: list[tuple[int, int]],
+        sources: list[tuple[int, int]],
         values: tuple[float, ...],
     ) -> None:
         """Add a launch.
@@ -266,14 +272,14 @@ class Recording:
         Args:
             grid: The launch's programs.
             binary: The kernel; None if the launch can't be repeated.
-            places: The places of the kernel's tensors.
+            sources: The sources of the kernel's tensors.
             values: The kernel's numbers and constants.
         """
         if binary is None or not binary.is_plain:
             self._known = False
             return
         shape = (binary.function, *grid, binary.threads, binary.shared, binary.early)
-        self._launches.append((shape, binary.parameters(places, values)))
+        self._launches.append((shape, binary.parameters(sources, values)))
         self._kernels.append(binary)
 
 
@@ -307,8 +313,8 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
 @cache
 def _warn_without_ptx() -> None:
     warnings.warn(
-        "switchrail_kernels can't repeat the launches of kernels without PTX, which costs tens of "
-        "microseconds a call: TRITON_STORE_BINARY_ONLY is set, or PTX was removed from Triton's cache",
+        "switchrail_kernels can't repeat the launches of kernels without PTX, so each call takes tens of "
+        "microseconds longer: TRITON_STORE_BINARY_ONLY is set, or PTX was removed from Triton's cache",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -356,10 +362,10 @@ class Binary:
         )
 
     def parameters(
-        self, places: list[tuple[int, int]], values: tuple[float, ...]
+        self, sources: list[tuple[int, int]], values: tuple[float, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """The driver's parameters, each one as a place or as the bits of a constant."""
-        arguments: list[Any] = [*places, *values]
+        """The sources of the driver's parameters."""
+        arguments: list[Any] = [*sources, *values]
         found: list[tuple[int, int]] = []
         for kind, argument in zip(self._types, arguments, strict=True):
             if kind == "constexpr":
@@ -370,8 +376,4 @@ class Binary:
                 found.append((_CONSTANT, struct.unpack("<I", struct.pack("<f", argument))[0]))
             else:
                 found.append((_CONSTANT, argument & 0xFFFFFFFFFFFFFFFF))
-        return (
-            *found,
-            (_CONSTANT, 0),
-            (_CONSTANT, 0),
-        )  # Triton's two kinds of scratch memory, both unused
+        return (*found, (_CONSTANT, 0), (_CONSTANT, 0))  # Triton's two kinds of scratch memory, both unused

@@ -143,8 +143,8 @@ class Chunks:
     def ahead(self) -> int:
         """How many chunks ahead to load in programs that scan several sequences; 0 for no such programs.
 
-        Such programs are faster if sequences are short. Each loads chunks of its present and its next
-        sequence only. So it can't load further ahead than the shortest sequence has chunks.
+        Such programs are faster if sequences are short. A program loads chunks of its present and its next
+        sequence only, so it can load at most as many chunks ahead as the shortest sequence has.
         """
         count = len(self.counts)
         if count == 0 or int(self.counts.sum()) >= 8 * count:
@@ -234,11 +234,11 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
         strict=True,
     )
     for (most, length), (first, rest, inner, split) in zip(choices, sums, strict=True):
-        looked_for = inner * costs.end_parts
-        if (split * costs.parts + looked_for) * heads > costs.resident * programs:
+        maps = inner * costs.end_parts
+        if (split * costs.parts + maps) * heads > costs.resident * programs:
             break
         launches = (
-            time(first, (total - rest) * costs.parts + looked_for * costs.end * length),
+            time(first, (total - rest) * costs.parts + maps * costs.end * length),
             time(length, rest * costs.parts),
         )
         total_time = sum(launches) + (most - 2) * costs.compose

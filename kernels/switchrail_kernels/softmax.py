@@ -20,7 +20,8 @@ def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
 
     Returns:
         The tile's item, the sequence, the first row within the sequence, the first packed row, the number of
-        rows, the row of the queries, the sequence's number of keys, and the number of keys before its rows.
+        rows, the first row in the tensors of queries and results, the sequence's number of keys, and the
+        number of keys before the sequence's rows.
     """
     if DECODE:
         i_n = i_tile
@@ -82,7 +83,7 @@ def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
 
 @triton.jit
 def add_parts(b_acc, b_max, b_sum, b_part, b_weight):
-    """Add more parts of one row to the row's sums. Their log-sum-exps are `b_weight`."""
+    """Add partial results of one row to the row's sums. Their log-sum-exps, to base 2, are `b_weight`."""
     b_new = tl.maximum(b_max, tl.max(b_weight, 0))
     b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_weight = tl.exp2(b_weight - b_ref)

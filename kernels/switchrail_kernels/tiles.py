@@ -15,14 +15,14 @@ class Work:
     """The programs for tiles of rows whose keys are split into pieces.
 
     Attributes:
-        items: [programs, 8] int32, sorted by falling number of keys. Columns: sequence, first row within it,
-            first packed row, number of rows, piece, number of pieces, index of the tile's first partial
-            result, first row in the tensors of queries and results.
+        items: [programs, 8] int32, most keys first. Columns: sequence, first row within the sequence, first
+            packed row, number of rows, piece, number of pieces, index of the tile's first partial result,
+            first row in the tensors of queries and results.
         rows: [merged rows, 8] int32, the rows whose partial results must be merged. Columns: packed row,
-            index of its first partial result, distance to its next one, number of partial results, row in
-            the tensors of queries and results; the others are unused.
+            index of the row's first partial result, distance between its partial results, their number, row
+            in the tensors of queries and results; the other columns are unused.
         slots: The number of partial results.
-        base: In latent attention, `Cut.base`; otherwise 0.
+        base: In latent attention, `CacheSplit.base`; otherwise 0.
     """
 
     items: torch.Tensor
@@ -49,7 +49,7 @@ class Work:
             device: The device of the tables.
             at: [tiles], where each tile's rows start in the query tensor, if that tensor holds only these
                 tiles' rows; None if it holds all packed rows.
-            base: In latent attention, `Cut.base`, from which `pieces` was computed; otherwise 0.
+            base: In latent attention, `CacheSplit.base`, from which `pieces` was computed; otherwise 0.
         """
         rows = tiles[:, 3].astype(np.int64)
         first = tiles[:, 2] if at is None else at
@@ -65,9 +65,9 @@ class Work:
         items[:, 7] = first[tile]
         items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
 
-        cut = np.flatnonzero(pieces > 1)
-        tile = np.repeat(cut, rows[cut])
-        row = ranges(rows[cut])
+        split = np.flatnonzero(pieces > 1)
+        tile = np.repeat(split, rows[split])
+        row = ranges(rows[split])
         merged = np.zeros((len(tile), 8), dtype=np.int32)
         merged[:, 0] = tiles[tile, 2] + row
         merged[:, 1] = slot[tile] + row

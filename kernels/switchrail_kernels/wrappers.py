@@ -74,9 +74,9 @@ class WrapperPlan(PagedBatchPlan):
             table = self._batch.page_table
             counts = -(-self.keys.numpy().astype(np.int64) // page)
             starts = _starts(counts)
-            places = np.repeat(self._present * table.shape[1], counts) + ranges(counts)
+            entries = np.repeat(self._present * table.shape[1], counts) + ranges(counts)
             unused = np.repeat(self._is_padding, counts)
-            pages = table.flatten().index_select(0, to_device(np.where(unused, 0, places), table.device))
+            pages = table.flatten().index_select(0, to_device(np.where(unused, 0, entries), table.device))
             if unused.any():
                 pages.masked_fill_(to_device(unused, table.device), 0)
             self._tables[page] = Tables(starts, pages, (self.keys - 1) % page + 1)
@@ -116,36 +116,36 @@ class Wrappers:
 
     Attributes:
         make: Creates a wrapper on a workspace.
-        room: Bytes of a workspace, shared by the wrappers of one device and stream.
+        size: Bytes of a workspace, which the wrappers of one device and stream share.
     """
 
     make: Callable[[torch.Tensor], Any]
-    room: int = WORKSPACE
+    size: int = WORKSPACE
     _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
     _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, place: tuple[torch.device, int]) -> Any:
+    def take(self, stream: tuple[torch.device, int]) -> Any:
         """Take a free wrapper for a device and stream, or create one."""
         with self._lock:
-            free = self._free.setdefault(place, [])
+            free = self._free.setdefault(stream, [])
             number = next((n for n, (_, copied) in enumerate(free) if _is_done(copied)), None)
             if number is not None:
                 return free.pop(number)[0]
-            if place not in self._workspaces:
-                self._workspaces[place] = torch.zeros(self.room, dtype=torch.uint8, device=place[0])
-            return self.make(self._workspaces[place])
+            if stream not in self._workspaces:
+                self._workspaces[stream] = torch.zeros(self.size, dtype=torch.uint8, device=stream[0])
+            return self.make(self._workspaces[stream])
 
-    def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
-        """Lend a wrapper to a plan. It returns to the pool when the plan is freed."""
+    def lend(self, stream: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
+        """Lend a wrapper to a plan. The wrapper returns to the pool when the plan is freed."""
         copied = None
-        if place[0].type == "cuda":
+        if stream[0].type == "cuda":
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(torch.cuda.current_stream(place[0]))
-        weakref.finalize(plan, self._return, place, wrapper, copied).atexit = False
+            copied.record(torch.cuda.current_stream(stream[0]))
+        weakref.finalize(plan, self._return, stream, wrapper, copied).atexit = False
 
-    def _return(self, place: Hashable, wrapper: Any, copied: torch.cuda.Event | None) -> None:
-        self._free[place].append((wrapper, copied))
+    def _return(self, stream: Hashable, wrapper: Any, copied: torch.cuda.Event | None) -> None:
+        self._free[stream].append((wrapper, copied))
 
 
 def _is_done(copied: torch.cuda.Event | None) -> bool:

@@ -130,7 +130,7 @@ def test_the_records_of_deferred_commits_are_those_allocated(monkeypatch: pytest
 def test_a_kept_row_has_the_bytes_of_tritons_records(op: str) -> None:
     sizes = {"k_heads": 2, "head_size_k": 24, "v_heads": 6, "head_size_v": 16}
     k, v = torch.empty(1, 2, 24, dtype=torch.bfloat16), torch.empty(1, 6, 16, dtype=torch.bfloat16)
-    made = Record.of_rows(1, k, v, channels=op == "kda", dtype=k.dtype)
+    made = Record.empty(k, v, channels=op == "kda", rows=1)
     assert row_bytes(op, sizes, k.dtype) == made.u.nbytes + made.k.nbytes + made.g.nbytes
 
 

@@ -83,7 +83,7 @@ class Gpu:
             aligned = [t.data_ptr() % 16 == 0 for t in tensors]
             key = (id(self), num_warps, num_stages, *options.items(), *constants, *kinds, *aligned)
             binary = Binary(key, tensors, numbers, constants)
-            places = replay.recording().places(tensors)
+            places = replay.recording().sources(tensors)
             addresses = [
                 None if p[0] == SCRATCH else t.data_ptr() for p, t in zip(places, tensors, strict=True)
             ]

@@ -72,7 +72,7 @@ def test_decode_cuts_caches_so_that_all_programs_run_at_once(backend, lengths, w
     )
     q, cache = torch.empty(count, 16, 256, device="meta"), torch.empty(9, 64, 2, 256, device="meta")
     layer = AttentionLayer(k_cache=cache, v_cache=cache, scale=1.0, window=window)
-    room = backend.plan("decode", batch).cut(AttentionCall(layer, q, q, None), 2)
+    room = backend.plan("decode", batch).split(AttentionCall(layer, q, q, None), 2)
     assert (room.pieces, room.least) == (pieces, least)
     assert len(room.tensors) == (2 if pieces > 1 else 0)
 
@@ -87,7 +87,7 @@ def test_a_single_decode_is_merged_of_its_pieces(backend, device, dtype, window)
     expected = run_reference(call)
     verify(backend, call, expected=expected)
     plan = backend.plan("decode", call.batch)
-    room = plan.cut(call.made, 1)
+    room = plan.split(call.made, 1)
     for tensor in room.tensors:
         tensor.fill_(torch.nan)
     call.bind(backend, plan)()

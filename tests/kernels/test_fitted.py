@@ -55,7 +55,7 @@ def test_a_device_that_was_not_timed_says_so_once(gpu, caplog):
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == (
         "switchrail_kernels was not timed on NVIDIA Test (8.0): "
-        "its plans go by the times of an NVIDIA H200 (9.0)"
+        "its plans use the times of an NVIDIA H200 (9.0)"
     )
 
 

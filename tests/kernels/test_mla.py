@@ -26,7 +26,7 @@ def expands(monkeypatch):
         return (np.asarray(batch.seqlens) >= 4) & (np.asarray(batch.kv_seqlens) > 0)
 
     monkeypatch.setattr(plan.Layer, "expands", some)
-    monkeypatch.setattr(expansion, "ROOM", 1)
+    monkeypatch.setattr(expansion, "MOST_BYTES", 1)
 
 
 def without(call, *names):
@@ -89,14 +89,14 @@ def test_a_tree_over_several_tiles(backend, device, heads):
 
 def test_how_a_cache_is_cut():
     def cut(tiles, programs, longest):
-        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # plans as for an H200
+        return plan.CacheSplit.of(tiles, programs, longest, torch.device("cpu"))  # plans as for an H200
 
-    assert cut(32, 2, 8192) == plan.Cut(2, 2)
-    assert cut(32, 2, 100) == plan.Cut(2, 1)
-    assert cut(1, 2, 8192) == plan.Cut(64, 64)
-    assert cut(48, 2, 8192) == plan.Cut(4, 4)
-    assert cut(500, 2, 8192) == plan.Cut(1, 1)
-    assert cut(500, 2, 40000) == plan.Cut(1, 3)
+    assert cut(32, 2, 8192) == plan.CacheSplit(2, 2)
+    assert cut(32, 2, 100) == plan.CacheSplit(2, 1)
+    assert cut(1, 2, 8192) == plan.CacheSplit(64, 64)
+    assert cut(48, 2, 8192) == plan.CacheSplit(4, 4)
+    assert cut(500, 2, 8192) == plan.CacheSplit(1, 1)
+    assert cut(500, 2, 40000) == plan.CacheSplit(1, 3)
     keys = np.array([1, 128, 129, 8192, 40000])
     assert cut(32, 2, 40000).pieces(keys).tolist() == [1, 1, 2, 2, 4]
 
@@ -110,7 +110,7 @@ def test_many_rows_are_expanded_round_by_round(backend, device, dtype, expands, 
 
 
 def test_rounds_fit_a_grid(backend, monkeypatch, device, expands):
-    monkeypatch.setattr(expansion, "ROOM", 2**60)
+    monkeypatch.setattr(expansion, "MOST_BYTES", 2**60)
     call = mla_call([5], heads=1, device=device)
     planned = backend.plan("prefill", call.batch)
     call.bind(backend, planned)()
@@ -175,9 +175,9 @@ def test_deepseek_sizes(backend, device, dtype, heads, absorbed):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("room", [expansion.ROOM, 1])
+@pytest.mark.parametrize("room", [expansion.MOST_BYTES, 1])
 def test_deepseek_prompts(backend, device, dtype, monkeypatch, room):
-    monkeypatch.setattr(expansion, "ROOM", room)
+    monkeypatch.setattr(expansion, "MOST_BYTES", room)
     sizes = {**DEEPSEEK, "heads": 2, "lse": True, "dtype": dtype, "device": device}
     verify(backend, mla_call([170, 0, 7, 130], kv_lengths=[170, 0, 155, 300], **sizes))
 

@@ -64,7 +64,7 @@ def hold(call, inputs):
 
 def tensors_of(plan):
     """The tensors that a plan allocated itself."""
-    return [tensor for cut in plan.cuts.values() for tensor in getattr(cut, "tensors", ())]
+    return [tensor for cut in plan.splits.values() for tensor in getattr(cut, "tensors", ())]
 
 
 @EACH
@@ -120,11 +120,11 @@ def test_a_plans_tensors_follow_from_its_bounds(device, op):
         plans.append(plan)
     first, second = plans
     if op == "mla":
-        assert first.cuts == second.cuts
-        (cut,) = first.cuts.values()
+        assert first.splits == second.splits
+        (cut,) = first.splits.values()
         assert cut.most > 1
     else:
-        (one,), (other,) = (plan.cuts.values() for plan in plans)
+        (one,), (other,) = (plan.splits.values() for plan in plans)
         pieces = {"attention": 3, "window": 2}[op]
         assert (one.pieces, one.least) == (other.pieces, other.least) == (pieces, 256)
         assert [t.shape for t in one.tensors] == [t.shape for t in other.tensors]
@@ -154,7 +154,7 @@ def test_pieces_of_caches_of_any_length(sequences, tokens, window, pieces):
     q, cache = torch.empty(sequences, 16, 256, device="meta"), torch.empty(9, 64, 2, 256, device="meta")
     layer = AttentionLayer(k_cache=cache, v_cache=cache, scale=1.0, window=window)
     plan = TritonAttention().plan("decode", batch, Bounds(sequences=sequences, rows=sequences, tokens=tokens))
-    room = plan.cut(AttentionCall(layer, q, q, None), cache.shape[2])
+    room = plan.split(AttentionCall(layer, q, q, None), cache.shape[2])
     assert (room.pieces, room.least) == (pieces, 256)
 
 
@@ -190,7 +190,7 @@ def test_only_a_plan_with_bounds_is_refreshed(device, op):
     with pytest.raises(ContractError, match="plan: got a plan without bounds"):
         backend.refresh(backend.plan("verify", call.batch), call.batch)
     for plan in (object(), None):
-        with pytest.raises(ArgumentError, match=r"plan: got .*, expected what the backend's `plan` returned"):
+        with pytest.raises(ArgumentError, match=r"plan: got .*, expected the result of the backend's `plan`"):
             backend.refresh(plan, call.batch)
 
 

@@ -325,10 +325,10 @@ def test_a_recording_is_its_threads() -> None:
     with calls.record(layer, (x, None), ()) as call:
         assert recording() is call
         part = scratch((3,), torch.float32, x.device)
-        assert call.places((part, x)) == [(SCRATCH, 0), (0, 0)]
-        assert call.places((scratch((3,), torch.float32, x.device),)) == [(SCRATCH, 256)]
+        assert call.sources((part, x)) == [(SCRATCH, 0), (0, 0)]
+        assert call.sources((scratch((3,), torch.float32, x.device),)) == [(SCRATCH, 256)]
         with pytest.raises(KeyError):
-            call.places((x.clone(),))
+            call.sources((x.clone(),))
         seen: list[object] = []
         thread = threading.Thread(target=lambda: seen.append(recording()))
         thread.start()
@@ -408,7 +408,7 @@ def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
 def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torch.Tensor | None) -> None:
     """Record a call with one launch of a kernel on one of the tensors."""
     with calls_of(layer, owner).record(layer, tensors, ()) as call:
-        call.add((1, 1, 1), Plain(), call.places((given,)), ())  # type: ignore[arg-type]
+        call.add((1, 1, 1), Plain(), call.sources((given,)), ())  # type: ignore[arg-type]
 
 
 def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu: Driver) -> None:
@@ -416,12 +416,12 @@ def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu
     layer = make_layer(A_log=rates)
     x = torch.zeros(4)
     with make_calls().record(layer, (x, rates), ()) as call:
-        assert call.places((layer.state, x)) == [(KEPT, 0), (0, 0)]
-        assert call.places((rates,)) == [(1, 0)]
+        assert call.sources((layer.state, x)) == [(KEPT, 0), (0, 0)]
+        assert call.sources((rates,)) == [(1, 0)]
         with pytest.raises(KeyError):
-            call.places((make_layer().state,))
+            call.sources((make_layer().state,))
     with make_calls().record(layer, (x,), ()) as call:
-        assert call.places((rates,)) == [(KEPT, 1)]
+        assert call.sources((rates,)) == [(KEPT, 1)]
 
 
 def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
@@ -532,7 +532,7 @@ def test_records_are_freed_with_the_last_layer_of_their_kind(gpu: Driver) -> Non
     kernel, gone = Kernel(), threading.Event()
     weakref.finalize(kernel, gone.set)
     with calls_of(layers[0], owner).record(layers[0], (x,), ()) as call:
-        call.add((1, 1, 1), kernel, call.places((x,)), ())  # type: ignore[arg-type]
+        call.add((1, 1, 1), kernel, call.sources((x,)), ())  # type: ignore[arg-type]
     del kernel, call
     gc.collect()
     gc.disable()

@@ -16,12 +16,12 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 
 FEATURES = ("lse",)
 
-ROOM = 288 << 20
+DECODE_WORKSPACE = 288 << 20
 """Bytes for the partial results of a decode: enough for 16 query heads of size 256 per key-value head."""
 
 
-def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
-    """Upper bound of the bytes that the library needs for partial results if it splits caches among programs.
+def _partial_bytes(rows: int, group: int, head_size: int, device: torch.device) -> int:
+    """Upper bound of the bytes that the library needs for partial results if it splits caches over programs.
 
     Args:
         rows: Maximum rows per sequence.
@@ -43,10 +43,9 @@ class FlashInferAttention(AttentionBackend):
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
-        self._prefill = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3"))
-        self._decode = Wrappers(
-            lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa2"), ROOM
-        )
+        make = BatchPrefillWithPagedKVCacheWrapper
+        self._prefill = Wrappers(lambda memory: make(memory, "NHD", backend="fa3"))
+        self._decode = Wrappers(lambda memory: make(memory, "NHD", backend="fa2"), DECODE_WORKSPACE)
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
         """Prepare the tables. The library's own plan is made with the first layer of each shape."""
@@ -74,6 +73,7 @@ class FlashInferAttention(AttentionBackend):
 
         def prepare(wrapper: BatchPrefillWithPagedKVCacheWrapper) -> None:
             tables = plan.tables(page)
+            needed = _partial_bytes(plan.longest, heads // kv_heads, head_size, q.device)
             wrapper.plan(
                 plan.rows,
                 tables.starts,
@@ -86,7 +86,7 @@ class FlashInferAttention(AttentionBackend):
                 causal=True,
                 sm_scale=scale,
                 q_data_type=q.dtype,
-                disable_split_kv=_parts(plan.longest, heads // kv_heads, head_size, q.device) > ROOM,
+                disable_split_kv=needed > DECODE_WORKSPACE,
                 max_token_per_sequence=plan.longest,
             )
 

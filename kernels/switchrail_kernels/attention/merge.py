@@ -1,4 +1,4 @@
-"""The last steps of paged softmax attention: parts merged by their log-sum-exps, sinks, and the output."""
+"""The last steps of paged softmax attention: merging partial results, adding sinks, writing the output."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -57,9 +57,9 @@ def _merge(
     p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, step, pieces, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write the output of one head of one token from its parts.
+    """Write the output of one head of one token from its partial results.
 
-    The first part is in `slot`; each further part is `step` slots after the previous one.
+    The first one is in `slot`; each further one is `step` slots after the previous one.
     """
     i_h = tl.program_id(1)
     heads = tl.num_programs(1)

@@ -21,7 +21,7 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""With bounds, caches are cut for this many times the usual number of programs: most caches may be short."""
+"""With bounds, caches are split for this many times the usual number of programs, as most may be short."""
 
 _BLOCK = 32
 """With several pieces, the number of keys per piece is a multiple of this."""
@@ -31,14 +31,16 @@ WIDEST = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Memory for a decode's partial results. All layers share it, since they run one after another.
+class CacheSplit:
+    """How a decode's caches are split, and memory for the partial results.
+
+    All layers share the memory, since they run one after another.
 
     Attributes:
         pieces: Maximum pieces per sequence.
         least: Minimum keys per piece.
-        tensors: [slots, H, D] float32, the partial results, and [slots, H] float32, their log-sum-exps. Empty
-            if nothing is split.
+        tensors: [N * pieces, H, D] float32, the partial results, and [N * pieces, H] float32, their
+            log-sum-exps. Empty if nothing is split.
     """
 
     pieces: int
@@ -46,8 +48,8 @@ class Room:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, pieces: int, least: int, q: torch.Tensor) -> Room:
-        """Allocate memory for this number of pieces per sequence."""
+    def of(cls, pieces: int, least: int, q: torch.Tensor) -> CacheSplit:
+        """Allocate memory for `pieces` pieces per sequence."""
         if pieces == 1:
             return cls(pieces, least, ())
         sequences, heads, head_size = q.shape
@@ -55,7 +57,7 @@ class Room:
         return cls(pieces, least, (parts, parts.new_empty(parts.shape[:2])))
 
 
-class Pieces(DecodePlan[AttentionCall, Room]):
+class Pieces(DecodePlan[AttentionCall, CacheSplit]):
     """How the caches of a decode are split."""
 
     contract = CONTRACT
@@ -66,16 +68,17 @@ class Pieces(DecodePlan[AttentionCall, Room]):
         layer = call[0]
         return layer.k_cache.shape, call[1].shape, layer.window
 
-    def decide(self, call: AttentionCall, programs: int) -> Room:
+    def decide(self, call: AttentionCall, programs: int) -> CacheSplit:
         """Allocate memory for the best number of pieces."""
         layer, q, _, _ = call
-        return Room.of(*self._cut(programs, layer.window, q.device), q)
+        return CacheSplit.of(*self._choose(programs, layer.window, q.device), q)
 
-    def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
-        """Choose the pieces of the longest cache, and the keys per piece, so that all programs run at once.
+    def _choose(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
+        """Choose the number of pieces of the longest cache, and the number of keys per piece.
 
-        If there are too many sequences for that, choose full waves of programs. Within bounds, most caches
-        may be short, so pieces have the minimum length. `each` is the number of programs per piece.
+        The choice is the one with which all programs run at once or, if there are too many sequences for
+        that, in full waves. With bounds, most caches may be short, so pieces have the minimum length. `each`
+        is the number of programs per piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
@@ -119,10 +122,10 @@ class Tiles(PagedPlan):
         key = (tokens, group, kv_heads, page, window)
         if key not in self.works:
             check_pages(CONTRACT, self.batch, page)
-            self.works[key] = self._cut(*key)
+            self.works[key] = self._make_work(*key)
         return self.works[key]
 
-    def _cut(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
+    def _make_work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
         tiles = split_rows(self.batch.seqlens, tokens)
@@ -131,8 +134,8 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # With this many keys, a float32 part has as many bytes as the keys and values that it is computed
-        # from.
+        # With this many keys per piece, a partial result in float32 has as many bytes as the piece's keys and
+        # values.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

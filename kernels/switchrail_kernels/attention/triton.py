@@ -14,7 +14,7 @@ from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail_kernels.alignment import nonzero
 from switchrail_kernels.attention.attend import launch_attend
 from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
-from switchrail_kernels.attention.plan import WIDEST, Pieces, Room, Tiles
+from switchrail_kernels.attention.plan import WIDEST, CacheSplit, Pieces, Tiles
 from switchrail_kernels.claims import PAGE_FEATURES
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
@@ -111,8 +111,8 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
 
     contract = CONTRACT
     features = (*PAGE_FEATURES, "sinks", "soft_cap", "window")
-    pieces = Pieces
-    tiles = Tiles
+    decode_plan = Pieces
+    rows_plan = Tiles
 
     def prepare(
         self, call: AttentionCall, batch: PagedBatch, plan: Pieces | Tiles
@@ -121,8 +121,8 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
         layer, q, _, _ = call
         kv_heads = layer.k_cache.shape[2]
         if isinstance(plan, Pieces):
-            room = plan.cut(call, kv_heads)
-            return room.tensors, (room.pieces, room.least), partial(_attend_pieces, call, batch, room)
+            split = plan.split(call, kv_heads)
+            return split.tensors, (split.pieces, split.least), partial(_attend_pieces, call, batch, split)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         if parents is not None and layer.window is not None:
             raise CONTRACT.error("window", f"{layer.window} with trees", "None with trees")
@@ -133,8 +133,8 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
         return (work.items, work.rows, parents), (work.slots,), launch
 
 
-def _attend_pieces(call: AttentionCall, batch: PagedBatch, room: Room) -> None:
-    """Launch a decode: one kernel, or two if caches are split."""
+def _attend_pieces(call: AttentionCall, batch: PagedBatch, split: CacheSplit) -> None:
+    """Launch a decode: one kernel, and another if caches are split."""
     layer, q, out, lse = call
     shape = _Shape.of(call, batch)
     lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
@@ -142,28 +142,28 @@ def _attend_pieces(call: AttentionCall, batch: PagedBatch, room: Room) -> None:
     sequences, heads, head_size = q.shape
     _, page, kv_heads, _ = layer.k_cache.shape
     lengths = batch.kv_lens
-    parts, weights = room.tensors or (out, out)
+    parts, weights = split.tensors or (out, out)
     launch_attend(
-        (sequences, kv_heads, room.pieces),
+        (sequences, kv_heads, split.pieces),
         (
             *(q, layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),
             *(lengths, batch.cu_seqlens, lengths, batch.page_table, lengths),
         ),
-        (*shape.numbers, room.least),
+        (*shape.numbers, split.least),
         (
             *(shape.group, max(shape.block_group, 16), 1),
             *(head_size, shape.block_d, block_n, page),
-            *(True, room.pieces > 1, *shape.features, False, stages, *shape.strides),
+            *(True, split.pieces > 1, *shape.features, False, stages, *shape.strides),
         ),
         num_warps=4,
         num_stages=stages,
         **launch_options(q.dtype),
     )
-    if room.pieces > 1:
+    if split.pieces > 1:
         launch_merge_pieces(
             (sequences, heads, 1),
             (parts, weights, out, lse_or, sinks_or, lengths),
-            (shape.window or 0, room.pieces, room.least),
+            (shape.window or 0, split.pieces, split.least),
             (
                 *(head_size, shape.block_d, block_n),
                 *(shape.window is not None, layer.sinks is not None, lse is not None),
@@ -180,7 +180,7 @@ def _attend_tiles(
     work: Work,
     parents: torch.Tensor | None,
 ) -> None:
-    """Launch a prefill or a verification: one kernel, or two if keys are split."""
+    """Launch a prefill or a verification: one kernel, and another if keys are split."""
     layer, q, out, lse = call
     lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
     _, heads, head_size = q.shape

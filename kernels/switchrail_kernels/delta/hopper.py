@@ -30,7 +30,7 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
-def ask(
+def load_chunk(
     s_b, s_k, s_v, s_t, s_p, s_f,
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors,
     i_b, rows,
@@ -183,7 +183,7 @@ def _walk(
     p_to = p_out + o_r * (HV * V) + o_v - CHUNK * HV * V
     m_v = (o_r >= 0) & (o_v < V)
     for i in gl.static_range(STAGES - 1):
-        ask(
+        load_chunk(
             s_b.index(i), s_k.index(i), s_v.index(i), s_t.index(i), s_p.index(i), s_f.index(i),
             p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, i_b, rows - i * CHUNK,
             s_qt, s_kt, s_vt, K, V, BK, BV, CHANNELS, VALUES, OUT,
@@ -204,7 +204,7 @@ def _walk(
             s_f.index(now), s_v.index(free), p_to, m_v & (i_t > 0), BK, BV, CHANNELS, VALUES, OUT,
         )  # fmt: skip
         p_to += CHUNK * HV * V
-        ask(
+        load_chunk(
             s_b.index(free), s_k.index(free), s_v.index(free), s_t.index(free), s_p.index(free),
             s_f.index(free), p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, i_b,
             rows - i_t - (STAGES - 1) * CHUNK,
@@ -252,7 +252,7 @@ def _part(b_s, NUMBER: gl.constexpr):
 
 
 @gluon.jit
-def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
+def _load_part(s_m, p_map, rows, BK: gl.constexpr):
     """Start loading half of the columns of a part of M: all BK rows, or none if `rows` is 0 or less."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
@@ -285,7 +285,7 @@ def _compose(
     o_wide += gl.arange(0, BK, layout=gl.SliceLayout(0, wide))[None, :]
     p_maps += s_map
     for i in gl.static_range(2):
-        _ask_part(s_m.index(i), p_maps + i * BK * BK, BK * (segments - 1), BK)
+        _load_part(s_m.index(i), p_maps + i * BK * BK, BK * (segments - 1), BK)
     for i in range(1, segments):
         p_ends += s_segment
         for j in gl.static_range(6):  # parts of M, first for one half of the columns, then for the other
@@ -294,7 +294,7 @@ def _compose(
             async_copy.wait_group(1)
             if j == 4:
                 p_maps += s_map
-            _ask_part(
+            _load_part(
                 s_m.index((j + 2) % 3),
                 p_maps + ((j + 2) % 3 * BK * BK + (j + 2) % 6 // 3 * HALF),
                 BK * (segments - i - (j >= 4)),
@@ -328,8 +328,8 @@ def _scan(
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
     In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B followed by room for a state, and `p_maps` holds the three parts
-    of M.
+    segment and value head, `p_ends` holds B followed by memory for a state, and `p_maps` holds the three
+    parts of M.
     """
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
@@ -433,4 +433,4 @@ def _scan(
 
 launch_scan = Launcher(_scan)
 
-__all__ = ["ask", "launch_scan", "load", "start_chunk"]
+__all__ = ["launch_scan", "load", "load_chunk", "start_chunk"]

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
-from switchrail_kernels.delta.hopper import ask, load, start_chunk
+from switchrail_kernels.delta.hopper import load, load_chunk, start_chunk
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.launch import TABLES, Launcher
 
@@ -42,7 +42,7 @@ def _tables(p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, i_n)
 
 
 @gluon.jit
-def _ask_state(s_s, p_from, rows, BK: gl.constexpr, BV: gl.constexpr):
+def _load_state(s_s, p_from, rows, BK: gl.constexpr, BV: gl.constexpr):
     """Start loading `rows` rows of a state; the other rows become zeros."""
     ls: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [gl.num_warps(), 1], [1, 0])
     o_v = gl.arange(0, BV, layout=gl.SliceLayout(1, ls))[:, None]
@@ -51,7 +51,7 @@ def _ask_state(s_s, p_from, rows, BK: gl.constexpr, BV: gl.constexpr):
 
 
 @gluon.jit
-def _ask_chunk(
+def _load_item(
     into, at, source, item, i_c, row, rows,
     s_qt: gl.constexpr, s_qh: gl.constexpr, s_kt: gl.constexpr, s_kh: gl.constexpr, s_vt: gl.constexpr,
     s_vh: gl.constexpr, HV: gl.constexpr, GROUP: gl.constexpr, BLOCKS: gl.constexpr, BK: gl.constexpr,
@@ -67,7 +67,7 @@ def _ask_chunk(
     i_hv = item // BLOCKS % HV
     i_f = i_c * HV + i_hv
     p_k += row * s_kt + i_hv // GROUP * s_kh
-    ask(
+    load_chunk(
         s_b.index(at), s_b.index(at), s_v.index(at), s_t.index(at), s_p.index(at), s_f.index(at),
         p_q + row * s_qt + i_hv // GROUP * s_qh, p_k, p_k,
         p_v + row * s_vt + i_hv * s_vh + item % BLOCKS * BV,
@@ -131,9 +131,9 @@ def _scan_short(
     a_rows = n_end - n_row
     a_c = n_c.to(gl.int64)
     p_from = p_state + n_read * s_slot + a_item % ITEMS * (BV * BK)
-    _ask_state(s_s, p_from, gl.where(n_has & (n_read >= 0), BV, 0), BK, BV)
+    _load_state(s_s, p_from, gl.where(n_has & (n_read >= 0), BV, 0), BK, BV)
     for i in gl.static_range(STAGES - 1):
-        a_c, a_row, a_rows = _ask_chunk(
+        a_c, a_row, a_rows = _load_item(
             into, i, source, a_item, a_c, a_row, a_rows,
             s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BLOCKS, BK, BV,
         )  # fmt: skip
@@ -177,8 +177,8 @@ def _scan_short(
                 a_c = n_c.to(gl.int64)
                 p_from = p_state + n_read * s_slot + a_item % ITEMS * (BV * BK)
                 is_read = n_has & (n_read >= 0) & (a_item < items)
-                _ask_state(s_s, p_from, gl.where(is_read, BV, 0), BK, BV)
-            a_c, a_row, a_rows = _ask_chunk(
+                _load_state(s_s, p_from, gl.where(is_read, BV, 0), BK, BV)
+            a_c, a_row, a_rows = _load_item(
                 into, free, source, a_item, a_c, a_row, a_rows,
                 s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, HV, GROUP, BLOCKS, BK, BV,
             )  # fmt: skip

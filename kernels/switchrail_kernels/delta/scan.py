@@ -174,7 +174,7 @@ def _scan(
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
     In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B followed by room for a state, and `p_maps` holds M.
+    segment and value head, `p_ends` holds B followed by memory for a state, and `p_maps` holds M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)

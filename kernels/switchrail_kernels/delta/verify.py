@@ -352,16 +352,16 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape
-    how = 0
+    deferred = 0  # 1: pending rows are applied in a pass of their own; 2: while the state is read
     if isinstance(batch, DeferredBatch):
         record = Record.kept(layer, batch, k, v, channels=channels)
-        deferred = batch.pending_records, batch.pending_rows, batch.records
+        tables = batch.pending_records, batch.pending_rows, batch.records
         most = batch.pending_rows.shape[1]
-        how = 2 if most <= ROWS.value else 1
+        deferred = 2 if most <= ROWS.value else 1
     else:
-        record = Record.empty(k, v, channels=channels, dtype=k.dtype)
-        deferred, most = (batch.read_slots,) * 3, 0
-    if total or how:
+        record = Record.empty(k, v, channels=channels)
+        tables, most = (batch.read_slots,) * 3, 0
+    if total or deferred:
         sums = torch.empty((total, *record.g.shape[1:], 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
         while (
@@ -376,11 +376,11 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
         sizes = (value_heads, value_heads // heads, key_size, value_size, padded(key_size, 16), block_v)
         _launch_verify(
             (-(-value_size // block_v), value_heads, len(batch.seqlens)),
-            (*given, record.u, record.k, record.g, sums, *slots, *deferred),
+            (*given, record.u, record.k, record.g, sums, *slots, *tables),
             (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1], most),
             (
                 *(*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3),
-                *(*gate_constants(layer), is_transposed(layer.state), how),
+                *(*gate_constants(layer), is_transposed(layer.state), deferred),
             ),
             num_warps=4 if channels else 2,
             **launch_options(q.dtype),

@@ -58,13 +58,13 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *,
     """
     out, rows, size = dense_like(x)
     if rows:
-        x, lie = rows_of(x)
-        gate, gate_lies = rows_of(gate)
+        x, layout = rows_of(x)
+        gate, gate_layout = rows_of(gate)
         each, columns, warps = block(rows, size)
         _launch(
             (triton.cdiv(rows, each), 1, 1),
             (x, gate, weight, out),
-            (rows, *lie, *gate_lies, float(eps)),
+            (rows, *layout, *gate_layout, float(eps)),
             (size, each, columns),
             num_warps=warps,
         )

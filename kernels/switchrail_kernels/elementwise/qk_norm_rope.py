@@ -115,7 +115,8 @@ def qk_norm_rope(
         eps: Added to the means of squares.
         weight_offset: Added to the weights.
         v: [1, T, HKV, D]; required with a cache.
-        cache: The caches of keys and of values [pages, page, HKV, D], and each token's row in these [T].
+        cache: The caches of keys and of values, [pages, page, HKV, D] each, and the index of each token in
+            these caches, [T], counted in tokens.
 
     Returns:
         Queries and keys, contiguous. With `cache`, the key cache is returned in place of the keys.
@@ -124,22 +125,15 @@ def qk_norm_rope(
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if cache is None or v is None:
         k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        v, v_out, places, copied = k, k_out, q, 0  # placeholders that the kernel does not read
+        v, v_out, index, copied = k, k_out, q, 0  # placeholders that the kernel does not read
     else:
-        (k_out, v_out, places), copied = cache, kv_heads
+        (k_out, v_out, index), copied = cache, kv_heads
     if tokens:
         each, columns, warps = block(tokens, size)
         _launch(
             (triton.cdiv(tokens, each), heads + kv_heads + copied, 1),
-            (q, k, v, q_weight, k_weight, cos.contiguous(), sin.contiguous(), q_out, k_out, v_out, places),
-            (
-                tokens,
-                *q.stride()[1:3],
-                *k.stride()[1:3],
-                *v.stride()[1:3],
-                float(eps),
-                float(weight_offset),
-            ),
+            (q, k, v, q_weight, k_weight, cos.contiguous(), sin.contiguous(), q_out, k_out, v_out, index),
+            (tokens, *q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3], float(eps), float(weight_offset)),
             (heads, kv_heads, size, cos.shape[-1], each, columns, copied > 0),
             num_warps=warps,
         )

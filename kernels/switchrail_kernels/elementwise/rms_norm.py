@@ -50,12 +50,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset
     """
     out, rows, size = dense_like(x)
     if rows:
-        x, lie = rows_of(x)
+        x, layout = rows_of(x)
         each, columns, warps = block(rows, size)
         _launch(
             (triton.cdiv(rows, each), 1, 1),
             (x, weight, out),
-            (rows, *lie, float(eps), float(weight_offset)),
+            (rows, *layout, float(eps), float(weight_offset)),
             (size, each, columns),
             num_warps=warps,
         )

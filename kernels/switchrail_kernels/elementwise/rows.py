@@ -22,7 +22,7 @@ _MOST = 4096
 
 
 class Rows(NamedTuple):
-    """The addresses of a tensor's rows: row r is at (r // inner) outer_stride + (r % inner) inner_stride."""
+    """The offsets of a tensor's rows: row r is at (r // inner) outer_stride + (r % inner) inner_stride."""
 
     inner: int
     outer_stride: int
@@ -31,12 +31,12 @@ class Rows(NamedTuple):
 
 @triton.jit
 def row_offsets(o_r, inner, s_outer, s_inner):
-    """The places of rows in a tensor with these addresses; see `Rows`."""
+    """The offsets of rows `o_r`, from the fields of `Rows`."""
     return (o_r // inner).to(tl.int64) * s_outer + (o_r % inner).to(tl.int64) * s_inner
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """The tensor [..., D] and its rows' addresses. Copied if two strides can't describe the rows."""
+    """The tensor [..., D] and the offsets of its rows. Copied if two strides can't describe the offsets."""
     if x.is_contiguous():
         return x, Rows(1, x.shape[-1], 0)
     groups: list[tuple[int, int]] = []  # sizes and strides, innermost first
@@ -61,7 +61,7 @@ def dense_like(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:
-    """Rows per program, the padded row size, and warps. All choices round a row's sum the same way."""
+    """Rows per program, the padded row size, and warps. `rows` does not affect how a sum is rounded."""
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)

@@ -66,13 +66,13 @@ def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def _activated(gate: torch.Tensor, up: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
     out, rows, size = dense_like(gate)
     if rows:
-        gate, gate_lies = rows_of(gate)
-        up, up_lies = rows_of(up)
+        gate, gate_layout = rows_of(gate)
+        up, up_layout = rows_of(up)
         columns = min(padded(size), 1024)
         _launch(
             (rows * triton.cdiv(size, columns), 1, 1),
             (gate, up, out),
-            (*gate_lies, *up_lies),
+            (*gate_layout, *up_layout),
             (size, columns, is_silu),
             num_warps=max(columns // 256, 1),
         )

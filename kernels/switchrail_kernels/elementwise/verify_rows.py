@@ -97,10 +97,7 @@ def verify_rows(
         (count, 1, 1),
         (tasks, drafts, last_tokens, page_table, records, rows, *out, *taken),
         (count, tasks.stride(0), drafts.stride(0), page_table.stride(0), most),
-        (
-            *(width, page_size, padded(count), padded(width), min(padded(most), 1024)),
-            pending is not None,
-        ),
+        (*(width, page_size, padded(count), padded(width), min(padded(most), 1024)), pending is not None),
         num_warps=4,
     )
 
@@ -111,7 +108,7 @@ def _accept(
     p_last, p_path, p_news,
     X: tl.constexpr, BX: tl.constexpr, PENDING: tl.constexpr,
 ):  # fmt: skip
-    """Follow the chosen tokens of one sequence; a chain is a tree too."""
+    """Follow the chosen tokens of one sequence through its tree of drafts."""
     i_n = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_n)
     o_x = tl.arange(0, BX).to(tl.int64)
@@ -173,7 +170,7 @@ def accept_rows(
         parents: [N, X] int64.
         slots: [N] int64.
         last_tokens: [slots] int64.
-        are_trees: No effect.
+        are_trees: No effect, since the kernel treats chains as trees.
         pending: Three tables of records, or None.
         out: The three results.
     """

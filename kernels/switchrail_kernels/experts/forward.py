@@ -25,8 +25,8 @@ _LOGITS = 8192
 _ADDED = 32
 """Maximum number of chunks for which each program adds up the counts of all chunks itself."""
 
-_LEAST, _CHUNK, _LONG = 1, 8, 32
-"""Rows per chunk: from `_LEAST` to `_CHUNK`, or `_LONG` if there would be more than `_ADDED` chunks.
+_CHUNK, _LONG = 8, 32
+"""Rows per chunk: up to `_CHUNK`, or `_LONG` if there would be more than `_ADDED` chunks.
 
 Chunks with fewer rows take less time.
 """
@@ -120,7 +120,7 @@ def _run(
         lengths = [pairs, 0, 0, 0, 0, 0, 0]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
-        chunk = _CHUNK if t <= _CHUNK else max(padded(triton.cdiv(t, _ADDED)), _LEAST)
+        chunk = _CHUNK if t <= _CHUNK else padded(triton.cdiv(t, _ADDED))
         chunk = _LONG if chunk > _CHUNK else chunk
         bm, bt = sizes.rows, min(chunk, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
@@ -194,13 +194,7 @@ def _run(
         **options,
     )
     bn = min(padded(h), 1024)
-    _weigh(
-        (t, triton.cdiv(h, bn), 1),
-        (y, weights, limit, out),
-        (t,),
-        (h, each, bn, padding),
-        num_warps=4,
-    )
+    _weigh((t, triton.cdiv(h, bn), 1), (y, weights, limit, out), (t,), (h, each, bn, padding), num_warps=4)
     return out
 
 
@@ -242,12 +236,7 @@ def _check_routed(
 
 
 def _check(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    top_k: int,
-    shared: int,
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int, shared: int
 ) -> None:
     count = len(down)
     if not (

@@ -22,7 +22,8 @@ def _load_block(p_blocks, size: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
     """The program's block of pairs, and `BN` of its `size` outputs.
 
     Returns:
-        The expert; the block's first place; offsets and mask of the pairs; offsets and mask of the outputs.
+        The expert; the position of the block's first pair in the sorted order; offsets and mask of the pairs;
+        offsets and mask of the outputs.
     """
     p_blocks += 3 * (tl.program_id(0) // tl.cdiv(size, BN))
     expert, first, rows = tl.load(p_blocks).to(tl.int64), tl.load(p_blocks + 1), tl.load(p_blocks + 2)
@@ -37,7 +38,7 @@ def gate_up_tiles(
     H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored by place."""
+    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored in the order of the pairs."""
     wait(EARLY)
     if tl.program_id(0) // tl.cdiv(I, BN) >= tl.load(p_used):
         return
@@ -74,7 +75,7 @@ def down_tiles(
     H: tl.constexpr, I: tl.constexpr,  # noqa: E741
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the product with `down` for a block of pairs and `BN` outputs, and store it by pair."""
+    """Compute the product with `down` for a block of pairs and `BN` outputs, stored by row, then expert."""
     wait(EARLY)
     if tl.program_id(0) // tl.cdiv(H, BN) >= tl.load(p_used):
         return

@@ -1,8 +1,8 @@
 """Chooses each row's experts, and sorts the pairs (row, expert) by expert.
 
-A program handles a chunk of rows and counts the rows of each expert. The places of the chunk's pairs follow
-from these counts and the counts of earlier chunks. The result does not depend on the order in which programs
-run.
+A program handles a chunk of rows and counts the rows of each expert. The positions of the chunk's pairs in
+the sorted order follow from these counts and the counts of earlier chunks. The result does not depend on the
+order in which programs run.
 """
 
 # Triton infers the types of kernel arguments at the call.

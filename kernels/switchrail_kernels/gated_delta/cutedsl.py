@@ -19,11 +19,7 @@ from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_ten
 from switchrail_kernels.gated_delta.step_cute import Step
 from switchrail_kernels.plans import Decode, refresh_decode
 
-_TYPES = {
-    torch.float32: cutlass.Float32,
-    torch.float16: cutlass.Float16,
-    torch.bfloat16: cutlass.BFloat16,
-}
+_TYPES = {torch.float32: cutlass.Float32, torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 
 
 @cache

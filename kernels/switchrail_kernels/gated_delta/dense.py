@@ -1,6 +1,6 @@
-"""Converts the contract's tensors to the tensors that kernel libraries take, and back.
+"""Converts the contract's tensors to the form that kernel libraries take, and back.
 
-The libraries take contiguous inputs, and a tensor with only the states of the batch.
+The libraries take contiguous inputs, and a tensor with the states of the batch instead of a pool.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -182,8 +182,8 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     norm divides its output by the same number. So keys and queries are only scaled by powers of 2, which
     keeps all of their digits.
 
-    A kernel's last block of a sequence may read into the next sequence with weights of zero, so all values
-    must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
+    A kernel's last block of a sequence may also read rows of the next sequence, with weights of zero, so all
+    values must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
 
     If `linear`, `g` is the decay instead of its log.
     """
@@ -223,20 +223,20 @@ def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
     )
 
 
-def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room: int = 0) -> torch.Tensor:
+def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, least: int = 0) -> torch.Tensor:
     """Copy the states that the sequences start from; zeros for sequences without one.
 
     Args:
         state: The pool, [slots, HV, V, K].
         batch: The batch.
         sequences: [M] int32, the sequences whose states to copy.
-        room: Minimum number of states to allocate memory for.
+        least: Minimum number of states to allocate memory for.
 
     Returns:
         [M or more, HV, V, K] float32.
     """
     count, size = sequences.shape[0], state[0].numel()
-    states = torch.empty((max(count, room), *state.shape[1:]), dtype=torch.float32, device=state.device)
+    states = torch.empty((max(count, least), *state.shape[1:]), dtype=torch.float32, device=state.device)
     _launch_gather(
         (count, -(-size // _BLOCK), 1),
         (state, batch.read_slots, batch.has_initial_state, sequences, states),

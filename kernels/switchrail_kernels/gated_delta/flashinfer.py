@@ -37,7 +37,7 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
     GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Stages one row of one value head. Rows after the last have no slot. With OWN, row t uses slot t.
+    """Converts one row of one value head. Rows after the last have no slot. With OWN, row t uses slot t.
 
     Gates are converted to raw `softplus` gates that activate to the same values. The library's write weight
     is a sigmoid, so at most 1. With n the factor that normalises k, and any c, the key c k, the value v c / n
@@ -112,7 +112,7 @@ def _finish(
 
 
 MOST = 4.0
-"""The largest write weight that `_stage` can represent with a sigmoid."""
+"""The largest write weight that `_stage` can convert to a sigmoid."""
 
 _launch_stage = Launcher(_stage)
 _launch_finish = Launcher(_finish)
@@ -126,7 +126,7 @@ class _Sequences:
         phase: The phase of the batch.
         seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
-        starts: [M + 1] int64, the first row of each, and the number of all rows.
+        starts: [M + 1] int64, the first row of each of these sequences, and the number of all rows.
     """
 
     phase: Phase
@@ -146,8 +146,8 @@ class _Sequences:
 class FlashInferGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, bfloat16.
 
-    Decode is compiled for each number of sequences, padded to the next power of 2. bfloat16 states are
-    converted to float32 in scratch memory, and back.
+    The library compiles decode for each number of sequences, so this number is padded to the next power of 2.
+    bfloat16 states are converted to float32 in scratch memory, and back.
     """
 
     contract = CONTRACT

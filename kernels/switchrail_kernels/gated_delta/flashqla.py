@@ -49,7 +49,8 @@ class _Sequences:
     Attributes:
         seqlens: The lengths of all sequences of the batch.
         indices: [M] int32, the indices of the nonempty sequences.
-        starts: [M + 1] int32 on the host, the first row of each, and the number of all rows.
+        starts: [M + 1] int32 on the host, the first row of each of these sequences, and the number of all
+            rows.
         chunks: [chunks, 4] int32, the library's chunks, as in `split_rows`.
         device: The device of the call's tensors.
         contexts: How the library splits the sequences, for each number of value heads.
@@ -94,9 +95,9 @@ class _Sequences:
 class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
-    The library cuts a long sequence if, uncut, it would leave much of the device idle. If the decays between
-    two cuts multiply to less than e^-10, the library ignores, for the rows after the second cut, everything
-    before the first.
+    The library splits a long sequence that would otherwise leave much of the device idle. If the total decay
+    of a part is less than e^-10, the library ignores the state before this part when it computes the next
+    part.
     """
 
     contract = CONTRACT

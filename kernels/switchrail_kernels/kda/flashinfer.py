@@ -41,7 +41,7 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    """Stages one dense row of one value head. If read and write slot differ, the state is copied first."""
+    """Copies one row of one value head to dense tensors. If read and write slot differ, copies the state."""
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
     i_hk = i_h // (HV // H)
@@ -80,13 +80,13 @@ Pair = tuple[Any, Any]
 
 
 def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
-    """The result of `cute.arch.fma_packed_f32x2`, computed with two separate products."""
+    """The result of `cute.arch.fma_packed_f32x2`, from two separate products."""
     return src_a[0] * src_b[0] + src_c[0], src_a[1] * src_b[1] + src_c[1]
 
 
 @contextmanager
 def _products_for_hopper() -> Iterator[None]:
-    """Within `with`, replaces the library's packed products, which only Blackwell has, by separate ones."""
+    """Within the block, the library's packed products, which only Blackwell has, are separate products."""
     with _lock:
         packed = cute.arch.fma_packed_f32x2
         cute.arch.fma_packed_f32x2 = _fma_pair

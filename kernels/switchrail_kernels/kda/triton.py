@@ -35,9 +35,9 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
-    """The decay between two places, in either order: exp2 of minus the distance between their sums.
+    """The decay between two rows of a chunk, in either order: 2 to minus the distance between their sums.
 
-    Sums decrease along a chunk. In float32 each sum has two parts; the first one is exact.
+    Sums decrease along a chunk. In float32 each sum has two parts, and the first part is exact.
     """
     b_x = tl.load(p_to) - tl.load(p_from)
     if FULL:

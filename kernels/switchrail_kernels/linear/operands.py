@@ -42,10 +42,7 @@ class Operands:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All tensors, in the order of the attributes."""
-        return (
-            *(self.q, self.k, self.v, self.rate, self.dt, self.bias, self.skip),
-            *(self.state, self.out),
-        )
+        return (*(self.q, self.k, self.v, self.rate, self.dt, self.bias, self.skip), *(self.state, self.out))
 
     @property
     def row_strides(self) -> tuple[int, ...]:

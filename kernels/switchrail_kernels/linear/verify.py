@@ -130,7 +130,7 @@ _launch_verify = Launcher(_verify)
 
 def verify(operands: Operands, batch: StateBatch, drafts: Drafts) -> Record:
     """Run drafted rows in one launch; leaves the states unchanged."""
-    record = Record.empty(operands.k, operands.v, dtype=operands.k.dtype)
+    record = Record.empty(operands.k, operands.v)
     if len(drafts.tiles) == 0:
         return record
     heads, group, key_size, value_size = operands.sizes

@@ -25,7 +25,7 @@ _LONG = tl.constexpr(LONG)
 
 @triton.jit
 def _piece_length(keys, base, most, BN: tl.constexpr):
-    """The length of each piece if `keys` are cut evenly into as many pieces as `Cut.pieces` gives."""
+    """The length of each piece if `keys` keys are split evenly into `CacheSplit.pieces` pieces."""
     pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
     pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN

@@ -16,11 +16,11 @@ from switchrail_kernels.mla.expanded import launch_attend, launch_expand
 from switchrail_kernels.mla.plan import SPAN, Expansion, Layer, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
 
-ROOM = 2**30
+MOST_BYTES = 2**30
 """Maximum bytes of keys and values that are expanded at once, unless a single span is larger."""
 
 _SPANS = 2**15
-"""Maximum full spans expanded at once. Spans can be partly full, and a grid allows 65,535 in all."""
+"""Maximum full spans expanded at once. Some spans have fewer keys, and a grid allows 65,535 spans in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Expanded:
         value_size = w_v.shape[1]
         span = SPAN * heads * (key_size + value_size) * w_k.element_size()
         tile = _TILE if w_k.dtype != torch.float32 else _TILE_FLOAT32
-        spans = min(max(ROOM // span, 1), _SPANS)
+        spans = min(max(MOST_BYTES // span, 1), _SPANS)
         layer = Layer(heads, key_size, call.q_rope.shape[2], latent, value_size, tile)
         expansion = plan.expansion(layer, spans * SPAN, call.layer.kv_cache.shape[1])
         return None if expansion is None else cls(call, batch, layer, expansion)
@@ -81,10 +81,10 @@ class Expanded:
             tokens, block_n, warps, stages = _TILE, 64, 8, 3 if has_large_shared_memory(device) else 2
             block_w, block_k, expand_warps, expand_stages = 128, 64, 8, 3
         block_e = padded(rotated, 16)
-        places = self.expansion.keys
-        keys = scratch((heads, places, key_size), dtype, device)
-        values = scratch((heads, places, value_size), dtype, device)
-        keys_rotated = scratch((places, rotated), dtype, device)
+        capacity = self.expansion.keys
+        keys = scratch((heads, capacity, key_size), dtype, device)
+        values = scratch((heads, capacity, value_size), dtype, device)
+        keys_rotated = scratch((capacity, rotated), dtype, device)
         carried = weights = out
         if self.expansion.carried:
             carried = scratch((rows, heads, value_size), torch.float32, device)
@@ -96,7 +96,7 @@ class Expanded:
                 launch_expand(
                     (heads * blocks, step.spans.shape[0], 1),
                     (kept.kv_cache, w_k, w_v, keys, keys_rotated, values, step.spans, table),
-                    (*w_k.stride()[:2], *w_v.stride()[:2], table.stride(0), places),
+                    (*w_k.stride()[:2], *w_v.stride()[:2], table.stride(0), capacity),
                     (
                         *(latent, rotated, block_e, key_size, value_size),
                         *(SPAN, block_w, min(block_k, padded(latent, 16)), page, expand_stages),
@@ -112,7 +112,7 @@ class Expanded:
                     *(q_nope, q_rope, keys, keys_rotated, values, out),
                     *(out if lse is None else lse, carried, weights, step.items),
                 ),
-                (abs(kept.scale) * LOG2E.value, *q_nope.stride()[:2], *q_rope.stride()[:2], places),
+                (abs(kept.scale) * LOG2E.value, *q_nope.stride()[:2], *q_rope.stride()[:2], capacity),
                 (
                     *(key_size, padded(key_size, 16), rotated, block_e, value_size, padded(value_size, 16)),
                     *(tokens, block_n, kept.scale < 0, self.expansion.carried, lse is not None, stages),

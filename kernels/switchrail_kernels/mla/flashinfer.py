@@ -46,15 +46,16 @@ class FlashInferMla(MlaBackend):
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
-        self._wrappers = Wrappers(lambda room: BatchMLAPagedAttentionWrapper(room, backend="fa3"))
-        self._ragged = Wrappers(lambda room: BatchPrefillWithRaggedKVCacheWrapper(room, "NHD", backend="fa3"))
+        self._wrappers = Wrappers(lambda memory: BatchMLAPagedAttentionWrapper(memory, backend="fa3"))
+        make = BatchPrefillWithRaggedKVCacheWrapper
+        self._ragged = Wrappers(lambda memory: make(memory, "NHD", backend="fa3"))
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
         """Prepare the tables. The library's own plan is made with the first layer of each shape."""
         return MlaPlan(CONTRACT, phase, batch)
 
     def plan_chunked_prefix(self, plan: MlaPlan, batch: PagedBatch, ragged: bool, chunked: bool) -> None:
-        """Split a prefill into pieces; the library plans each with the first layer of each shape."""
+        """Split a prefill into pieces. The library plans each piece with the first layer of each shape."""
         check_plan(plan, batch, (MlaPlan,))
         plan.prefix = ChunkedPrefix.of(batch, ragged=ragged, chunked=chunked)
 

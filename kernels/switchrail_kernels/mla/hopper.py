@@ -32,8 +32,8 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
-def _places(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
-    """The places of tokens. Memory beyond the end may be NaN, so masked positions load the last valid key."""
+def _token_offsets(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
+    """The offsets of tokens in the cache. Memory past the end may be NaN, so the last key is repeated."""
     o_seen = gl.minimum(o_n, stop - 1)
     page = gl.load(p_pages + o_seen // PAGE).to(gl.int64)
     return (page * PAGE + o_seen % PAGE) * L
@@ -85,8 +85,8 @@ def _attend(
     s_r = gl.allocate_shared_memory(dtype, [2, BN, E], shared)
     s_p = gl.allocate_shared_memory(dtype, [BM, BN], shared)
     if blocks > 0:
-        o_wide = _places(p_pages, start + o_wn, stop, PAGE, L)
-        o_narrow = _places(p_pages, start + o_nn, stop, PAGE, L)
+        o_wide = _token_offsets(p_pages, start + o_wn, stop, PAGE, L)
+        o_narrow = _token_offsets(p_pages, start + o_nn, stop, PAGE, L)
         _load(s_c.index(0), p_cache + o_wide[:, None] + o_wc)
         _load(s_r.index(0), p_cache + o_narrow[:, None] + (R + o_nc))
     async_copy.commit_group()
@@ -120,8 +120,8 @@ def _attend(
         b_s = warpgroup_mma(s_rotated, s_r.index(now).permute([1, 0]), b_s, is_async=True)
         # Load the next block into the buffer of the last one, which is no longer needed.
         i_start = start + i_b * BN
-        o_wide = _places(p_pages, i_start + BN + o_wn, stop, PAGE, L)
-        o_narrow = _places(p_pages, i_start + BN + o_nn, stop, PAGE, L)
+        o_wide = _token_offsets(p_pages, i_start + BN + o_wn, stop, PAGE, L)
+        o_narrow = _token_offsets(p_pages, i_start + BN + o_nn, stop, PAGE, L)
         _load(
             s_c.index(1 - now),
             p_cache + o_wide[:, None] + o_wc,

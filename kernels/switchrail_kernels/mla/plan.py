@@ -13,7 +13,7 @@ from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import fitted, multiprocessors
-from switchrail_kernels.mla.project import PLACES
+from switchrail_kernels.mla.project import SELECTED_ROWS
 from switchrail_kernels.paged import PagedPlan
 from switchrail_kernels.tables import all_to_device, split_rows, to_device
 from switchrail_kernels.tiles import Work
@@ -21,7 +21,7 @@ from switchrail_kernels.tiles import Work
 SPAN = 128
 """Maximum number of keys that a program expands."""
 
-SPLIT = 128
+TWO_PARTS = 128
 """Maximum latent size for which queries in two 16-bit parts fit in registers.
 
 Rounding absorbed queries to 16 bits once changes logits by about 2^-9 of their size. For large logits, this
@@ -29,7 +29,7 @@ changes weights by several percent.
 """
 
 FEWEST_NARROW = 128
-"""Minimum number of rows for which a sequence is expanded, for latent sizes up to `SPLIT`.
+"""Minimum number of rows for which a sequence is expanded, for latent sizes up to `TWO_PARTS`.
 
 For these sizes, logits of absorbed queries are more exact than logits of expanded keys.
 """
@@ -48,11 +48,11 @@ _USUAL = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CacheSplit:
     """How caches are split: each cache, unless it is short, into a multiple of `base` pieces.
 
-    How a cache is split depends only on its own length and on the number of other programs. So a replayed
-    graph splits caches like a separate call would.
+    `base` depends on the number of programs, and a cache's number of pieces on `base` and on the cache's own
+    length. So a replayed graph splits caches as a separate call would.
 
     Attributes:
         base: Pieces of a cache of `base * LEAST` to `base * LONG` keys.
@@ -63,7 +63,7 @@ class Cut:
     most: int
 
     @classmethod
-    def of(cls, tiles: int, programs: int, longest: int, device: torch.device) -> Cut:
+    def of(cls, tiles: int, programs: int, longest: int, device: torch.device) -> CacheSplit:
         """Find an approximately optimal split.
 
         Args:
@@ -86,7 +86,7 @@ class Cut:
         return pieces
 
 
-class Pieces(DecodePlan[MlaCall, Cut]):
+class Pieces(DecodePlan[MlaCall, CacheSplit]):
     """How the caches of a decode are split."""
 
     contract = CONTRACT
@@ -97,10 +97,10 @@ class Pieces(DecodePlan[MlaCall, Cut]):
         cache = call[0].kv_cache
         return cache.shape, call[2].shape, cache.dtype
 
-    def decide(self, call: MlaCall, programs: int) -> Cut:
+    def decide(self, call: MlaCall, programs: int) -> CacheSplit:
         """Find an approximately optimal split."""
         longest = max(self.lengths, default=0)
-        return Cut.of(len(self.lengths), programs, longest, call.layer.kv_cache.device)
+        return CacheSplit.of(len(self.lengths), programs, longest, call.layer.kv_cache.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +126,14 @@ class Layer:
     def expands(self, batch: PagedBatch) -> np.ndarray:
         """Which sequences are faster with expansion than with attention to latents, [N] bool.
 
-        Costs are in multiplications per head, on all multiprocessors. Few tiles leave some multiprocessors
-        idle, since expanded keys and values are not split into pieces, unlike latents.
+        Costs are in multiplications per head, on all multiprocessors. Unlike latents, expanded keys and
+        values are not split into pieces, so a few tiles leave some multiprocessors idle.
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
         device = batch.cu_seqlens.device
         costs = fitted(device).latents
-        can = (keys > 0) & (rows >= (costs.fewest if self.latent > SPLIT else FEWEST_NARROW))
+        can = (keys > 0) & (rows >= (costs.fewest if self.latent > TWO_PARTS else FEWEST_NARROW))
         if not can.any():
             return can
         live = np.count_nonzero(rows * keys)
@@ -158,11 +158,11 @@ class Rest:
 
     Attributes:
         rows: The number of rows.
-        places: The places of the rows, in the form that `project` takes.
+        selection: The rows, as the argument `selection` of `project`.
     """
 
     rows: int
-    places: torch.Tensor
+    selection: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,13 @@ class Round:
     """The keys that are expanded at once, and the rows that attend to some of these keys.
 
     Attributes:
-        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each: sequence, first key, the first
-            key's place among the expanded keys, number of keys.
-        items: [tiles, 8] int32, most keys first: first packed row; number of rows; the place of the
-            sequence's first key; the number of keys from there visible to the first row; the number visible
-            to the last row and expanded; whether no keys of the sequence come in earlier rounds; whether none
-            come in later rounds; unused.
+        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each. Columns: sequence, first key, index
+            of the first key among the expanded keys, number of keys.
+        items: [tiles, 8] int32, most keys first. Columns: first packed row; number of rows; index of the
+            sequence's first key among the expanded keys; number of the sequence's keys, from that key on,
+            visible to the first row; number of these keys that are expanded and visible to the last row;
+            whether the sequence has no keys in earlier rounds; whether the rows see no keys of later rounds;
+            unused.
     """
 
     spans: torch.Tensor
@@ -237,14 +238,14 @@ class Tiles(PagedPlan):
     def rest(self, layer: Layer) -> Rest:
         """The rows of sequences that are not expanded."""
         if layer not in self.rests:
-            tiles = split_rows(self.batch.seqlens, PLACES)
+            tiles = split_rows(self.batch.seqlens, SELECTED_ROWS)
             tiles = tiles[~self._expands(layer)[tiles[:, 0]]]
             table = np.zeros_like(tiles)
             table[:, 0] = tiles[:, 2]
             table[:, 1] = np.cumsum(tiles[:, 3]) - tiles[:, 3]
             table[:, 2] = tiles[:, 3]
-            places = to_device(table, self.batch.cu_seqlens.device)
-            self.rests[layer] = Rest(int(tiles[:, 3].sum()), places)
+            selection = to_device(table, self.batch.cu_seqlens.device)
+            self.rests[layer] = Rest(int(tiles[:, 3].sum()), selection)
         return self.rests[layer]
 
     def expansion(self, layer: Layer, capacity: int, page: int) -> Expansion | None:
@@ -278,10 +279,10 @@ class Tiles(PagedPlan):
             tiles = tiles[~self._expands(rest_of)[tiles[:, 0]]]
         rows = tiles[:, 3]
         keys = np.maximum(past[tiles[:, 0]] + tiles[:, 1] + rows, 1)
-        cut = Cut.of(len(tiles), programs, int(keys.max(initial=1)), device)
-        pieces = cut.pieces(keys)
+        split = CacheSplit.of(len(tiles), programs, int(keys.max(initial=1)), device)
+        pieces = split.pieces(keys)
         at = None if rest_of is None else np.cumsum(rows) - rows
-        return Work.of(tiles, keys, pieces, device, at, cut.base)
+        return Work.of(tiles, keys, pieces, device, at, split.base)
 
     def _expansion(self, layer: Layer, capacity: int) -> Expansion | None:
         batch = self.batch

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from switchrail_kernels.launch import Launcher, launch_options, padded
 
-PLACES = 32
+SELECTED_ROWS = 32
 """Maximum rows per tile if only some rows are selected."""
 
 
@@ -62,7 +62,7 @@ def project(
     x: torch.Tensor,
     w: torch.Tensor,
     out: torch.Tensor,
-    places: torch.Tensor | None = None,
+    selection: torch.Tensor | None = None,
     *,
     values: bool = False,
 ) -> None:
@@ -73,27 +73,28 @@ def project(
         w: [H, K, N]; for `values` [H, N, K].
         out: [rows, H, N], contiguous, the output. If it has 2 H heads, the second half receives the rounding
             errors of the products, which are rounded too.
-        places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the tile's first row among
-            all rows, its first row among the selected ones, its number of rows, unused. The selected rows are
-            packed in `out` (with `values` in x). None means that x and `out` have the same rows.
+        selection: [tiles, 4] int32, to select some rows, at most `SELECTED_ROWS` per tile. Columns: the
+            tile's first row among all rows, its first row among the selected rows, its number of rows,
+            unused. The selected rows are packed in `out` (with `values` in x). None means that x and `out`
+            have the same rows.
         values: Whether to map latents to values instead of queries to latents.
     """
     rows, heads, inner = x.shape
     width = out.shape[2]
     moves, tiles = 0, 0
-    if places is not None:
-        moves, tiles = 2 if values else 1, places.shape[0]
-        block_t, block_k, block_n, warps, stages = PLACES, 64, 128, 4, 3
+    if selection is not None:
+        moves, tiles = 2 if values else 1, selection.shape[0]
+        block_t, block_k, block_n, warps, stages = SELECTED_ROWS, 64, 128, 4, 3
     elif rows <= 64:
         block_t, block_k, block_n, warps, stages = 16 if rows <= 16 else 64, 64, 128, 4, 3
     else:
         block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
     if x.dtype == torch.float32:
-        block_t, block_k, block_n, warps, stages = PLACES, 32, 32, 4, 1
+        block_t, block_k, block_n, warps, stages = SELECTED_ROWS, 32, 32, 4, 1
     head, first, second = w.stride()
     _launch_project(
         (-(-width // block_n), heads, tiles or -(-rows // block_t)),
-        (x, w, out, out if places is None else places),
+        (x, w, out, out if selection is None else selection),
         (rows, heads, *x.stride()[:2], head, *((second, first) if values else (first, second))),
         (
             *(inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16))),

@@ -19,7 +19,7 @@ from switchrail_kernels.device import compute_capability, has_large_shared_memor
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
 from switchrail_kernels.mla.expansion import Expanded
-from switchrail_kernels.mla.plan import SPLIT, Cut, Pieces, Rest, Tiles
+from switchrail_kernels.mla.plan import TWO_PARTS, CacheSplit, Pieces, Rest, Tiles
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.paged import TritonPaged
 from switchrail_kernels.replay import Options, Tensors, scratch
@@ -93,8 +93,8 @@ def _shape(
     heads = min(padded(count), rows)
     tokens = 1 if decode else rows // heads
     heads = rows // tokens
-    is_split = absorbs and not decode and dtype != torch.float32 and latent <= SPLIT
-    parts = 2 if is_split else 1
+    has_two = absorbs and not decode and dtype != torch.float32 and latent <= TWO_PARTS
+    parts = 2 if has_two else 1
     constants = (
         *(heads, tokens, latent, block_r, block_k, block_v),
         *(rotated, padded(rotated, 16), block_n, page),
@@ -105,7 +105,7 @@ def _shape(
 
 
 def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
-    """The sizes for a call's tensors. The Hopper kernel needs aligned tensors: each copy has 16 bytes."""
+    """The sizes for a call's tensors. The Hopper kernel copies 16 bytes at once, from an aligned cache."""
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
@@ -119,16 +119,16 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 
     contract = CONTRACT
     features = PAGE_FEATURES
-    pieces = Pieces
-    tiles = Tiles
+    decode_plan = Pieces
+    rows_plan = Tiles
 
     def plan_chunked_prefix(
         self, plan: Tiles | Adapted, batch: PagedBatch, ragged: bool, chunked: bool
     ) -> None:
         """Set which sequences may be expanded. Must be called before the first `run` with the plan.
 
-        An allowed sequence is expanded if that is faster. Its new tokens and its prefix are expanded alike,
-        in rounds; each round continues the softmax of the previous round.
+        A sequence that may be expanded is expanded if that is faster. New tokens and prefix are expanded
+        alike, in rounds; each round continues the softmax of the previous round.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         check_plan(own, batch, (Tiles,))
@@ -137,11 +137,11 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     def prepare(
         self, call: MlaCall, batch: PagedBatch, plan: Pieces | Tiles
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """Plan which rows attend to latents and which to expanded keys, and how caches are split."""
+        """Determine which rows attend to latents and which to expanded keys, and how caches are split."""
         if isinstance(plan, Pieces):
             shape = _shape_of(call, decode=True, trees=False)
-            cut = plan.cut(call, shape.programs)
-            return (), (cut.base, cut.most), partial(_attend, shape, call, batch, cut)
+            split = plan.split(call, shape.programs)
+            return (), (split.base, split.most), partial(_attend, shape, call, batch, split)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         shape = _shape_of(call, decode=False, trees=parents is not None)
         expanded = None
@@ -156,7 +156,7 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
         tensors: Tensors = (
             parents,
             *(() if expanded is None else expanded.tables),
-            *(() if rest is None else (rest.places,)),
+            *(() if rest is None else (rest.selection,)),
             *(() if work is None else (work.items, work.rows)),
         )
         options: Options = (
@@ -176,9 +176,9 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 
 
 def _attend(
-    shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | Cut, rest: Rest | None = None
+    shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | CacheSplit, rest: Rest | None = None
 ) -> None:
-    """Attend to latents: one launch, another if keys are split, and one for the product with each weight.
+    """Attend to latents. Launches a kernel, another if keys are split, and one for each weight's product.
 
     Args:
         shape: The program's sizes.
@@ -190,17 +190,17 @@ def _attend(
     layer, q_nope, q_rope, out, lse = call
     dtype, device = out.dtype, out.device
     count, heads = out.shape[:2]
-    places = None
+    selection = None
     if rest is not None:
-        count, places = rest.rows, rest.places
+        count, selection = rest.rows, rest.selection
     plain, latents = q_nope, out
     if layer.w_k is not None:
         plain = scratch((count, heads * shape.parts, shape.latent), dtype, device)
-        project(q_nope, layer.w_k, plain, places)
+        project(q_nope, layer.w_k, plain, selection)
     if layer.w_v is not None:
         latents = scratch((count, heads, shape.latent), dtype, device)
-    decode = isinstance(work, Cut)
-    if isinstance(work, Cut):
+    decode = isinstance(work, CacheSplit)
+    if isinstance(work, CacheSplit):
         items = rows = batch.kv_lens
         base, most = work.base, work.most
         tiles = len(batch.seqlens)
@@ -245,4 +245,4 @@ def _attend(
             num_warps=4,
         )
     if layer.w_v is not None:
-        project(latents, layer.w_v, out, places, values=True)
+        project(latents, layer.w_v, out, selection, values=True)

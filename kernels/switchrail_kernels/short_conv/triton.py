@@ -47,11 +47,11 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
     contract = CONTRACT
-    cut = Pieces
-    drafts = Drafts
+    prefill_plan = Pieces
+    verify_plan = Drafts
     record = torch.Tensor
 
-    def cut_rows(self, batch: StateBatch) -> Pieces:
+    def plan_prefill(self, batch: StateBatch) -> Pieces:
         """Split all sequences into pieces."""
         return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
 
