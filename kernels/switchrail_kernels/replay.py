@@ -152,9 +152,10 @@ class Calls:
     Attributes:
         again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True;
             otherwise returns False. Two calls are equal if their tensors agree in shape, strides, dtype,
-            device and alignment, if their options agree in type and value, and if the same arguments of both
-            calls are one and the same tensor. If hooks on Triton's launches are set (for example by a
-            profiler) or another device is current, `again` launches nothing and returns False.
+            device and alignment, and their options in type and value. Also, if two arguments of one call are
+            the same tensor, these two arguments of the other call must be the same tensor, too. If hooks on
+            Triton's launches are set (for example by a profiler) or another device is current, `again`
+            launches nothing and returns False.
         kind: A unique number for each kind of layer; 0 if the kind is unknown.
     """
 

@@ -201,21 +201,21 @@ class Chunks:
         return self.segments[heads]
 
 
-def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -> Segments:
+def plan_segments(counts: np.ndarray, heads: int, processors: int, costs: Costs) -> Segments:
     """Choose the segments with the smallest estimated time.
 
     Args:
         counts: The number of chunks of each sequence, in descending order.
         heads: The number of heads. Heads are scanned independently.
-        programs: The number of multiprocessors.
+        processors: The number of multiprocessors.
         costs: The measured costs of the scan.
     """
     longest, total = int(counts[0]), int(counts.sum())
-    busy = costs.pace.at(_MANY) / _MANY * heads / programs
+    busy = costs.pace.at(_MANY) / _MANY * heads / processors
     best = Segments()
 
     def time(longest: int, work: float) -> float:
-        return max(longest * costs.pace.at(work / longest * heads / programs), work * busy)
+        return max(longest * costs.pace.at(work / longest * heads / processors), work * busy)
 
     least = 0.95 * time(longest, total * costs.parts)
     if longest < costs.least:
@@ -226,6 +226,8 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     firsts = longest - np.array([most - 1 for most, _ in choices])[:, None] * lengths
     after = np.maximum(counts - firsts, 0)
     later = -(-after // lengths)
+    # For each choice: the chunks of a first segment, all chunks after first segments, the segments that need
+    # a map, and the sequences that are split.
     sums = zip(
         firsts[:, 0].tolist(),
         after.sum(1).tolist(),
@@ -235,7 +237,7 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     )
     for (most, length), (first, rest, inner, split) in zip(choices, sums, strict=True):
         maps = inner * costs.end_parts
-        if (split * costs.parts + maps) * heads > costs.resident * programs:
+        if (split * costs.parts + maps) * heads > costs.resident * processors:
             break
         launches = (
             time(first, (total - rest) * costs.parts + maps * costs.end * length),

@@ -58,7 +58,7 @@ class CacheSplit:
 
 
 class Pieces(DecodePlan[AttentionCall, CacheSplit]):
-    """How the caches of a decode are split."""
+    """The plan of a decode."""
 
     contract = CONTRACT
 
@@ -76,9 +76,9 @@ class Pieces(DecodePlan[AttentionCall, CacheSplit]):
     def _choose(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
         """Choose the number of pieces of the longest cache, and the number of keys per piece.
 
-        The choice is the one with which all programs run at once or, if there are too many sequences for
-        that, in full waves. With bounds, most caches may be short, so pieces have the minimum length. `each`
-        is the number of programs per piece.
+        With these, all programs run at once or, if there are too many sequences for that, in full waves. With
+        bounds, most caches may be short, so pieces have the minimum length. `each` is the number of programs
+        per piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
@@ -97,10 +97,10 @@ class Pieces(DecodePlan[AttentionCall, CacheSplit]):
 
 
 class Tiles(PagedPlan):
-    """The tiles of a prefill or a verification.
+    """The plan of a prefill or a verification.
 
     Attributes:
-        works: The programs, by the arguments of `work`.
+        works: The results of `work`, by its arguments.
     """
 
     def __init__(self, batch: PagedBatch) -> None:

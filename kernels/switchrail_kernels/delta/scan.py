@@ -361,8 +361,8 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # With many programs, it is faster if more rows share their inputs. With few programs, it is faster if
-        # each program has less work.
+        # Many programs are faster if more rows share the inputs of a program. Few programs are faster if each
+        # has less work.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels

@@ -14,7 +14,7 @@ from switchrail_kernels.softplus import softplus
 
 @triton.jit
 def time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS: tl.constexpr):
-    """The time step: the raw one after adding the bias and applying softplus and limits."""
+    """The time step: the raw time step plus the bias, then softplus, then the limits."""
     b_dt = b_dt.to(tl.float32) + b_bias
     if SOFTPLUS:
         b_dt = softplus(b_dt)

@@ -25,7 +25,7 @@ _SPANS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """The rows of a call's sequences for which expansion is faster.
+    """The sequences of a call that are faster with expansion.
 
     Attributes:
         call: The call.

@@ -118,7 +118,7 @@ def _attend(
         fence_async_shared()
         b_s = warpgroup_mma(s_plain, s_c.index(now).permute([1, 0]), b_zero, use_acc=False, is_async=True)
         b_s = warpgroup_mma(s_rotated, s_r.index(now).permute([1, 0]), b_s, is_async=True)
-        # Load the next block into the buffer of the last one, which is no longer needed.
+        # Load the next block into the buffer of the previous block.
         i_start = start + i_b * BN
         o_wide = _token_offsets(p_pages, i_start + BN + o_wn, stop, PAGE, L)
         o_narrow = _token_offsets(p_pages, i_start + BN + o_nn, stop, PAGE, L)

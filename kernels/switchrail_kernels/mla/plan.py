@@ -68,7 +68,7 @@ class CacheSplit:
 
         Args:
             tiles: Tiles of rows.
-            programs: Programs per tile and piece.
+            programs: Programs for each piece of a tile's keys.
             longest: Keys of the longest cache.
             device: The device of the programs.
         """
@@ -87,7 +87,7 @@ class CacheSplit:
 
 
 class Pieces(DecodePlan[MlaCall, CacheSplit]):
-    """How the caches of a decode are split."""
+    """The plan of a decode."""
 
     contract = CONTRACT
 
@@ -189,7 +189,7 @@ class Expansion:
 
     Attributes:
         rounds: The rounds, in order.
-        keys: Capacity in keys.
+        keys: The largest number of keys of a round.
         carried: Whether results carry over from one round to the next.
     """
 
@@ -199,13 +199,13 @@ class Expansion:
 
 
 class Tiles(PagedPlan):
-    """The rows of a prefill or a verification.
+    """The plan of a prefill or a verification.
 
     Attributes:
-        works: By the arguments of `work`.
+        works: The results of `work`, by its arguments.
         expanded: By layer, the sequences that are expanded.
         rests: By layer, the rows of the sequences that are not expanded.
-        expansions: By the arguments of `expansion`.
+        expansions: The results of `expansion`, by its arguments.
         ragged: Whether sequences may be expanded.
         chunked: Whether sequences with a cached prefix may be expanded.
     """
@@ -224,7 +224,7 @@ class Tiles(PagedPlan):
 
         Args:
             tokens: Maximum tokens per tile.
-            programs: Programs per tile and piece.
+            programs: Programs for each piece of a tile's keys.
             page: Page size in tokens.
             rest_of: If given, include only sequences that are not expanded in this layer, with their rows
                 packed without gaps. None includes all sequences.

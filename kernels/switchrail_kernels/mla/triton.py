@@ -56,7 +56,7 @@ class _Shape:
 
     @property
     def programs(self) -> int:
-        """Programs per tile and piece."""
+        """Programs for each piece of a tile's keys."""
         return self.head_blocks * self.value_blocks
 
 

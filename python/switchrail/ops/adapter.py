@@ -161,7 +161,9 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch; with bounds, without tables of the batch, since `Adapted.update` overwrites.
+    """The plain form of a batch. With bounds, the tables that it shares with the batch are copied.
+
+    `Adapted.update` overwrites the tables of a plan with bounds, and must not write to those of the batch.
 
     Args:
         batch: The plain form.

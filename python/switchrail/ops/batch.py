@@ -134,8 +134,8 @@ class RowStatesBatch(VerifyBatch):
 class DeferredBatch(VerifyBatch):
     """A batch of drafted tokens that is committed by the next verification: the feature `deferred_commit`.
 
-    This saves a read: a deferred commit reads and writes each state once per verification, whereas a
-    verification and its own commit each read the state, and the commit writes it.
+    So each verification reads a state once and writes it once. With a separate commit, the verification and
+    the commit would each read the state.
 
     For each layer, the backend keeps numbered records of the effects of drafted rows. `run` first applies the
     accepted rows of an earlier record to each sequence's state, and writes the result, in the dtype of the

@@ -110,7 +110,7 @@ class OpDefinition:
         return timed
 
     def served(self, phase: Phase) -> Mapping[str, Any]:
-        """The generator's arguments that make calls of a phase like those of real models."""
+        """The generator's arguments for calls of a phase in the form in which models make them."""
         served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
         return served.get(phase, {})
 

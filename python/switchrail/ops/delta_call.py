@@ -62,7 +62,7 @@ def delta_contract(
         call: The class of the op's calls.
         layer: The class of the op's layers.
         decays: The axes of the decays of one token.
-        each: What has a decay of its own, such as `head`; used in the description of the gate.
+        each: The unit that has its own decay, such as `head`, for the description of the gate.
     """
     return Contract(
         op=op,

@@ -85,32 +85,24 @@ def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Ragge
         }
         for about, (own, valid) in form.items():
             if own != valid:
-                raise ArgumentError(f"{name}: got {about} {own}, expected {valid}", argument=name, found=own)
+                raise _error(name, f"{about} {own}", valid, own)
     for name, found, wanted, axes in (
         ("q", q.shape, (sum(seqlens), q.shape[1], k.shape[2]), "[sum(seqlens), H, D]"),
         ("k", k.shape, (sum(seqlens_k), k.shape[1], k.shape[2]), "[sum(seqlens_k), HKV, D]"),
         ("v", v.shape, (sum(seqlens_k), k.shape[1], v.shape[2]), "[sum(seqlens_k), HKV, V]"),
     ):
         if tuple(found) != wanted:
-            raise ArgumentError(
-                f"{name}: got shape {list(found)}, expected {axes}", argument=name, found=list(found)
-            )
-    if len(seqlens) != len(seqlens_k):
-        raise ArgumentError(
-            f"seqlens_k: got {len(seqlens_k)} sequences, expected {len(seqlens)}, as in seqlens",
-            argument="seqlens_k",
-            found=len(seqlens_k),
-        )
+            raise _error(name, f"shape {list(found)}", axes, list(found))
+    count = len(seqlens_k)
+    if len(seqlens) != count:
+        raise _error("seqlens_k", f"{count} sequences", f"{len(seqlens)}, as in seqlens", count)
     for name, tensor in starts.items():
-        if len(tensor) != len(seqlens) + 1:
-            raise ArgumentError(
-                f"{name}: got shape {list(tensor.shape)}, expected [{len(seqlens) + 1}]",
-                argument=name,
-                found=list(tensor.shape),
-            )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ArgumentError(
-            f"q: got H = {q.shape[1]}, expected a multiple of HKV = {k.shape[1]}",
-            argument="q",
-            found=q.shape[1],
-        )
+        if len(tensor) != count + 1:
+            raise _error(name, f"shape {list(tensor.shape)}", f"[{count + 1}]", list(tensor.shape))
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if kv_heads == 0 or heads % kv_heads:
+        raise _error("q", f"H = {heads}", f"a multiple of HKV = {kv_heads}", heads)
+
+
+def _error(name: str, got: str, valid: object, found: object) -> ArgumentError:
+    return ArgumentError(f"{name}: got {got}, expected {valid}", argument=name, found=found)

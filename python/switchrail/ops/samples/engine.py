@@ -185,7 +185,8 @@ def _spread(pool: torch.Tensor, gap: int, inner_gap: int, offset: int) -> torch.
     Args:
         pool: The pool.
         gap: Numbers after each slot or page.
-        inner_gap: Entries after the last of each axis within a slot or page, except the outermost one.
+        inner_gap: Unused entries at the end of each axis within a slot or page, except the axis outermost in
+            memory.
         offset: Numbers before the first slot or page.
     """
     strides = pool.stride()
