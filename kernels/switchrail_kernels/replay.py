@@ -51,7 +51,7 @@ def _build() -> Any:
 
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise RuntimeError(
-            "importing it would enable the global interpreter lock, without which this Python runs"
+            "importing `replay.c` would enable the global interpreter lock, which this Python runs without"
         )
     interface = torch.Tensor.__dlpack_c_exchange_api__
     source = Path(__file__).with_name("replay.c").read_text()

@@ -72,7 +72,6 @@ def routed_experts(
     down: torch.Tensor,
     *,
     rows: torch.Tensor | None = None,
-    sizes: Tiles | None = None,
 ) -> torch.Tensor:
     """Run the experts that were chosen; see `switchrail.platforms.operations.RoutedExperts`.
 
@@ -83,13 +82,12 @@ def routed_experts(
         gate_up: [E, 2 I, H].
         down: [E, H, I].
         rows: See `experts`.
-        sizes: See `experts`.
 
     Raises:
         ArgumentError: Shapes or dtypes don't fit together.
     """
     _check_routed(x, ids, weights, gate_up, down)
-    return _run(x, weights, ids, gate_up, down, ids.shape[1], 0, False, rows, sizes)
+    return _run(x, weights, ids, gate_up, down, ids.shape[1], 0, False, rows, None)
 
 
 def _run(

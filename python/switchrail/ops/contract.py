@@ -419,7 +419,7 @@ class Contract:
                 raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of {', '.join(FLOATS)}")
             self._check_tensor(name, spec, tensor, tensor, sizes, owners, features)
             if device not in (None, tensor.device):
-                raise self.error(name, f"device {tensor.device}", f"{device}, the device of the rest")
+                raise self.error(name, f"device {tensor.device}", f"{device}, that of the other tensors")
             device = tensor.device
 
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:

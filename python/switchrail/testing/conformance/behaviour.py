@@ -49,7 +49,7 @@ def company(setting: Setting) -> Measured:
             error = measure(result, other)
             if not error.within(bound):
                 headline = (
-                    f"{name} of sequence {n} alone is off by {error} from that among others, "
+                    f"{name} of sequence {n} alone is off by {error} from its result in the batch, "
                     f"the bound is {bound}"
                 )
                 cause = "a sequence gives a different result alone than in a batch"
