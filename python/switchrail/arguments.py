@@ -45,7 +45,7 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function with `**options`, so that its signature, and so `help`, lists each option.
+    """Decorates a function with `**options`: its signature, and so `help`, will list each option.
 
     Args:
         options: The `TypedDict` of the options.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register_builtins(registry: Registry) -> None:
-    """Registers two backends for each op: `torch`, the default, and `reference`, used only if named.
+    """Registers two backends for each op: `torch`, the default, and `reference`, the oracle for tests.
 
     Args:
         registry: An open transaction.

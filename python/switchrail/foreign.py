@@ -15,8 +15,8 @@ LINE = 2_000
 LINES = 20_000
 """Maximum characters of a text that is shown in several lines."""
 
-# DEL, C1; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators (the core's
-# `shown` has the same list). Also lone surrogates, which no terminal can encode.
+# DEL and C1 controls; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators;
+# and lone surrogates, which no terminal can encode. All but the last are also in the core's `shown`.
 _OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _CONTROL_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")

@@ -1,8 +1,8 @@
-"""Locks that stay usable in forked children: a fork waits for short work; long work gets a new lock."""
+"""Locks that stay usable in forked children: a fork waits for short work; locks of long work are renewed."""
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # registers its own reset first: a reset here may log
+import logging  # noqa: F401  # so that its own reset runs before those below, which may log
 import os
 import threading
 import weakref
@@ -31,8 +31,8 @@ class SingleFlight:
     A fork doesn't wait. In a forked child no work is running, even if work was running in the parent.
 
     Args:
-        abandon: Called in a forked child if another thread of the parent was working, since that work never
-            ends in the child.
+        abandon: Called in a forked child if another thread was working in the parent. The child lacks that
+            thread, so the work never ends there.
 
     Attributes:
         thread: The identifier of the working thread; None if no work is running.

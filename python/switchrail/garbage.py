@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector off an engine's objects: scanning them delays a step by tens of ms."""
+"""Excludes an engine's objects from garbage collections, which would delay steps by tens of milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.forks import lock_across_forks
 _lock = lock_across_forks()
 _engines = 0
 OF_PYTHON: Final = 1000
-"""A number of objects above what Python itself excludes at its start (375 in 3.12)."""
+"""More objects than Python itself excludes at its start (375 in Python 3.12)."""
 _was_frozen = False  # whether the program had called `gc.freeze` before the first engine
 
 
@@ -42,7 +42,7 @@ def thaw() -> None:
     with _lock:
         _engines -= 1
         gc.unfreeze()
-        if _engines or _was_frozen:  # frees the closed engine's objects before others are excluded again
+        if _engines or _was_frozen:  # frees the closed engine's objects, then excludes all others again
             gc.collect()
             gc.freeze()
 

@@ -19,8 +19,8 @@ class Host:
 
     Attributes:
         name: The name of the engine's distribution.
-        how: How users select Switchrail for all layers; empty if `kinds` tells this by the kind of layer, or
-            if there is no bridge.
+        how: How users select Switchrail for all layers; empty if there is no bridge, or if the choice depends
+            on the kind of layer (see `kinds`).
         since: The oldest version that is served; None if only the listed `versions` are served.
         versions: The versions that the bridge was tested with.
         kinds: By version, the kinds of layers that the bridge serves, and how users select Switchrail for
@@ -130,7 +130,7 @@ def served_in(
 
 
 def _with_ops(layout: Layout, ops: Iterable[str]) -> Layout:
-    """The layout restricted to some of its ops."""
+    """The layout without its other ops."""
     document = layout.to_dict()
     for layer in document["layers"]:
         layer["ops"] = [op for op in layer["ops"] if op in ops]

@@ -59,67 +59,46 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         positive = "an integer of at least 1"
-        samples = self.n if is_count(self.n) and self.n <= MOST_SAMPLES else 1
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
                 object.__setattr__(self, name, tuple(value))
-        refuse(
-            RequestError,
-            "SamplingParams",
-            [
-                (
-                    "n",
-                    self.n,
-                    is_count(self.n) and self.n <= MOST_SAMPLES,
-                    f"an integer from 1 to {MOST_SAMPLES}",
-                ),
-                ("max_new_tokens", self.max_new_tokens, is_count(self.max_new_tokens), positive),
-                (
-                    "temperature",
-                    self.temperature,
-                    is_number(self.temperature) and self.temperature >= 0,
-                    "a finite number of at least 0",
-                ),
-                ("top_k", self.top_k, self.top_k is None or is_integer(self.top_k, 1), f"None or {positive}"),
-                (
-                    "top_p",
-                    self.top_p,
-                    is_number(self.top_p) and 0 < self.top_p <= 1,
-                    "a number above 0 and at most 1",
-                ),
-                ("min_p", self.min_p, is_number(self.min_p) and 0 <= self.min_p <= 1, "from 0 to 1"),
-                (
-                    "seed",
-                    self.seed,
-                    self.seed is None or (is_count(self.seed, 0) and is_count(self.seed + samples - 1, 0)),
-                    f"None or an integer from 0 to 2**64 - {samples}, as n={samples} uses {samples} seeds"
-                    if samples > 1
-                    else "None or an integer from 0",
-                ),
-                (
-                    "stop",
-                    self.stop,
-                    isinstance(self.stop, tuple)
-                    and len(self.stop) <= MOST_STOP_STRINGS
-                    and all(
-                        isinstance(text, str) and 0 < len(text) <= LONGEST_STOP_STRING for text in self.stop
-                    ),
-                    f"a non-empty string of at most {LONGEST_STOP_STRING:,} characters, or a sequence of at "
-                    f"most {MOST_STOP_STRINGS} of them",
-                ),
-                (
-                    "stop_token_ids",
-                    self.stop_token_ids,
-                    isinstance(self.stop_token_ids, tuple)
-                    and all(is_count(token, 0) for token in self.stop_token_ids),
-                    "a sequence of integers from 0",
-                ),
-                ("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False"),
-            ],
-        )
+        n, seed, stop = self.n, self.seed, self.stop
+        samples = n if is_count(n) and n <= MOST_SAMPLES else 1
+        checks = {
+            "n": (is_count(n) and n <= MOST_SAMPLES, f"an integer from 1 to {MOST_SAMPLES}"),
+            "max_new_tokens": (is_count(self.max_new_tokens), positive),
+            "temperature": (
+                is_number(self.temperature) and self.temperature >= 0,
+                "a finite number of at least 0",
+            ),
+            "top_k": (self.top_k is None or is_integer(self.top_k, 1), f"None or {positive}"),
+            "top_p": (is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            "min_p": (is_number(self.min_p) and 0 <= self.min_p <= 1, "from 0 to 1"),
+            "seed": (
+                seed is None or (is_count(seed, 0) and is_count(seed + samples - 1, 0)),
+                f"None or an integer from 0 to 2**64 - {samples}, as n={samples} uses {samples} seeds"
+                if samples > 1
+                else "None or an integer from 0",
+            ),
+            "stop": (
+                isinstance(stop, tuple)
+                and len(stop) <= MOST_STOP_STRINGS
+                and all(isinstance(text, str) and 0 < len(text) <= LONGEST_STOP_STRING for text in stop),
+                f"a non-empty string of at most {LONGEST_STOP_STRING:,} characters, or a sequence of at most "
+                f"{MOST_STOP_STRINGS} of them",
+            ),
+            "stop_token_ids": (
+                isinstance(self.stop_token_ids, tuple)
+                and all(is_count(token, 0) for token in self.stop_token_ids),
+                "a sequence of integers from 0",
+            ),
+            "ignore_eos": (isinstance(self.ignore_eos, bool), "True or False"),
+        }
+        values = [(name, getattr(self, name), *check) for name, check in checks.items()]
+        refuse(RequestError, "SamplingParams", values)
 
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of the `n` samples, as for separate prompts."""

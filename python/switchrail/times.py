@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
 from switchrail.arguments import refused
+from switchrail.checks import is_integer, is_number
 from switchrail.errors import ArgumentError, TimesError
 from switchrail.files import check_file
 from switchrail.variables import TIMES, blamed_on
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""The largest spread of a reliable time. A time with a larger spread is measured again.
-
-If the spread stays too large, it is added to the time.
-"""
+"""A time with a larger spread is measured again. If the spread stays larger, it is added to the time."""
 
 Machine = dict[str, Any]
 """The measured times on one device with certain versions.
@@ -73,7 +70,7 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
 
 
 def read_machines(path: Path) -> list[Machine]:
-    """All entries of a times file, one per machine; none if the file is missing or an older version wrote it.
+    """The machines in a times file; none if the file is missing or an older version of Switchrail wrote it.
 
     Raises:
         TimesError: The file can't be read.
@@ -97,14 +94,14 @@ def read_machines(path: Path) -> list[Machine]:
 
 
 def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) -> None:
-    """Writes a machine's entry into the file, atomically.
+    """Writes a machine into a times file, atomically.
 
-    Existing measurements of the same device are kept if they were made with the installed versions, and if
-    `machine` does not replace them.
+    Keeps the file's measurements of the same device that were made with the installed versions, except those
+    that `machine` repeats.
 
     Args:
         path: The file.
-        machine: The machine's entry.
+        machine: The machine.
         installed: The installed versions, by normalised name.
 
     Raises:
@@ -140,7 +137,7 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Converts measurements to the core's form. Noisy times are increased by their spread.
+    """Converts measurements to the form that the core takes. Noisy times are increased by their spread.
 
     Raises:
         ArgumentError: A measurement is invalid; the error names the wrong field.
@@ -163,7 +160,7 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(sample: dict[str, Any]) -> dict[str, Any]:
-    """The sample in the core's form: noisy times increased by their spread, without spreads."""
+    """A sample without spreads, with noisy times increased by their spread."""
     spread = sample.pop("spread")
     noisy = {name for name, apart in spread.items() if apart > NOISY}
     sample["nanoseconds"] = {
@@ -187,7 +184,7 @@ def _fields(where: str, given: object, defaults: Mapping[str, Any], fields: _Fie
 
 
 def _is_count(found: object, bits: int = 64) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**bits
+    return is_integer(found, 0) and found < 2**bits
 
 
 def _is_pair(found: object) -> bool:
@@ -195,19 +192,9 @@ def _is_pair(found: object) -> bool:
     return is_two and all(_is_count(each, 32) for each in found)  # type: ignore[attr-defined]
 
 
-def _is_times(found: object) -> bool:
-    pairs = found.items() if isinstance(found, Mapping) else [(None, None)]
-    return all(isinstance(name, str) and _is_count(time) for name, time in pairs)
-
-
-def _is_spread(found: object) -> bool:
-    pairs = found.items() if isinstance(found, Mapping) else [(None, None)]
-    return all(
-        isinstance(name, str)
-        and isinstance(spread, (int, float))
-        and not isinstance(spread, bool)
-        and 0 <= spread < math.inf
-        for name, spread in pairs
+def _by_name(found: object, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(found, Mapping) and all(
+        isinstance(name, str) and is_valid(value) for name, value in found.items()
     )
 
 
@@ -238,8 +225,11 @@ _FIELDS: _Fields = {
 _SAMPLE: _Fields = {
     "rows": (_is_count, "a number of rows"),
     "length": (_is_count, "a number of tokens"),
-    "nanoseconds": (_is_times, "a mapping of names to integers"),
-    "spread": (_is_spread, "a mapping of names to numbers, 0 or more"),
+    "nanoseconds": (lambda found: _by_name(found, _is_count), "a mapping of names to integers"),
+    "spread": (
+        lambda found: _by_name(found, lambda spread: is_number(spread) and spread >= 0),
+        "a mapping of names to numbers, 0 or more",
+    ),
 }
 
 

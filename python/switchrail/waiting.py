@@ -30,7 +30,7 @@ class HungError(Exception):
     """Foreign code exceeded its time limit.
 
     Attributes:
-        thread: The thread that still runs it.
+        thread: The thread that still runs the code.
     """
 
     def __init__(self, what: str, seconds: float, thread: threading.Thread) -> None:

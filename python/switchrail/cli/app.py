@@ -23,6 +23,7 @@ from switchrail.foreign import in_lines
 from switchrail.packages import engine_packages
 
 INVALID, INTERRUPTED, UNREAD = 2, 130, 141
+"""Exit codes: after an error of the library, after Ctrl-C, and if the reader of the output has closed it."""
 
 COMMANDS = (
     "run",
@@ -40,7 +41,7 @@ COMMANDS = (
 
 
 class _FlagsAreFalse:
-    """Makes flags False by default, because typer would import pydantic to convert a default of None."""
+    """Makes False the default of flags: to convert None, typer would import pydantic."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -51,7 +52,7 @@ class _FlagsAreFalse:
 
 
 class _Command(_FlagsAreFalse, TyperCommand):
-    """A subcommand. To show its help, it loads the plugins: the help of `--backend` names their backends."""
+    """A subcommand. Its help loads the plugins, because the help of `--backend` lists their backends."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:

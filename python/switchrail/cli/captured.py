@@ -1,4 +1,4 @@
-"""Shows which steps an engine captures, with their backends, and which it doesn't."""
+"""Shows which steps an engine captures, and the backends in these steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from switchrail.engine.capture import CapturePlan, GraphState
 from switchrail.hooks import chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
@@ -25,12 +25,13 @@ def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
 
 
 def print_capture(out: Console, capture: CapturePlan | str) -> None:
-    """Prints a table for each group of steps with the same backends, with one row per call."""
+    """Prints a table with a row for each call. Steps with the same backends share rows."""
     if isinstance(capture, str):
         out.print(f"no step is captured: {capture}")
         return
     rows = []
-    for states in _alike([state for _, state in capture.states()]):
+    for _, group in groupby((state for _, state in capture.states()), _served):
+        states = list(group)
         steps = _steps(states)
         for call, name in states[0].backends.items():
             eager = states[0].eager.get(call)
@@ -52,13 +53,9 @@ def _hooks() -> list[str]:
     return [f"the hook on {hook.target_name} by {hook.source}" for hook in found]
 
 
-def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
-    """Groups consecutive states that have equal calls and backends."""
-
-    def served(state: GraphState) -> Any:
-        return state.kind, state.backends, state.because, state.eager, state.commits
-
-    return [list(group) for _, group in groupby(states, served)]
+def _served(state: GraphState) -> Any:
+    """The data of a step, without its size, that its printed rows depend on."""
+    return state.kind, state.backends, state.because, state.eager, state.commits
 
 
 def _steps(states: Sequence[GraphState]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def capturing(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Yields the callback `progress` for `Engine`. Shows nothing before its first call or off a terminal."""
+    """Yields the callback `progress` for `Engine`. On a terminal, the callback shows a progress bar."""
     columns = TextColumn("capturing steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = None

@@ -107,7 +107,7 @@ def check_backend(
 
 
 def _check_builds(subject: Subject) -> None:
-    """Builds the backend once, so that a class that can't be used is reported once, not for each case."""
+    """Builds a backend, so that an unusable class is reported once instead of for each case."""
     try:
         subject.build()
     except SwitchrailError:
@@ -143,10 +143,10 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
 
 
 def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A table with a row per op and phase: the passed cases, and the largest error relative to its bound."""
+    """A table with a row per op and phase: the number of passed cases and the largest error (`_worst`)."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.setting.phase)):
-        held, error, bound, _, where = _nearest(group)
+        held, error, bound, _, where = _worst(group)
         cells.append((*which, held, error, bound, "/".join(where[1:])))
     return table(title, ("op", "phase", "held", "worst error", "its bound", "where"), cells)
 
@@ -155,7 +155,7 @@ def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
     """A table with a row per op and check: the columns of `_by_phase` and more."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
-        *measured, where = _nearest(group)
+        *measured, where = _worst(group)
         cells.append((*which, *measured, "/".join(where[:2]), group[0].case.check.about))
     columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "property")
     return table(title, columns, cells, fold=columns[-1:])
@@ -170,8 +170,8 @@ def _grouped(
     yield from rows.items()
 
 
-def _nearest(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
-    """Counts the passed cases, and finds the largest error relative to its bound.
+def _worst(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
+    """The number of passed cases, and the largest error, relative to the bound of the error.
 
     Returns:
         "PASSED of RUN", then the error, its bound, its note, and the case's id.

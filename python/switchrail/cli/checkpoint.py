@@ -41,7 +41,7 @@ def find_folder(checkpoint: Path, *, download: bool) -> Path:
 
 
 def with_draft(options: EngineOptions, *, download: bool, files: Sequence[str] = FILES) -> EngineOptions:
-    """The options, with the folder of the draft model if `draft` names a checkpoint.
+    """The options. If `draft` names a checkpoint, the checkpoint's folder takes the place of the name.
 
     Args:
         options: The options.

@@ -44,7 +44,9 @@ class Choices:
 
 
 def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
-    """Reads the configuration file. The command line overrides its choices, but not its denials.
+    """The choices of the configuration file and of `--backend`.
+
+    `--backend` takes precedence over the file's choices, but the backends that the file denies stay denied.
 
     Raises:
         ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.

@@ -14,14 +14,13 @@ SECONDS = 5.0
 """Time limit for loading each plugin while a shell waits, in seconds."""
 
 _key = ""
-"""The key of the `KEY=NAME` to complete, if the shell passes only the name."""
+"""The KEY in the `KEY=NAME` to complete, if bash passes only the NAME; see `join_words`."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Joins words that bash has split at equals signs, in the variables that bash passes to a completion.
+    """Corrects the variables that bash passes to a completion: joins words that bash split at equals signs.
 
-    The word at the cursor is reduced to the part after its last equals sign, because bash completes only this
-    part.
+    Of the word at the cursor, only the part after the last equals sign stays: bash completes only this part.
     """
     global _key
     count = environment.get("COMP_CWORD", "")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 
 from switchrail.cli import flags
-from switchrail.cli.logs import failures_shown
+from switchrail.cli.logs import without_failures
 from switchrail.cli.output import say
 from switchrail.cli.show import print_json
 from switchrail.foreign import one_line
@@ -19,7 +19,7 @@ def doctor(as_json: flags.Json = False) -> None:
     """Find problems of this installation, with advice; exit with 1 if there are any."""
     from switchrail.doctor import diagnose
 
-    with failures_shown():
+    with without_failures():
         found = diagnose()
     if as_json:
         print_json([asdict(finding) for finding in found])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from switchrail import Route, RoutePlan
+
+_Line = tuple[str, str, str, str, str, str]
+"""Another engine's name and version, and a line of `served_in`."""
 
 
 def explain(
@@ -73,70 +76,72 @@ def explain(
     )
     for error in found.runtime.apply_policy():
         typer.echo(f"switchrail: engines refuse to plan until this is corrected: {error}", err=True)
-    platform, plan, capture = found.platform, found.plan, found.capture
-    layout = plan.layout
-    elsewhere = _elsewhere(found, None if phase is None else (phase,), choices.backends)
+    layout = found.plan.layout
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
-    routes = [route for route in plan.routes if not set(route.layers).isdisjoint(ids)]
+    routes = [route for route in found.plan.routes if not set(route.layers).isdisjoint(ids)]
+    elsewhere = _elsewhere(found, phase, choices.backends)
     if as_json:
-        print_json(
-            {
-                "model": layout.model,
-                "platform": asdict(platform.identity),
-                "layers": [layout.layer(i).to_dict() for i in ids],
-                "routes": [route.to_dict() for route in routes],
-                "capture": None if capture is None else capture_document(capture),
-                "steps": _steps(plan),
-                "drafts": [
-                    {
-                        "model": one.layout.model,
-                        "layers": [item.to_dict() for item in one.layout.layers],
-                        "routes": [route.to_dict() for route in one.routes],
-                    }
-                    for one in found.drafts
-                ],
-                "engines": [
-                    dict(zip(("engine", "version", "op", "phase", "backend", "ask"), row, strict=True))
-                    for row in elsewhere
-                ],
-            }
-        )
+        print_json(_document(found, ids, routes, elsewhere))
         return
     out = console()
-    out.print(platform_text(platform))
+    out.print(platform_text(found.platform))
     out.print(NOT_IMPORTED)
     if not routes:
         out.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
     _print_routes(out, routes)
     if layer is None:
-        for step, one in enumerate(found.drafts):
-            out.print()
-            title = f"step {step} of the model's draft head, with draft=mtp"
-            if not found.has_head:
-                title = f"the draft model {one.layout.model}"
-            out.print(f"{title}: {_kinds(one)}")
-            _print_routes(out, one.routes)
-    if layer is None and capture is not None:
+        _print_model(out, found, elsewhere)
+
+
+def _document(
+    found: Planned, ids: Sequence[int], routes: Sequence[Route], elsewhere: Sequence[_Line]
+) -> dict[str, Any]:
+    layout = found.plan.layout
+    return {
+        "model": layout.model,
+        "platform": asdict(found.platform.identity),
+        "layers": [layout.layer(id).to_dict() for id in ids],
+        "routes": [route.to_dict() for route in routes],
+        "capture": None if found.capture is None else capture_document(found.capture),
+        "steps": _steps(found.plan),
+        "drafts": [
+            {
+                "model": one.layout.model,
+                "layers": [item.to_dict() for item in one.layout.layers],
+                "routes": [route.to_dict() for route in one.routes],
+            }
+            for one in found.drafts
+        ],
+        "engines": [
+            dict(zip(("engine", "version", "op", "phase", "backend", "ask"), line, strict=True))
+            for line in elsewhere
+        ],
+    }
+
+
+def _print_model(out: Console, found: Planned, elsewhere: Sequence[_Line]) -> None:
+    """Prints the drafts, the captured steps, the optional steps and the other engines."""
+    for step, one in enumerate(found.drafts):
+        title = f"step {step} of the model's draft head, with draft=mtp"
+        if not found.has_head:
+            title = f"the draft model {one.layout.model}"
+        kinds = ", ".join(f"layer {item.id} {item.kind}" for item in one.layout.layers)
+        out.print(f"\n{title}: {kinds}")
+        _print_routes(out, one.routes)
+    if found.capture is not None:
         out.print()
-        print_capture(out, capture)
-    if layer is None:
-        steps = [
-            (name, call, ", ".join(backends))
-            for name, calls in _steps(plan).items()
-            for call, backends in (calls or {"": ["none: skipped"]}).items()
-        ]
+        print_capture(out, found.capture)
+    steps = [
+        (name, call, ", ".join(backends))
+        for name, calls in _steps(found.plan).items()
+        for call, backends in (calls or {"": ["none: skipped"]}).items()
+    ]
+    out.print()
+    out.print(table("optional steps", ("step", "op and phase", "backends"), steps))
+    if elsewhere:
+        columns = ("engine", "version", "op", "phase", "backend", "select it with")
         out.print()
-        out.print(table("optional steps", ("step", "op and phase", "backends"), steps))
-    if layer is None and elsewhere:
-        out.print()
-        out.print(
-            table(
-                "other installed engines",
-                ("engine", "version", "op", "phase", "backend", "select it with"),
-                elsewhere,
-                fold=("backend", "select it with"),
-            )
-        )
+        out.print(table("other installed engines", columns, elsewhere, fold=columns[-2:]))
 
 
 def _print_routes(out: Console, routes: Sequence[Route]) -> None:
@@ -148,12 +153,8 @@ def _print_routes(out: Console, routes: Sequence[Route]) -> None:
             out.print(_classes(route))
 
 
-def _kinds(plan: RoutePlan) -> str:
-    return ", ".join(f"layer {layer.id} {layer.kind}" for layer in plan.layout.layers)
-
-
 def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
-    """For each optional step: the backends that have it, by op and phase."""
+    """For each optional step, the backends that have the step, by op and phase."""
     features = {
         (backend.op, phase, backend.name): backend.capabilities["features"]
         for backend in plan.backends
@@ -172,13 +173,11 @@ def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def _elsewhere(
-    found: Planned, phases: Sequence[str] | None, backends: Mapping[str, str]
-) -> list[tuple[str, str, str, str, str, str]]:
-    """For each other installed engine: its name, its version, and the lines of `served_in`."""
-    make = found.make if phases is None else partial(found.make, phases=phases)
-    if phases is not None:
-        backends = {}
+def _elsewhere(found: Planned, phase: str | None, backends: Mapping[str, str]) -> list[_Line]:
+    """The lines of `served_in` for each other installed engine, after the engine's name and version."""
+    make = found.make
+    if phase is not None:
+        make, backends = partial(make, phases=(phase,)), {}
     return [
         (host.name, version, *row)
         for host, version in installed()

@@ -10,8 +10,8 @@ LOG = logging.getLogger("switchrail")
 
 
 @contextmanager
-def failures_shown() -> Iterator[None]:
-    """Hides plugins' failures from the log, for callers that show the plugins' records instead."""
+def without_failures() -> Iterator[None]:
+    """In the block, hides plugins' failures from the log, for callers that show the plugins' records."""
     LOG.addFilter(_is_no_failure)
     try:
         yield

@@ -16,8 +16,8 @@ _OUTPUT: ContextVar[TextIO | None] = ContextVar("output", default=None)
 def move_output(*, others: bool) -> None:
     """Moves standard output to another file descriptor, which C code and child processes don't use.
 
-    This lasts until the process ends, because C code often writes its buffers only then. It does nothing if a
-    stream is closed.
+    The move lasts until the process ends, because C code often writes its buffers only then. If a stream is
+    closed, nothing is moved.
 
     Args:
         others: Whether output of other code goes to standard error; if not, it is discarded.

@@ -35,8 +35,8 @@ class Planned(NamedTuple):
         options: The engine's options.
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
-        drafts: The routes of the chosen draft model; or those of each step of the model's own draft head, if
-            no other draft is chosen. The steps of a head have no phase `verify`.
+        drafts: The routes of the chosen draft model; without one, the routes of each step of the model's own
+            draft head, which have no phase `verify`.
     """
 
     platform: Platform

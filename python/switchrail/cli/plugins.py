@@ -9,7 +9,7 @@ import typer
 from switchrail.cli import flags
 from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.cli.hooks import show_hooks
-from switchrail.cli.logs import failures_shown
+from switchrail.cli.logs import without_failures
 from switchrail.cli.show import console, plugin_table, print_json
 from switchrail.errors import PlatformError, PlatformPluginError
 
@@ -26,10 +26,10 @@ def plugins(
         else:
             show_hooks(explanations)
         return
-    with failures_shown():
+    with without_failures():
         runtime = loaded_runtime(Choices())
     try:
-        runtime._platforms.ask_plugins()  # so that the records show which platform plugin is in use
+        runtime._platforms.ask_plugins()  # the records then show which platform plugin is in use
     except PlatformPluginError:  # the plugin's record shows the error
         pass
     except PlatformError as error:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ from switchrail.cli import flags
 from switchrail.cli.capturing import make_engine
 from switchrail.cli.checkpoint import CheckpointArgument, find_folder
 from switchrail.cli.choices import loaded_runtime, read_choices
-from switchrail.cli.logs import LOG, failures_shown
+from switchrail.cli.logs import LOG, without_failures
 from switchrail.cli.planning import planned
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
 from switchrail.engine.hub import FILES
@@ -96,20 +96,19 @@ def run(
         ignore_eos=ignore_eos,
     )
     choices = read_choices(config, backend)
-    if draft is not None:
-        choices = replace(choices, engine={**choices.engine, "draft": draft})
     folder = find_folder(checkpoint, download=download)
     if quiet:
         context.call_on_close(partial(LOG.setLevel, LOG.level))
         LOG.setLevel(logging.WARNING)
     told = console(stderr=True, quiet=quiet or as_json)
-    with nullcontext() if told.quiet else failures_shown():
+    with nullcontext() if told.quiet else without_failures():
         runtime = loaded_runtime(choices)
     platform = runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
     # Wrong arguments are refused here, before torch and transformers are imported.
-    found = planned(folder, choices, device=device, dtype=dtype, download=download, draft_files=FILES)
-    options = found.options
+    options = planned(
+        folder, choices, device=device, dtype=dtype, draft=draft, download=download, draft_files=FILES
+    ).options
     _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar
@@ -135,18 +134,7 @@ def run(
             told.print("", route_table(engine.plan), "", sep="\n")
             with _named_failures(with_traceback=with_traceback):
                 outputs = _speak(console(), told, _until_interrupted(engine.stream(texts, params)), texts)
-            stats = engine.stats
-            told.print(
-                f"\nprefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
-                f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
-                highlight=False,
-            )
-            if options.draft is not None:
-                told.print(
-                    f"drafts: {stats.accepted_tokens} of {stats.drafted_tokens} tokens accepted, "
-                    f"{stats.accepted_per_verification:.2f} per verification ({stats.verifications})",
-                    highlight=False,
-                )
+            _print_stats(told, engine.stats, has_draft=options.draft is not None)
     failed = [output for output in outputs if output.finish_reason == "error"]
     for output in failed:
         typer.echo(in_lines(f"switchrail: {output.prompt!r} failed: {_told(output.error)}"), err=True)
@@ -210,6 +198,20 @@ def _routes(plan: RoutePlan) -> list[dict[str, Any]]:
     ]
 
 
+def _print_stats(told: Console, stats: Stats, *, has_draft: bool) -> None:
+    told.print(
+        f"\nprefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
+        f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
+        highlight=False,
+    )
+    if has_draft:
+        told.print(
+            f"drafts: {stats.accepted_tokens} of {stats.drafted_tokens} tokens accepted, "
+            f"{stats.accepted_per_verification:.2f} per verification ({stats.verifications})",
+            highlight=False,
+        )
+
+
 def _acceptance(stats: Stats) -> dict[str, Any]:
     return {
         "verifications": stats.verifications,
@@ -252,7 +254,7 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
-    """Prints the prompts in order, each with its text: the current one's as it is generated.
+    """Prints the prompts in order, each followed by its text. The current text is printed as it arrives.
 
     On a terminal, control characters are escaped; elsewhere the text is unchanged.
 

@@ -35,7 +35,7 @@ class _Plain(Console):
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on standard output or standard error. Lines are wide if the stream is not a terminal.
+    """A console on standard output or standard error. Lines have `PIPE_WIDTH` columns unless on a terminal.
 
     Args:
         stderr: Whether to use standard error.
@@ -70,7 +70,7 @@ def table(
 
 
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of microseconds, a row per batch and a column per backend. Marks each row's fastest."""
+    """A table of microseconds with a row per batch and a column per backend. `*` marks each row's fastest."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
     length = "a row sees" if op in PAGED_OPS else "longest"
     rows = []
@@ -130,7 +130,7 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
 
 
 def route_table(plan: RoutePlan) -> Table:
-    """Makes a table of the backends that serve each op and phase, grouped by layers that share them."""
+    """Makes a table of the backends for each op and phase. Layers with the same backends share a row."""
     layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
     kinds = {layer.id: layer.kind for layer in plan.layout.layers}
     phases = list(dict.fromkeys(phase for _, _, phase, _ in plan.table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ from switchrail.nearest import unknown
 from switchrail.times import times_path, write_machine
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from switchrail.times import Machine
     from switchrail.tune import Timing
 
@@ -51,7 +54,7 @@ def tune(
     download: flags.Download = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Time the backends that fit, and save the times for `auto`; `explain` shows them.
+    """Time the backends that fit, and save the times for `auto`; `explain` shows the times.
 
     The times are used on the same device with the same versions, until they are measured again or the file is
     removed.
@@ -86,37 +89,44 @@ def tune(
             result = machine(runtime, platform, found)
             # Written after each measurement, since a later one may fail.
             write_machine(path, result, runtime._loader.installed().packages)
-    for timing in found:
-        if timing.noisy:
-            spreads = ", ".join(f"{name} with {batch} ({spread:.0%})" for name, batch, spread in timing.noisy)
-            warning = (
-                f"warning: {_title(timing)}: these times varied too much in {ATTEMPTS} attempts, "
-                f"so each is increased by its spread; measure again on an idle machine: {spreads}"
-            )
-            typer.echo(one_line(warning), err=True)
+    _warn_of_noise(found, ATTEMPTS)
     if as_json:
         print_json({**result, "path": str(path)})
         return
     out = console()
     out.print(platform_text(platform))
-    for timing in found:
+    _print(out, found)
+    out.print(f"written to {path}", highlight=False, markup=False)
+
+
+def _warn_of_noise(timings: Iterable[Timing], attempts: int) -> None:
+    for timing in timings:
+        if timing.noisy:
+            spreads = ", ".join(f"{name} with {batch} ({spread:.0%})" for name, batch, spread in timing.noisy)
+            warning = (
+                f"warning: {_title(timing)}: these times varied too much in {attempts} attempts, "
+                f"so each is increased by its spread; measure again on an idle machine: {spreads}"
+            )
+            typer.echo(one_line(warning), err=True)
+
+
+def _print(out: Console, timings: Sequence[Timing]) -> None:
+    """Prints a table for each timing, then the backends that were left out, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for timing in timings:
+        for name, reason in timing.left_out.items():
+            reasons.setdefault(f"{name}: {reason}", []).append(f"{timing.op} {timing.phase}")
         if timing.has_times:
-            measurement = timing.to_dict()
             names: dict[str, list[str]] = {}
             for name, way in timing.ways.items():
                 names.setdefault(_WAYS[way], []).append(name)
             ways = ", ".join(f"{' and '.join(timed)} {way}" for way, timed in names.items())
             out.print()
             out.print(Text.assemble((_title(timing), "bold"), f", microseconds: {one_line(ways)}"))
-            out.print(times_table(timing.op, measurement["samples"]))
+            out.print(times_table(timing.op, timing.to_dict()["samples"]))
     out.print()
-    reasons: dict[str, list[str]] = {}
-    for timing in found:
-        for name, reason in timing.left_out.items():
-            reasons.setdefault(f"{name}: {reason}", []).append(f"{timing.op} {timing.phase}")
     for reason, what in reasons.items():
         out.print(f"left out: {reason} ({', '.join(dict.fromkeys(what))})", highlight=False, markup=False)
-    out.print(f"written to {path}", highlight=False, markup=False)
 
 
 _WAYS = {

@@ -38,8 +38,7 @@ def warmup(
     told.print(platform_text(platform))
     start = time.perf_counter()
     found = planned(folder, choices, device=device, dtype=dtype, download=download, draft_files=FILES)
-    options = found.options
-    chosen = {"dtype": dtype, "backends": choices.backends, "options": options}
+    chosen = {"dtype": dtype, "backends": choices.backends, "options": found.options}
     from switchrail.engine.warmup import warm_up
 
     with make_engine(told, folder, runtime=runtime, device=platform, **chosen) as engine:

@@ -26,7 +26,7 @@ _log = logging.getLogger("switchrail.dispatch")
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
 Target = tuple[Callable[[Any, Any, Any], Any], int, bool]
-"""A backend's `run`, the index of its `_User` in the step, and whether `run` returns a record to keep."""
+"""A backend's `run`, the index of the `_User` that runs it, and whether `run` returns a record to commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _Step:
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
         verified: The calls to commit, each with the index of its user and its record.
-        deferred: The calls whose commits are left to a later verification, each with the index of its user.
+        deferred: The calls that a later verification will commit, each with the index of its user.
     """
 
     prepared: Prepared
@@ -318,7 +318,7 @@ class Dispatcher:
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Starts a step at the begin of the block and ends it after the block. In the block, call the model.
+        """A context manager that starts a step and ends it. In its block, call the model.
 
         An earlier step that did not end, for example because of an interrupt, is discarded.
 

@@ -1,4 +1,4 @@
-"""Checks the device: whether torch and the driver are compatible, and whether a platform can be chosen."""
+"""Checks that torch and the driver are compatible, and that the platform and its backends work."""
 
 from __future__ import annotations
 

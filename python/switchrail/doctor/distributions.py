@@ -71,7 +71,7 @@ def _copies() -> Iterator[Finding]:
 def _is_source_of(name: str, source: str, folder: str) -> bool:
     """Whether `source` is in the source tree of the editable installation in `folder`.
 
-    Building leaves metadata in the source tree; that is not a second copy.
+    If so, the metadata in `source` comes from building, and is not a second copy.
     """
     for distribution in metadata.distributions(name=name, path=[folder]):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")

@@ -1,8 +1,8 @@
 """Hooks: functions put before, after, around or in place of a callable.
 
-A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
-every reference to the function leads to its hooks, from their addition until their removal. Other
-callables, such as C functions, are replaced by a stand-in in all objects that refer to them. A class is
+A hooked Python function stays the same object; its code is swapped for a trampoline, which runs the hooks and
+the original. So every reference to the function leads to its hooks, from their addition until their removal.
+Other callables, such as C functions, are replaced by a stand-in in all objects that refer to them. A class is
 replaced by installing another class's namespace in it. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
@@ -22,8 +22,8 @@ with the target's arguments, including its defaults:
 
 Known limits. The trampoline adds a frame between the caller and the original. So `stacklevel` and
 `sys._getframe` in the original count one frame more, and the arguments live until the trampoline returns. A
-copy of a hooked function's code keeps the chain that the function had when the code was copied. The
-`original` that an `around` hook gets has the defaults that the target had when its chain last changed.
+copy of a hooked function's code keeps the hooks that the function had when the code was copied. The
+`original` that an `around` hook gets has the defaults that the target had when its hooks last changed.
 `Hooks.explain` shows which hooks run on a target, which don't, and which calls bypass them.
 """
 

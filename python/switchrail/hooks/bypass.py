@@ -15,8 +15,7 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# By package, compilers that read a function's source; and the attribute by which a compiled object refers to
-# the function.
+# Packages that compile functions from source, each with the attribute of its objects that has the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
@@ -41,7 +40,7 @@ def everywhere(site: Site) -> tuple[str, ...]:
     holders = garbage.referrers(site.function)
     holders += garbage.referrers(*(holder for holder in holders if type(holder) is dict))
     notes = _notes(site, holders)
-    holders.clear()  # breaks a reference cycle: the list has frames, which refer to the list
+    holders.clear()  # breaks a reference cycle: frames in the list refer to the list
     return notes
 
 

@@ -21,7 +21,7 @@ from switchrail.hooks.table import Chain, Table, Wanted
 
 _log: Final = logging.getLogger(__name__)
 
-# A finalizer can run during a change, in the same thread, and may remove its own hooks.
+# A finalizer can run during a change, in the same thread, and may remove hooks.
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
@@ -82,8 +82,8 @@ def change(
     Args:
         add: New hooks, with their sites.
         remove: Hooks to remove; unknown ones are ignored.
-        attach: Hooks, each with a further site; hooks that were removed meanwhile are ignored.
-        disable: Hooks to disable; they keep their places in the order.
+        attach: Further sites of hooks; hooks that were removed meanwhile are ignored.
+        disable: Hooks to disable; they keep their positions in the order.
         enable: Hooks to enable again.
         strict: Whether a second `replace` on one site is an error; otherwise it is logged.
 
@@ -143,7 +143,7 @@ def _requested(
 
 
 def _remove_meanwhile() -> None:
-    """Removes the hooks whose removal finalizers have requested during the change."""
+    """Removes the hooks that finalizers removed during the change."""
     while _removed_meanwhile:
         gone = _removed_meanwhile.pop()
         _change_to({hook: sites for hook, sites in _table.sites.items() if hook is not gone}, _table.disabled)
@@ -196,10 +196,9 @@ class Swap:
 
     @property
     def turn(self) -> int:
-        """The place of the swap in the order of swaps.
+        """When the swap is done: first at functions that will have hooks, last at functions that won't.
 
-        Sites that will have hooks come first. Classes follow, because their replacement moves hooks to
-        these sites. Sites that lose their last hook come last.
+        Classes are replaced in between, because replacing a class moves hooks to functions.
         """
         return 1 if self.site.leads else 0 if self.new.running else 2
 
@@ -220,7 +219,7 @@ def _difference(
     _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
-    # Classes come first, since replacing a class changes the code that its methods have without hooks.
+    # Classes come first, since replacing a class changes its methods' own code.
     for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
         old = before.chains.get(site) or Chain(found, found, ())

@@ -93,7 +93,7 @@ def of(target: object) -> Explanation:
     except HookError as error:
         problem = error
     path = target if isinstance(target, str) else ""
-    with change_lock:  # so that the chains in the table match the code of their sites
+    with change_lock:  # so that the table matches the code of the functions
         table = chain.table()
         # Another thread may have just found the target of a hook with this path.
         put = (sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites)

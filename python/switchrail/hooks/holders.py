@@ -1,4 +1,4 @@
-"""Finds the objects that refer to a given object, and makes them refer to another one."""
+"""Finds the objects that refer to a given object, and makes them refer to another object."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from switchrail import garbage
 
 
 class Hidden:
-    """Base class of the hook code's own objects, which refer to targets and must keep doing so."""
+    """Base class of objects that refer to targets and that `replace_held` must not change."""
 
     __slots__ = ()
 
 
 class Namespace(dict[str, Any]):
-    """A copy of a class's namespace. It is changed like any dict, because no class reads it."""
+    """A copy of a class's namespace. Unlike the namespace itself, it can be changed like any dict."""
 
 
 def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
-    """Replaces `old` by `new` in each holder: an object that refers to `old`.
+    """Replaces `old` by `new` in its holders: the objects that refer to it.
 
-    Only holders that the garbage collector knows are found. Holders can be modules, classes, instances,
-    dicts, lists, deques, sets, closures, defaults of functions and `functools.partial` objects, but not local
-    variables of running functions.
+    Changes modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions and
+    `functools.partial` objects, if the garbage collector knows them. Local variables of running functions are
+    left alone.
 
     Returns:
-        The number of changed holders, and a description of each one that can't be changed.
+        The number of changed holders, and descriptions of the holders that can't be changed.
     """
     changed, unreached = 0, []
     for holder in garbage.referrers(old):

@@ -19,7 +19,7 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class HookOrder(TypedDict, total=False):
-    """The options that determine a hook's place in the running order; `Hooks.add` explains them."""
+    """The options that determine when a hook runs; `Hooks.add` explains them."""
 
     priority: int
     before: Sequence[str]
@@ -107,9 +107,10 @@ class Hook:
         strict: Whether a missing or unfit target is an error.
         name: The callable's module and qualified name.
         nature: The sort of function that the callable is; see `nature_of`.
-        signature: The callable's parameters; None if they are unknown. Name, nature and signature are read
-            only once, when the hook is created: reading them may run the callable's own code, which must not
-            happen while a change holds the lock.
+        signature: The callable's parameters; None if they are unknown.
+
+    Name, nature and signature are read when the hook is created. Reading them may run the callable's own
+    code, which must not happen later, while a change holds the lock.
     """
 
     target_name: str

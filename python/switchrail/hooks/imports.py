@@ -20,10 +20,7 @@ from switchrail.hooks.target import modules_of
 
 
 def watch(path: str | None) -> None:
-    """Watches all modules that a dotted path may go through.
-
-    Hooks on the path are attached whenever one of these modules is imported.
-    """
+    """Makes imports of all modules in a dotted path attach the hooks on that path."""
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:

@@ -1,4 +1,4 @@
-"""Hooks on inherited attributes: the subclass gets a function of its own, which calls the inherited one."""
+"""Hooks on inherited attributes: the subclass gets its own function, which calls the inherited attribute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchrail.hooks.trampoline import forwarder
 
 _STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
-# The key in a forwarding function's globals that stores the class and the name it was made for.
+# The key, in a forwarding function's globals, of the class and the name that the function was made for.
 _MADE_FOR: Final = "__switchrail_made_for"
 
 
@@ -29,7 +29,7 @@ def made_for(function: FunctionType) -> tuple[type, str] | None:
 
 
 def site_of(owner: type, name: str, target: str) -> Site | None:
-    """The site of an inherited attribute, for one class only; None if the class inherits no such attribute.
+    """The site of an inherited attribute in one class; None if the class inherits no such attribute.
 
     Raises:
         HookError: The attribute can't be hooked.

@@ -1,4 +1,4 @@
-"""Renames `super` in the code of functions, so that they call another function in its place."""
+"""Renames `super` in the code of functions, so that they call another function instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
 
 
 def redirected(function: FunctionType, code: CodeType) -> CodeType:
-    """The code with `super` renamed if the function was redirected; otherwise the code unchanged."""
+    """A function's code, with `super` renamed if the function was redirected."""
     if function not in _redirected:
         return code
     renamed = _renamed(code)
@@ -45,7 +45,7 @@ def closing_over(cls: type) -> list[FunctionType]:
 
 
 def has_attribute_super(code: CodeType) -> bool:
-    """Whether code uses an attribute called `super`, which the renaming would rename too."""
+    """Whether code uses an attribute named `super`, which would be renamed too."""
     return any(
         instruction.argval == "super" and instruction.opname.split("_")[-1] in ("ATTR", "METHOD")
         for instruction in dis.get_instructions(code)

@@ -207,8 +207,7 @@ class Hooks:
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
         """The name of each target and descriptions of its enabled hooks, in order; for fingerprints.
 
-        Waiting hooks are included, so that the result does not depend on the modules that were imported so
-        far.
+        Includes waiting hooks, so that the result does not depend on which modules are imported already.
         """
         enabled: dict[str, list[Hook]] = {}
         for hook in chain.added():
@@ -226,10 +225,10 @@ class Hooks:
     def retry(self) -> tuple[Hook, ...]:
         """Puts waiting hooks on targets that exist now. Returns this object's hooks that still wait.
 
-        An imported module gets its hooks before the import returns. A retry is needed for modules that are
-        loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by hand or
-        found by a finder in front of Switchrail's, and for attributes that a module gets after its import.
-        `add`, `enable`, `list` and `explain` retry as well.
+        Hooks on an imported module are put on it before the import returns. A retry is needed for modules
+        that are loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by
+        hand, or found by a finder in front of Switchrail's. It is also needed for attributes that a module
+        gets after its import. `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
         return self.waiting()
@@ -244,8 +243,7 @@ def decorator(
 ) -> Callable[[F], F]:
     """A decorator that passes a function to `add`, and returns it unchanged."""
 
-    # Not a closure in `add`: a closure's cell would refer to the target, and the search for holders would
-    # find that cell.
+    # Not a closure in `add`: its cell would refer to the target, and the search for holders would find it.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn

@@ -1,7 +1,4 @@
-"""Sites: the places that can have a chain of hooks.
-
-Most sites are Python functions, whose code is swapped for the chain.
-"""
+"""Sites: the functions and classes that can have a chain of hooks."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ class Placement(Protocol):
 
 
 class Site(ABC):
-    """A place that can have a chain of hooks. Equal sites are the same place.
+    """A function or class that can have a chain of hooks. Sites of the same object are equal.
 
-    The state of a site is an object: for a function its code, for a class the class that replaces it.
+    Hooks change the state of a site: for a function its code, for a class the class that replaces it.
     """
 
     leads: ClassVar[bool] = False
-    """Whether hooks on this site move hooks of other sites, as on a replaced class; see `moves`."""
+    """Whether hooks on this site move hooks of other sites, as on a class; see `moves`."""
 
     @property
     @abstractmethod
@@ -72,7 +69,7 @@ class Site(ABC):
             raise hook.refusal(problem)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
-        """Pairs of sites. Hooks on the first site of a pair run on the second, or nowhere if it is None.
+        """Pairs of sites. Hooks of a pair's first site run on the second site, or nowhere if that is None.
 
         Args:
             hook: The first hook of this site, which causes the moves.
@@ -147,9 +144,8 @@ def known(key: tuple[int, str]) -> Function | None:
 def shared(key: tuple[int, str], made: Function) -> Function:
     """The only site for a key: `made`, unless another thread was first.
 
-    The caller creates the site before this function takes the lock, because creating a site reads an object's
-    signature. A closure could not create the site here, because the search for holders would find the
-    closure's cells.
+    The caller creates the site without the lock, because creating a site reads an object's signature. `made`
+    is not a closure that creates the site, because the search for holders would find the closure's cells.
     """
     with change_lock:
         return _shared.setdefault(key, made)

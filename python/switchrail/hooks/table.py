@@ -18,9 +18,9 @@ class Wanted:
     """The sites of each hook, in the order of addition; empty if the hook waits for its target."""
     disabled: frozenset[Hook]
     moved: Mapping[Site, Site]
-    """Maps a method of a replaced class to the method that replaces it and gets its hooks."""
+    """For methods of replaced classes: the new class's method of the same name, which gets the hooks."""
     lost: Mapping[Site, Hook]
-    """Maps a method of a replaced class that no method replaces to the hook that replaces the class."""
+    """For methods of replaced classes without such a counterpart: the hook that replaces the class."""
     hooks: Mapping[Site, tuple[Hook, ...]]
     """The hooks of each site after moves, in the order of addition."""
 

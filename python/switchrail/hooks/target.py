@@ -1,9 +1,8 @@
 """Finds the site of a hook's target, which is given as a dotted path or an object.
 
-A target's site does not depend on active hooks, so it can be looked up while other threads change hooks. To
-achieve this, attributes that hooks have set on a class are ignored, a stand-in is treated as the object that
-it replaces, and a site remains the same object as long as anything refers to it. Attributes of modules and
-objects are read without the lock.
+A target has the same site with and without active hooks, so it can be looked up without the lock, while other
+threads change hooks. For this, attributes that hooks have set on a class are ignored, a stand-in counts as
+the object that it replaces, and a site remains the same object as long as anything refers to it.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
     """Compiles a trampoline for a function, and puts the hooks' callables into the function's globals.
 
     The callables are not constants of the code, since torch.compile would refuse such constants. Each
-    trampoline has names of its own in the globals, which are deleted together with the trampoline. So a call
-    that still runs an older chain finds that chain's callables.
+    trampoline has its own names in the globals, which are deleted together with the trampoline. So a call
+    that still runs an older trampoline finds its callables.
 
     Args:
         function: The hooked function; its code is not changed here.
@@ -55,8 +55,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
-    # Calls the first `around` hook. The `original` of each is the next one. The last one's `original` is the
-    # target's own function or the `replace` hook.
+    # Calls the first `around` hook. Each `around` hook gets the next one as `original`; the last one gets the
+    # `replace` hook or the target's own function.
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
     if parameters.callee:  # each call has another original, so the nested functions are created in each call

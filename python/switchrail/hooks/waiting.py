@@ -1,7 +1,7 @@
 """Hooks whose target doesn't exist yet. They are tried again whenever hooks are added, enabled or listed.
 
-`imports` notices most imports. It misses modules that are loaded from a file path or put into `sys.modules`
-by hand, and attributes that a module gets later.
+This is needed for imports that the module `imports` doesn't notice: of modules that are loaded from a file
+path or put into `sys.modules` by hand; and for attributes that a module gets after its import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on the target of its dotted path, if it exists now; otherwise logs the reason, once.
+    """Puts a hook on its target, if the target exists now; otherwise logs the reason, once.
 
     Args:
         hook: A waiting hook, or one whose module was imported again.
@@ -86,10 +86,7 @@ def executed(module: str) -> None:
 
 
 class _Started(ModuleSpec):
-    """The spec of a module that was being imported when a hook was tried on it.
-
-    When the import ends, the hook is tried again.
-    """
+    """The spec of a module that was being imported when a hook was tried: tries it again after the import."""
 
     @property
     def _initializing(self) -> bool:
@@ -115,7 +112,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """A cheap check: the last reason to wait; None if a module of the path was imported since then."""
+    """The last reason to wait, if no module of the path was imported since then: a cheap check; else None."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

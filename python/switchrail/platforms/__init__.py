@@ -1,4 +1,4 @@
-"""Platforms: the identity of a device family, data about its devices, and the defaults of engines on them.
+"""Platforms: device families, their devices, and the classes and defaults of engines on these devices.
 
 `docs/platforms.md` lists the families and explains how a distribution adds another one. Importing this
 package does not import torch; looking for a device does.

@@ -1,8 +1,8 @@
-"""The built-in device families, and detection of the one on this machine."""
+"""The built-in device families, and the detection of this machine's family."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
 from switchrail.errors import PlatformError
@@ -31,8 +31,7 @@ _TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "
 
 def platform_class(kind: str) -> type[Platform]:
     """The platform class of a kind in `KINDS`."""
-    module, _, name = _CLASSES[kind].partition(":")
-    found: type[Platform] = getattr(import_module(module), name)
+    found: type[Platform] = resolve_name(_CLASSES[kind])
     return found
 
 

@@ -30,11 +30,10 @@ T = TypeVar("T")
 class PlatformChoice:
     """The platform of one runtime, chosen once, by the first thread that needs it.
 
-    The platform set with `use` comes first, then the one that `SWITCHRAIL_PLATFORM` names. Otherwise all
+    The platform set with `use` comes first, then the platform that `SWITCHRAIL_PLATFORM` names. Otherwise all
     installed platform plugins are called. If exactly one accepts, its platform is chosen. If several accept,
     an error is raised. If all decline, the first built-in kind with a device is chosen. After a failed choice
-    the next call tries again. There is one platform object per class and device, even if it is requested by
-    different names.
+    the next call tries again. Requests for the same class and device get the same platform object.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class PlatformChoice:
         return () if isinstance(platform, Platform) or is_builtin(platform) else self._candidates()
 
     def _kept(self, platform: Platform) -> Platform:
-        """The platform created earlier for the same device, if any, so a device is initialised once."""
+        """The platform of the same class and device that was created first."""
         return self._made.setdefault((type(platform), platform.device), platform)
 
     def _keep_records(self, candidates: Sequence[Candidate]) -> None:

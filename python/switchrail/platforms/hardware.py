@@ -66,12 +66,12 @@ class Hardware:
         raise self._not_provided("get_device")
 
     def set_device(self, device: str) -> None:
-        """Makes `device` the one on which the current thread launches its work."""
+        """Makes the current thread launch its work on `device`."""
         raise self._not_provided("set_device")
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Makes this device the current one in the block."""
+        """In the block, the current thread launches its work on this device."""
         before = self.get_device()
         if before == self.device:
             yield

@@ -47,8 +47,8 @@ class Serving:
     def default_backend(self, op: str, phase: str) -> str | None:
         """The backend for an op in a phase, if the user has not chosen one.
 
-        The backend counts as the user's choice: if it can't serve the op, an error that names the platform is
-        raised. If None is returned, capabilities and priorities decide.
+        If this backend can't serve the op, an error that names the platform is raised. None means that
+        capabilities and priorities decide.
         """
         return None
 
@@ -126,7 +126,7 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The function for an operation; None means the native one.
+        """The function for an operation; None means the model definition's or the engine's own function.
 
         Raises:
             PlatformError: The dispatch key can't be part of a method name, or the method's signature does not

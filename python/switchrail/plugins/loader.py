@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from switchrail import _core
@@ -34,6 +35,8 @@ from switchrail.staging import Staging, staging_of
 from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, blamed_on
 
 GROUP = "switchrail.plugins"
+
+_IDENTITY = attrgetter("version", "target", "path")
 
 T = TypeVar("T")
 
@@ -310,13 +313,8 @@ class Loader:
         known = {}
         for found in discovery.plugins:
             plugin = self._plugins.get(_key(found), found)
-            is_same = (plugin.version, plugin.target, plugin.path) == (
-                found.version,
-                found.target,
-                found.path,
-            )
             # A plugin that failed or hung is tried again only if its version, target or path has changed.
-            keeps_failure = plugin.state in ("failed", "hung") and is_same
+            keeps_failure = plugin.state in ("failed", "hung") and _IDENTITY(plugin) == _IDENTITY(found)
             known[_key(found)] = plugin if keeps_failure else found
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """One rank's report: its runtime's state, or why there is none. Equal digests mean equal reports."""
+    """One rank's report: the state of its runtime, or else the reason why there is no state.
+
+    Reports with equal digests are equal.
+    """
 
     state: State | None
     digest: str
@@ -37,7 +40,7 @@ def check_ranks(
     *,
     timeout: float = 300.0,
 ) -> str:
-    """Compares the runtimes of all ranks of a distributed job; each rank calls it at the start.
+    """Compares the runtimes of all ranks of a distributed job. Each rank must call this at the start.
 
     If a rank differs or fails to load, all ranks raise the same error. Each rank is compared with the runtime
     that most ranks have. The comparison includes the devices' family and compute capability, but not their

@@ -157,7 +157,7 @@ def _document(registration: Registration, *, configured: bool = True) -> dict[st
 
 
 def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implementation | None:
-    """The implementation for a user's registration; None if a plugin provides it or it was not found."""
+    """The implementation of a user's registration; None for a plugin's, or if it was not found."""
     registration = backend.registration
     if registration.to_dict()["origin"]["kind"] != "user":
         return None

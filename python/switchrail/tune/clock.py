@@ -28,14 +28,15 @@ LAYERS = 48
 """Maximum number of calls that are timed together: as many as a model has layers."""
 
 SECONDS = 0.05
-"""Time limit in seconds for timing a backend with a batch.
-
-A few rounds are timed in any case, within ten times this limit.
-"""
+"""Seconds for which a backend is timed with a batch; longer if fewer than `_LEAST` rounds fit."""
 
 _LEAST = 5
+"""Minimum number of timed rounds, unless they take longer than `_MOST` seconds."""
+
 _MOST = 0.5
 _WARM = 2
+"""Rounds before the timed ones."""
+
 _CYCLES = 3e9
 """Upper bound of the device's clock frequency, in Hz."""
 

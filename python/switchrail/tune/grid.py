@@ -29,7 +29,7 @@ class Size:
     channels: int | None = None
 
     def arguments(self, op: str) -> dict[str, Any]:
-        """The arguments of the op's generator, except the head size."""
+        """The arguments of the op's input generator, except the head size."""
         if self.heads is None:
             return {} if self.channels is None else {"channels": self.channels}
         axes = DEFINITIONS[op].heads or ()
@@ -117,10 +117,9 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase, with sizes that are powers of two.
 
     For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length. For
-    prefill with a cache, each number of rows is combined with several numbers of cached tokens. Among them
-    are the number of rows itself (nothing was cached before) and an eighth more: some backends are much
-    faster if nothing was cached before, and that time does not predict their other times. For decode and
-    verify, the grid has several numbers of sequences.
+    prefill with a cache, each number of rows is combined with several numbers of cached tokens. One of these
+    is the number of rows (nothing was cached before), another is an eighth larger: some backends are much
+    faster if nothing was cached before. For decode and verify, the grid has several numbers of sequences.
 
     Args:
         op: The op.

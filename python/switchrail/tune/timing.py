@@ -51,7 +51,7 @@ class Timing:
         samples: For each batch, the median nanoseconds of a call by backend.
         spreads: For each batch, the spread of that time by backend; see `Time`.
         ways: How each backend was timed, by its name.
-        left_out: By backend, why it was not timed, or not with some batches.
+        left_out: By backend, why the backend was not timed, or not with some batches.
     """
 
     op: str
@@ -175,7 +175,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 
 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
-    """The settings of the backends that fit and pass a check; records why others are skipped."""
+    """The settings of the backends that fit and pass a check. Records in `timing` why others are left out."""
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
         registration = runtime.backend(timing.op, name, timing.phase)
@@ -247,9 +247,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
                     if key not in made:
                         made[key] = _calls(platform, enlarged(template, batch))
                     found = time_calls(_runs(fitting[name].backend, made[key]), timing.ways[name], platform)
-                except (
-                    Exception
-                ) as error:  # raised by the backend, or for lack of memory; other batches can still be timed
+                except Exception as error:  # a failure of the backend, or lack of memory
                     failures.setdefault(name, []).append((batch, error.with_traceback(None)))
                     continue
                 if found.spread < spreads.get(name, math.inf):
@@ -277,7 +275,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
 
 
 def _calls(platform: Platform, call: Sample) -> list[Sample]:
-    """Enough copies of a call that, when they run in turn, each finds its data evicted from the L2 cache."""
+    """Copies of a call, so many that running all of them evicts each call's data from the L2 cache."""
     device = torch.device(platform.device)
     if device.type != "cuda":
         return [call]
@@ -291,12 +289,12 @@ def _runs(backend: AnyBackend, calls: Sequence[Sample]) -> list[Callable[[], Non
     lasts = torch.tensor([length - 1 for length in first.batch.seqlens], device=first.out.device)
 
     def run(call: Sample) -> Callable[[], None]:
-        official = call.made
+        made = call.made
 
         def once() -> None:
-            record = backend.run(official, call.batch, plan)
+            record = backend.run(made, call.batch, plan)
             if isinstance(call.batch, VerifyBatch):
-                backend.commit(official, call.batch, plan, record, lasts)
+                backend.commit(made, call.batch, plan, record, lasts)
 
         return once
 

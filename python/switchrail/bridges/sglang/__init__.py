@@ -2,8 +2,8 @@
 
 Each process of SGLang finds this bridge by its entry point. With `--linear-attn-backend switchrail`,
 Switchrail chooses the backends; `switchrail:NAME` names one. `--linear-attn-decode-backend` and
-`--linear-attn-prefill-backend` also accept these names. Without them, SGLang runs as if Switchrail were not
-installed.
+`--linear-attn-prefill-backend` also accept these names. A server without these names runs as if Switchrail
+were not installed.
 """
 
 from __future__ import annotations

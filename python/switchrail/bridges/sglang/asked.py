@@ -89,7 +89,7 @@ def refuse(runtime: Runtime, version: Version, owner: str) -> None:
 
 
 def _leave_to_sglang(runtime: Runtime, asked: Mapping[Phase, str], error: UnknownLayersError) -> None:
-    """Raises the error; only logs it if the user chose no names, and they are a plugin platform's default."""
+    """Raises the error; only logs it if the names are a platform plugin's default, not the user's choice."""
     if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
         raise error
     _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)

@@ -212,12 +212,12 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         links: object,
     ) -> None:
         """Plans a pass for the capture of a graph if `host_lens` is None; else updates a captured pass."""
-        verifies = mode.is_target_verify()
-        if not verifies and not mode.is_decode_or_idle():
+        drafts = self._drafts if mode.is_target_verify() else None
+        if drafts is None and not mode.is_decode_or_idle():
             raise BridgeError(
                 "Switchrail's attention captures only decode steps and verification", found=str(mode)
             )
-        drafted = self._drafts.tokens if verifies and self._drafts is not None else 0
+        drafted = 0 if drafts is None else drafts.tokens
         new = (
             [1 + drafted] * count if host_lens is None else [n + drafted for n in host_lens[:count].tolist()]
         )
@@ -225,11 +225,10 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         table = self._table(requests[:count], max(new))
         self._tables[:count, : table.shape[1]].copy_(table)
         tables, lengths = self._tables[:count], self._kv_lens[:count]
-        if verifies:
-            assert self._drafts is not None
-            part = self._drafts.pages(tables, lengths, new, links)
-        else:
+        if drafts is None:
             part = _part("decode", (1,) * count, tables, lengths, new)
+        else:
+            part = drafts.pages(tables, lengths, new, links)
         assert part.pages is not None
         if host_lens is None:
             rows = part.rows.stop

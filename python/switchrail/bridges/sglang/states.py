@@ -217,7 +217,7 @@ class ServedLayers:
             part = self._verify_part(metadata)
         else:
             slots = metadata.mamba_cache_indices
-            # Not SGLang's cu_seqlens: padding sequences have no row there, but one in a captured pass.
+            # Not SGLang's cu_seqlens: it leaves out padding sequences, but a captured pass runs them.
             part = decode_part(torch.arange(sequences + 1, dtype=torch.int32, device=slots.device), slots)
         self.steps.capture(part, Bounds(sequences=sequences, rows=part.rows.stop, tokens=self._tokens))
 

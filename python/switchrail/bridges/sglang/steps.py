@@ -154,9 +154,9 @@ class Extended:
     tracked: Tracked | None = None
 
     def parts(self, *, checkpoints: bool) -> list[Part]:
-        """The parts of the pass: several if states must be kept and a backend lacks checkpoints, else one."""
+        """The parts of the pass: several if states must be kept and backends lack checkpoints, else one."""
         if self.tracked is None:
-            return [_part(self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
+            return [_part("prefill", self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
         if not checkpoints:
             return self._split(self.tracked)
         columns = max(self.seqlens) // self.tracked.every
@@ -200,6 +200,7 @@ class Extended:
             seqlens = tuple(length for _, length, _, _ in group)
             parts.append(
                 _part(
+                    "prefill",
                     seqlens,
                     sequences(seqlens, own.device)["cu_seqlens"],
                     torch.where(reads, kept[index], own[index]),
@@ -222,6 +223,7 @@ class Extended:
 
 
 def _part(
+    phase: Phase,
     seqlens: tuple[int, ...],
     cu_seqlens: torch.Tensor,
     reads: torch.Tensor,
@@ -237,18 +239,10 @@ def _part(
         has_initial_state=started,
         null_slot=0,
     )
-    return Part(phase="prefill", rows=slice(row, row + sum(seqlens)), states=batch)
+    return Part(phase=phase, rows=slice(row, row + sum(seqlens)), states=batch)
 
 
 def decode_part(cu_seqlens: torch.Tensor, slots: torch.Tensor) -> Part:
     """The part of a pass over one token of each sequence."""
-    count = len(slots)
-    batch = StateBatch(
-        cu_seqlens=cu_seqlens,
-        seqlens=(1,) * count,
-        read_slots=slots,
-        write_slots=slots,
-        has_initial_state=torch.ones_like(slots, dtype=torch.bool),
-        null_slot=0,
-    )
-    return Part(phase="decode", rows=slice(0, count), states=batch)
+    started = torch.ones_like(slots, dtype=torch.bool)
+    return _part("decode", (1,) * len(slots), cu_seqlens, slots, slots, started)

@@ -1,4 +1,4 @@
-"""What the bridge needs to know of each version of SGLang: names of modules and functions, and behaviour."""
+"""The known versions of SGLang: names of modules and functions, and differences in behaviour."""
 
 from __future__ import annotations
 

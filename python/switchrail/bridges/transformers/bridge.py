@@ -45,7 +45,7 @@ from switchrail.runtime import Runtime
 _ATTRIBUTE: Final = "_switchrail_bridge"
 
 _FURTHER: Final = 128
-"""Tokens per sequence that a new cache has memory for, in addition to those of its first call."""
+"""Tokens per sequence for which a new cache allocates memory, in addition to those of its first call."""
 
 
 def use(

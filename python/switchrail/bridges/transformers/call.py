@@ -139,7 +139,7 @@ class Call:
         return output
 
     def _without_gradient(self, x: torch.Tensor) -> torch.Tensor:
-        """The hidden states, such that computing a gradient from them raises an error."""
+        """The hidden states. Computing a gradient from them raises an error."""
         has_gradient = self._has_gradient or any(one.requires_grad for one in self._base.parameters())
         if not torch.is_grad_enabled() or not has_gradient:
             return x

@@ -29,7 +29,7 @@ _GROWTH: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What all caches of one model share."""
+    """The data of a model that all its caches share."""
 
     mixers: Sequence[Mixer]
     shapes: Mapping[tuple[int, str], Shape]

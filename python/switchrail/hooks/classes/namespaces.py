@@ -19,8 +19,8 @@ _LEFT_OUT: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Replaced:
-    """The data of a replaced class."""
+class Replacement:
+    """The replacement of a class."""
 
     by: type
     """The replacing class."""
@@ -30,8 +30,8 @@ class Replaced:
     """The namespace that was set on the replaced class."""
 
 
-replaced: Final[dict[type, Replaced]] = {}
-"""The classes that are currently replaced."""
+replaced: Final[dict[type, Replacement]] = {}
+"""The currently replaced classes."""
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
@@ -47,16 +47,16 @@ def namespace_of(cls: type) -> dict[str, Any]:
 
 
 def original_namespace(cls: type) -> dict[str, Any]:
-    """Like `namespace_of`, but for a replaced class the namespace before the replacement."""
+    """Like `namespace_of`, but of a class as it was before its replacement."""
     now = replaced.get(cls)
     return namespace_of(cls) if now is None else now.own
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
-    """The class's own attributes; for a replaced class the original ones plus later additions.
+    """The class's own attributes; for a replaced class its original attributes plus later additions.
 
-    Attributes that hooks have set and additions that shadow an inherited attribute are left out. So a dotted
-    path means the same function with or without hooks.
+    Leaves out attributes that hooks have set, and additions that shadow an inherited attribute. So a dotted
+    path means the same function with and without hooks.
     """
     with change_lock:
         # These three values are read before other code runs: a finalizer that runs in this thread can change
@@ -75,7 +75,7 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether `by`, which replaces `cls`, derives from `cls`: if so, methods that `by` lacks are kept."""
+    """Whether `by`, which replaces `cls`, derives from `cls`, which then keeps methods that `by` lacks."""
     return cls in by.__bases__
 
 

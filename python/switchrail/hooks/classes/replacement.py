@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from switchrail.errors import HookError
 from switchrail.hooks.attributes import ABSENT, Attribute, attributes_of, is_immutable
 from switchrail.hooks.classes.namespaces import (
-    Replaced,
+    Replacement,
     extends,
     function_of,
     namespace_of,
@@ -48,7 +48,7 @@ class Class(Site):
         return replaced[self.cls].by if self.cls in replaced else None
 
     def made(self, own: None, hooks: Sequence[Hook]) -> Any:
-        """The class of the first hook, with `super` redirected in its methods."""
+        """The class that the first hook puts in place of this one. Redirects `super` in its methods."""
         by: Any = hooks[0].fn
         functions = closing_over(by)
         for function in functions:
@@ -62,7 +62,7 @@ class Class(Site):
         """Installs the namespace of the class `state`, or for None the class's own namespace."""
         present = Namespace(namespace_of(self.cls))
         known = replaced.get(self.cls)
-        before = known or Replaced(self.cls, present, present)
+        before = known or Replacement(self.cls, present, present)
         try:
             if state is None:
                 self._set(before.own, before.put)
@@ -72,7 +72,7 @@ class Class(Site):
                 wanted = Namespace({**inherited, **namespace_of(state)})
                 remember(state, self.cls)
                 # Before any method of `state` runs, since methods may use `super`.
-                replaced[self.cls] = Replaced(state, before.own, wanted)
+                replaced[self.cls] = Replacement(state, before.own, wanted)
                 self._set(wanted, before.put)
         except BaseException as error:
             self._set(present, namespace_of(self.cls))
@@ -142,7 +142,10 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """Why another replacement excludes this one: a class in two of them would mix the hooks of both."""
+        """Why another replacement excludes this one; None if none does.
+
+        A class that takes part in two replacements would mix their hooks.
+        """
         for place, others in wanted.items():
             if not isinstance(place, Class) or hook in others:  # the same hook: its module was imported again
                 continue
