@@ -98,7 +98,7 @@ class _Step:
 
     Attributes:
         prepared: The step's parts and plans.
-        planned: The same list as `prepared.planned`.
+        planned: `prepared.planned`, kept here because each call reads it.
         is_single: Whether the step has one part; see `_Table.targets`.
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.

@@ -105,11 +105,11 @@ class CudaServing(_GpuServing):
     def engine_defaults(self) -> Mapping[str, Any]:
         """Pages of 64 tokens, steps of 8,192 rows, pauses between prompt steps; 256 sequences on large GPUs.
 
-        Kernels read a page of 64 tokens at once; with pages of 16, prefill takes a quarter longer. Steps of
-        8,192 rows keep the device busy while the host launches the next step. A step with one prompt takes
-        three times as long as a decode of 100 sequences, so prompts that arrive one by one wait to run
-        together. 256 sequences were measured on GPUs of 80 GB and more. The states of so many sequences may
-        not fit on smaller GPUs.
+        Kernels read a page of 64 tokens at once: on an H200, prefill took a quarter longer with pages of 16
+        (docs/tune.md). Steps of 8,192 rows keep the device busy while the host launches the next step. A step
+        with one prompt takes three times as long as a decode of 100 sequences, so prompts that arrive one by
+        one wait to run together. 256 sequences were measured on GPUs of 80 GB and more; their states may not
+        fit on smaller GPUs.
         """
         sizes = {"page_size": 64, "max_tokens_per_step": 8192, "prompt_pause": 1.0}
         memory = self.hardware.total_memory()

@@ -14,9 +14,10 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Sample, size: Batch) -> Sample:
     """A call like the given one, with the sizes of another batch.
 
-    The rows of the small call are repeated, but the gaps between its tensors are left out, as a model's
-    tensors have none: on tensors whose addresses are not multiples of 16 bytes, kernels can take three times
-    as long. Pools are filled with new random numbers. Each sequence has a state or cached tokens.
+    The rows of the small call are repeated, but without the gaps between its tensors, which a model's tensors
+    don't have either. With such gaps, addresses are not multiples of 16 bytes, and kernels take up to three
+    times as long (docs/tune.md). Pools are filled with new random numbers. Each sequence has a state or
+    cached tokens.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)

@@ -31,7 +31,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     """Softmax attention of one of SGLang's model runners.
 
     Attributes:
-        kind: The kind of the layers in a layout.
+        kind: The kind of the layers, as in a layout.
         op: The op of the layers.
         steps: The passes of the model.
     """

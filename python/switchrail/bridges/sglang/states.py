@@ -45,10 +45,10 @@ class Memory:
 
 
 class Kind(ABC):
-    """A kind of layers with states.
+    """A kind of layers with states: makes ops' layers and calls from SGLang's modules of this kind.
 
     Attributes:
-        op: The op, and the kind of the layers in a layout.
+        op: The main op, which is also the name of the kind in a layout.
         ops: The ops of a layer, in the order in which it calls them.
         state_layout: The order of the axes of the recurrent states; None if there are none.
     """
@@ -200,7 +200,9 @@ class ServedLayers:
         elif phase == "verify":
             self.steps.begin([self._verify_part(metadata)])
         else:
-            extended = _extended(forward_batch, metadata, _chunk(self._backend))
+            # the number of tokens between two states that SGLang's prefix cache can keep
+            every = int(getattr(self._backend, "mamba_chunk_size", 64))
+            extended = _extended(forward_batch, metadata, every)
             self._last_states = None if self._checkpoints else extended.last_states()
             self.steps.begin(extended.parts(checkpoints=self._checkpoints))
 
@@ -293,11 +295,6 @@ def convolution(
         row_states=None if rows is None else rows[..., -inputs:],
         activation=_ACTIVATIONS[activation],
     )
-
-
-def _chunk(backend: Any) -> int:
-    """The number of tokens between two states that SGLang's prefix cache can keep."""
-    return int(getattr(backend, "mamba_chunk_size", 64))
 
 
 def _extended(forward_batch: Any, metadata: Any, every: int) -> Extended:

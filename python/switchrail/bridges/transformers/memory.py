@@ -71,10 +71,10 @@ class _ConnectedPools:
         connection = Connection(self.dispatcher, self.pools, self.running)
         self.connected = []
         for layer, mixer, contract in model.mixers:
-            halves = contract.layers(mixer, partial(self.pools.of, layer))
-            self.connected.append(Connected(layer, halves, connection))
-            for half in halves.values():
-                self.dispatcher.add(layer, half)
+            by_op = contract.layers(mixer, partial(self.pools.of, layer))
+            self.connected.append(Connected(layer, by_op, connection))
+            for arguments in by_op.values():
+                self.dispatcher.add(layer, arguments)
 
     def pages_of(self, place: int, count: int) -> range:
         """The first `count` pages of a place; see `Memory`."""
