@@ -165,7 +165,7 @@ def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -
     put = _by_site(sites, {})
     for site, hooks in put.items():
         enabled = [hook for hook in hooks if hook not in disabled]
-        if not (site.leads and enabled):
+        if not (site.moves_hooks and enabled):
             continue
         first = ordered(enabled)[0]
         for old, new in site.moves(first, put):
@@ -200,7 +200,7 @@ class Swap:
 
         Classes are replaced in between, because replacing a class moves hooks to functions.
         """
-        return 1 if self.site.leads else 0 if self.new.running else 2
+        return 1 if self.site.moves_hooks else 0 if self.new.running else 2
 
     def do(self) -> None:
         """Installs the new chain."""
@@ -220,7 +220,7 @@ def _difference(
     chains = dict(before.chains)
     swaps = []
     # Classes come first, since replacing a class changes its methods' own code.
-    for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
+    for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.moves_hooks):
         found = site.found()
         old = before.chains.get(site) or Chain(found, found, ())
         new = _chain(site, old, before, wanted, strict=strict)

@@ -34,7 +34,7 @@ class Site(ABC):
     Hooks change the state of a site: for a function its code, for a class the class that replaces it.
     """
 
-    leads: ClassVar[bool] = False
+    moves_hooks: ClassVar[bool] = False
     """Whether hooks on this site move hooks of other sites, as on a class; see `moves`."""
 
     @property

@@ -34,7 +34,7 @@ from switchrail.hooks.site import Function, Site
 class Class(Site):
     """A class as a site. Its state is the class that replaces it, or None."""
 
-    leads: ClassVar[bool] = True
+    moves_hooks: ClassVar[bool] = True
 
     cls: type
 
