@@ -28,35 +28,37 @@ def check_device() -> Iterator[Finding]:
         return
     if not DRIVER.exists() or torch.version.hip is not None:
         return
+    found = _gpu_problem()
+    if found is None:
+        yield from _architectures()
+    else:
+        yield Finding("device", "the NVIDIA GPU", *found)
+
+
+def _gpu_problem() -> tuple[str, str] | None:
+    """Why torch can't use the NVIDIA GPU, and the advice for it; None if torch can use the GPU."""
+    import torch
+
     built, driver = torch.version.cuda, driver_cuda()
-    subject, advice = "the NVIDIA GPU", "install a torch that was built for CUDA, as pytorch.org describes"
     if built is None:
-        yield Finding("device", subject, f"torch {torch.__version__} was built without CUDA", advice)
-    elif driver is None:
+        problem = f"torch {torch.__version__} was built without CUDA"
+        return problem, "install a torch that was built for CUDA, as pytorch.org describes"
+    if driver is None:
         problem = "its kernel driver is loaded, but the driver's library libcuda.so.1 is missing"
-        yield Finding(
-            "device",
-            subject,
-            problem,
-            "make the library visible to the process; in a container, use NVIDIA's runtime",
-        )
-    elif _version(built)[0] > driver[0]:
-        found = ".".join(map(str, driver))
+        return problem, "make the library visible to the process; in a container, use NVIDIA's runtime"
+    if int(built.partition(".")[0]) > driver[0]:
         problem = (
-            f"its driver supports CUDA up to {found}, but torch {torch.__version__} was built "
-            f"for CUDA {built}"
+            f"its driver supports CUDA up to {driver[0]}.{driver[1]}, but torch {torch.__version__} was "
+            f"built for CUDA {built}"
         )
-        yield Finding(
-            "device", subject, problem, f"install a newer driver, or a torch built for CUDA {driver[0]}"
-        )
-    elif not torch.cuda.is_available():
+        return problem, f"install a newer driver, or a torch built for CUDA {driver[0]}"
+    if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         problem = "torch finds no device, although driver and library are installed"
         if hidden is not None:
             problem += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
-        yield Finding("device", subject, problem, "unset CUDA_VISIBLE_DEVICES, or run `nvidia-smi`")
-    else:
-        yield from _architectures()
+        return problem, "unset CUDA_VISIBLE_DEVICES, or run `nvidia-smi`"
+    return None
 
 
 def check_platform(runtime: Runtime) -> Iterator[Finding]:
@@ -135,7 +137,3 @@ def _architectures() -> Iterator[Finding]:
 def _number(name: str) -> int:
     digits = "".join(letter for letter in name.partition("_")[2] if letter.isdigit())
     return int(digits or 0)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
