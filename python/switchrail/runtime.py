@@ -299,7 +299,7 @@ class Runtime(Registrar):
         return self._core.is_overridden(op, name, phase)
 
     def stack(self, op: str, name: str) -> tuple[Registration, ...]:
-        """The registrations of a name, in order. In each phase, the last of those that serve it is active."""
+        """The registrations of a name, in order. In each phase, the last that serves the phase is active."""
         return tuple(self._core.stack(op, name))
 
     def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:

@@ -171,7 +171,7 @@ def _grouped(
 
 
 def _worst(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
-    """The number of passed cases, and the largest error, relative to the bound of the error.
+    """The number of passed cases, and the error that is largest relative to its bound.
 
     Returns:
         "PASSED of RUN", then the error, its bound, its note, and the case's id.

@@ -86,7 +86,10 @@ def executed(module: str) -> None:
 
 
 class _Started(ModuleSpec):
-    """The spec of a module that was being imported when a hook was tried: tries it again after the import."""
+    """The spec of a module that was being imported when a hook was tried.
+
+    After the import, the hook is tried again.
+    """
 
     @property
     def _initializing(self) -> bool:
@@ -112,7 +115,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """The last reason to wait, if no module of the path was imported since then: a cheap check; else None."""
+    """A cheap check: the last reason to wait, or None if a module of the path was imported since then."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

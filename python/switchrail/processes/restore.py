@@ -98,7 +98,7 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
-    """Withdraws registrations that the original runtime had withdrawn; later plugins may use their names."""
+    """Withdraws registrations that the original runtime withdrew, so that later plugins can use the names."""
     cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
         for registration in cleared:
@@ -147,7 +147,7 @@ def _stack(
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """A registration as data that is equal in all processes; without the version, compared per plugin."""
+    """A registration as data that is equal in all processes. Versions are compared per plugin instead."""
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
     document["origin"].pop("version", None)

@@ -139,7 +139,7 @@ def modules_of(model: torch.nn.Module, kind: type) -> dict[int, Any]:
 
 
 def captures(version: Version, model_runner: Any) -> bool:
-    """Whether SGLang captures decode steps and verification; prompts that Switchrail serves never are."""
+    """Whether SGLang captures decode steps and verification. It never captures prompts for Switchrail."""
     return str(model_runner.device) == "cuda" and version.captures(model_runner)
 
 

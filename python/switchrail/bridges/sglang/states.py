@@ -45,7 +45,7 @@ class Memory:
 
 
 class Kind(ABC):
-    """A kind of layers with states: makes ops' layers and calls from SGLang's modules of this kind.
+    """A kind of layers with states. Makes the arguments of ops from SGLang's modules of this kind.
 
     Attributes:
         op: The main op, which is also the name of the kind in a layout.
@@ -274,7 +274,7 @@ def _phase(mode: Any) -> Phase | None:
 def convolution(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, memory: Memory
 ) -> ShortConvLayer:
-    """The constant arguments of a convolution with weight [C, W]: of SGLang's windows, the last W - 1 inputs.
+    """The constant arguments of a convolution with weight [C, W]. Uses the last W - 1 inputs of each window.
 
     Raises:
         BridgeError: Switchrail has no such activation.
