@@ -273,7 +273,7 @@ def test_plain_torch_is_in_a_tuned_table_where_it_is_the_fastest_of_a_batch():
     ]
 
 
-def test_a_decode_that_no_graph_can_keep_is_compared_as_it_is_called():
+def test_a_decode_without_a_graph_is_compared_eagerly():
     common = {"kind": "backend", "host_s": 3e-6, "bytes_per_s": 1e9, "flops_per_s": 0}
     found = {
         "one": {**common, "way": "graph", "graph_s": {"median": 3e-6}, "eager_s": {"median": 9e-6}},
@@ -304,7 +304,7 @@ def test_on_a_gpu_plain_torch_is_timed_where_auto_chose_it(monkeypatch, chosen, 
     assert "triton" in found
 
 
-def test_auto_is_what_serves_the_class_of_a_case(monkeypatch, tmp_path):
+def test_auto_is_the_backend_of_a_cases_class(monkeypatch, tmp_path):
     def samples(**times):
         loads = [(32768, 32), (32768, 1024), (32768, 8192), (32768, 32768)]
         return [

@@ -38,7 +38,7 @@ def hooking(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_all(switchrail, hooking):
+def test_all_hooks(switchrail, hooking):
     done = switchrail("plugins", "--hooks")
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
@@ -50,7 +50,7 @@ def test_all(switchrail, hooking):
     assert {each["target"] for each in document} == {"cli_late.f", "cli_late.missing", "textwrap.dedent"}
 
 
-def test_one(switchrail, hooking):
+def test_hooks_of_one_target(switchrail, hooking):
     done = switchrail("explain", "--hook", "textwrap.dedent", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
@@ -60,7 +60,7 @@ def test_one(switchrail, hooking):
     ]
 
 
-def test_one_whose_module_is_imported_for_it(switchrail, hooking):
+def test_a_hook_on_a_module_that_explain_imports(switchrail, hooking):
     done = switchrail("explain", "--hook", "cli_late.f")
     assert done.exit_code == 0, done.output
     assert "runs" in done.output
@@ -76,7 +76,7 @@ def test_bypasses_are_shown(switchrail, hooking):
     assert "bypassed: calls that the lru_cache of cli_late.f answers" in done.output
 
 
-def test_none(switchrail, tmp_path, monkeypatch):
+def test_no_hooks(switchrail, tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
     assert "has no hooks" in switchrail("explain", "--hook", "textwrap.indent").output
 

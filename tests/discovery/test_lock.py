@@ -139,7 +139,7 @@ def test_one_byte_of_any_file_is_noticed(plugin: tuple[Path, Path]) -> None:
     assert told(lock, site) == []
 
 
-def test_a_file_that_joins_is_noticed_where_it_can_be_imported(plugin: tuple[Path, Path]) -> None:
+def test_an_added_file_is_noticed_if_it_can_be_imported(plugin: tuple[Path, Path]) -> None:
     site, package = plugin
     lock = locked(site)
     (package / "helper.py").write_text("")

@@ -36,7 +36,7 @@ def routed_experts(*tensors: torch.Tensor, rows: torch.Tensor | None) -> torch.T
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_platform_serves_them(model_type: str, family_of: Callable[[str], Family]) -> None:
+def test_a_platforms_function_runs_the_experts(model_type: str, family_of: Callable[[str], Family]) -> None:
     family, operation, calls = family_of(model_type), FAMILIES[model_type], 0
 
     def counted(*args: Any, **kwargs: Any) -> torch.Tensor:

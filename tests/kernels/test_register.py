@@ -153,7 +153,7 @@ def test_functions_for_operations_are_there():
         assert call_problem(function, OPERATIONS[name].forward) is None
 
 
-def test_gpus_have_them_from_capability_8_on():
+def test_gpus_have_the_functions_from_capability_8_on():
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])
     found = [runtime._functions.find("experts", "cuda", capability) for capability in ((7, 5), (9, 0))]

@@ -411,7 +411,7 @@ def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torc
         call.add((1, 1, 1), Plain(), call.sources((given,)), ())  # type: ignore[arg-type]
 
 
-def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu: Driver) -> None:
+def test_a_tensor_of_the_layer_that_the_call_passes_is_the_calls(gpu: Driver) -> None:
     rates = torch.zeros(4)
     layer = make_layer(A_log=rates)
     x = torch.zeros(4)

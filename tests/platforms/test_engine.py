@@ -157,7 +157,7 @@ def test_changes_of_loaded_weights_take_effect(runtime: switchrail.Runtime) -> N
         assert set(engine.generate(PROMPTS, PARAMS)[0].tokens) == {0}
 
 
-def test_backends_may_draw_what_the_seed_starts(runtime: switchrail.Runtime) -> None:
+def test_backends_may_draw_from_the_seeded_generator(runtime: switchrail.Runtime) -> None:
     drawn = []
     for seed in (5, 5, 6):
         with Engine(CHECKPOINT, runtime=runtime, device="cpu", options={"seed": seed}):

@@ -166,7 +166,9 @@ def test_a_class_without_run_and_unknown_names_are_refused(runtime: Runtime, mla
 
 
 @pytest.mark.parametrize("override", [by_path, by_class])
-def test_a_worker_has_it(runtime: Runtime, mla: Any, override: Callable[[Runtime, Any], None]) -> None:
+def test_a_worker_has_the_override(
+    runtime: Runtime, mla: Any, override: Callable[[Runtime, Any], None]
+) -> None:
     override(runtime, mla)
     state = RuntimeState.of(runtime, runtime.plan(LAYOUT, device="cpu", dtype="float32"))
     context = multiprocessing.get_context("spawn")
