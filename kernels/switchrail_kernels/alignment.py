@@ -33,7 +33,7 @@ def nonzero(strides: Iterable[int]) -> tuple[int, ...]:
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
-    """Make queries that the library can address: aligned rows less than 2^31 elements apart."""
+    """The queries, copied unless the library can address them: aligned rows within 2^31 elements."""
     if is_aligned(queries) and queries.shape[0] * queries.stride(0) < 2**31:
         return queries
     return queries.clone(memory_format=torch.contiguous_format)

@@ -22,9 +22,9 @@ class Pace:
         points: Pairs (number of programs, microseconds), ascending. The time is linear between points and
             constant before the first. If two points have the same number of programs, the first applies at
             that number.
-        each: If there are more programs than at the last point: the microseconds divided by the number of
-            programs.
-        rounds: Whether the number of programs is then rounded up, because programs run in full rounds.
+        each: Microseconds per program if there are more programs than at the last point. The time is then
+            this number times the number of programs.
+        rounds: Whether the number of programs is first rounded up, because programs run in full rounds.
     """
 
     points: tuple[tuple[float, float], ...]

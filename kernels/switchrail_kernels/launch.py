@@ -15,7 +15,7 @@ from switchrail_kernels.dependent import begins_early
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 
 _MOST = 4096
-"""Maximum binaries per kernel: a constant that depends on the batch could add more without end."""
+"""Maximum binaries kept per kernel. Bounds the memory if a constant changes from batch to batch."""
 
 TABLES = (
     *("p_cu_seqlens", "p_cu_seqlens_k", "p_has_initial_state"),

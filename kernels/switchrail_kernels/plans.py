@@ -46,7 +46,7 @@ def refresh_decode(
 
 
 def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[str] = ()) -> None:
-    """Refuse a batch that needs an `Adapter`, if the plan was made for a batch that needed none.
+    """Refuse a batch that needs an `Adapter`. For plans that were made for a batch that needed none.
 
     Args:
         contract: The op's contract.

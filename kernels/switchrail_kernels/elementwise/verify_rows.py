@@ -161,7 +161,7 @@ def accept_rows(
     pending: Sequence[torch.Tensor] | None,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Follow the chosen tokens through the drafted ones; see `switchrail.engine.accept.accept_rows`.
+    """Follow the chosen tokens through the trees of drafts; see `switchrail.engine.accept.accept_rows`.
 
     Args:
         chosen: [R] int64.

@@ -53,7 +53,7 @@ def experts(
         down: [E, H, I].
         top_k: Experts per row, without the shared ones.
         normalize: Whether the weights of a row's experts are divided by their sum.
-        shared: The number of shared experts. They come last, and every row uses them.
+        shared: The number of shared experts: the last of the E experts, which every row uses.
         rows: [1] int32, on the device: rows from this index on are padding.
         sizes: Tiles for all products; None means the fastest measured ones.
 

@@ -38,7 +38,7 @@ def gate_up_tiles(
     H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored in the order of the pairs."""
+    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored in the pairs' sorted order."""
     wait(EARLY)
     if tl.program_id(0) // tl.cdiv(I, BN) >= tl.load(p_used):
         return

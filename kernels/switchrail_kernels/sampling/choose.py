@@ -35,7 +35,7 @@ class _Batch:
     Attributes:
         params: Each row's sampling parameters.
         constants: [R, 5], `params` as numbers, with zeros in place of the random numbers.
-        sampled: The rows with a temperature.
+        sampled: The rows with a temperature above 0.
     """
 
     params: list[SamplingParams]

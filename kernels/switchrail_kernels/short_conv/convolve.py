@@ -21,7 +21,7 @@ from switchrail_kernels.tables import load_piece
 
 @triton.jit
 def entry(p, column, o_c, C, S_W: tl.constexpr, S_C: tl.constexpr):
-    """A column and channels of the state at `p`; S_W is 0 if the state is dense with channels innermost."""
+    """The addresses of a state's column for channels `o_c`; S_W is 0 if channels are dense and innermost."""
     if S_W == 0:
         p = p + column * C + o_c
     else:
@@ -53,7 +53,7 @@ def _rows(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows from row `t`, read at `p_x`, written at `p_out`. Without MASKED they need no state."""
+    """Compute `BT` rows from row `t` on. Without MASKED, all rows exist and none needs the state."""
     inputs = ()
     for i in tl.static_range(BT + W - 1):
         p_row = p_x + (i - (W - 1)) * s_xt + o_c
@@ -116,7 +116,7 @@ def _piece(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Computes rows with the function for the inputs' layout; masked where rows or channels may be absent."""
+    """Compute rows with the function for the layout of the inputs. MASKED: rows or channels may be absent."""
     if s_xc == 1:
         _rows(
             p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,

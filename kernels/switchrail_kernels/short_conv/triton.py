@@ -164,7 +164,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
 def _arguments(
     call: ShortConvCall, most: int | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool | int, ...]]:
-    """The first tensors and numbers of all kernels here, the number of taps, and the last constants.
+    """The arguments that kernels share: first tensors, first numbers, the number of taps, last constants.
 
     Raises:
         ContractError: There are more than `most` taps.

@@ -96,7 +96,7 @@ class Adapted:
     Attributes:
         batch: The plain form.
         plan: The backend's plan.
-        bounds: The bounds of the batches that the plan can be updated for; None for this batch only.
+        bounds: The bounds of the batches that the plan can be updated for; None if it can't be updated.
         first: The layer of a step's first call; None before the first step.
     """
 
@@ -150,7 +150,10 @@ class Adapted:
         return self.batch
 
     def _own_table(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
-        """The plan's table for another batch's table; of a page table, as many columns as that table has."""
+        """The plan's table `name`, to which another batch's `table` is to be copied.
+
+        Of a page table, only as many columns as `table` has.
+        """
         own: torch.Tensor = getattr(self.batch, name)
         if name == "page_table" and table.shape[1] <= own.shape[1]:
             own = own[:, : table.shape[1]]

@@ -177,7 +177,7 @@ class Contract:
         multiples: Pairs of axes; the first is a multiple of the second.
         needs: Triples of an option, a value of it, and another argument that this value requires.
         sums: Tuples of axes; the size of the first is the sum of the others.
-        batch_features: The features that stand for a class of batch, each with that class.
+        batch_features: By feature, the class of batch that only backends with the feature accept.
         state_layout: The name of the state's layout, as in registrations; None if there is no such layout.
         gate: The gate's space, kind and range, by name; empty if the op has no gate.
         notes: Requirements that the shapes can't express.
@@ -244,7 +244,7 @@ class Contract:
 
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature; `batch` if the feature is a class of batch.
+        """The arguments that belong to each feature; `batch` if the feature is in `batch_features`.
 
         A feature that only allows more values of arguments, such as other strides, has no arguments.
         """

@@ -125,7 +125,7 @@ class OpDefinition:
         return 0.0 if flops is None else flops(case, axes)
 
     def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The generator's arguments for sizes of axes. One missing size of a sum is computed."""
+        """The generator's arguments for sizes of axes. One missing size of each sum is computed."""
         sizes = dict(sizes)
         for whole, *parts in self.contract.sums:
             missing = [part for part in parts if part not in sizes]
@@ -134,7 +134,7 @@ class OpDefinition:
         return {name: sizes[axis] for axis, name in self.arguments.items() if axis in sizes}
 
     def has_head_size(self, key: int, value: int) -> bool:
-        """Whether these head sizes are possible: equal if they are one axis, consistent with `sums`."""
+        """Whether these head sizes are possible: equal if both are one axis, and consistent with `sums`."""
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value
         first, second = self.head_size

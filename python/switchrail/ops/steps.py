@@ -31,8 +31,8 @@ class Step:
         about: What the step does.
         ops: The ops whose backends may have the step.
         phase: The phase whose plans the step completes; None for a step before any plan.
-        flags: The arguments that are flags: True permits the method of computation that the flag names. A
-            backend's method that doesn't take a flag is called only if the flag is True.
+        flags: The arguments that are flags, each of which permits something if it is True. A method that
+            doesn't take a flag is called only if the flag is True.
     """
 
     name: str

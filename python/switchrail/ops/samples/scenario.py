@@ -36,7 +36,7 @@ class Scenario:
         verify: The numbers of drafted rows per sequence in verify; None for no verify.
         arguments: Arguments for the op's generator.
         past: Whether sequences have cached tokens before those of a prefill call.
-        hardness: Selects the row in the table of error bounds.
+        hardness: The key in the conformance suite's table of error bounds.
         features: The features that a backend must claim to be checked with this scenario.
         core: Whether a quick run includes the scenario in every dtype, not only in the first.
         quick: Whether a quick run includes the scenario at all.
