@@ -85,7 +85,7 @@ def choose_tokens(
 
 
 def _numbers(params: Sequence[SamplingParams], draws: Sequence[random.Random]) -> Numbers | None:
-    """[R, 5], each row's parameters and a random number as from `numbers_of`; None if no row is sampled.
+    """[R, 5], the results of `switchrail.params.numbers_of` for each row; None if no row is sampled.
 
     The parameters of the last call are kept, since a batch rarely changes from step to step.
     """

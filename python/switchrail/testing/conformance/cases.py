@@ -1,4 +1,4 @@
-"""Selects a backend's checks by its claimed capabilities, and says why each other check is skipped."""
+"""Selects a backend's checks by its claimed capabilities, and gives the reason for each skipped check."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def _pages(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _ends(call: Sample) -> Iterator[Hypothesis]:
-    """Mistakes in which states lack their sequences' last rows. In outputs, `places` finds these."""
+    """Mistakes in which states lack their sequences' last rows. For outputs, see the module `places`."""
     batch = call.batch
     if call.phase != "prefill" or not isinstance(batch, StateBatch):
         return
