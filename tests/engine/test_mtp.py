@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from switchrail.engine import Engine, SamplingParams
 from switchrail.engine import engine as engine_module
-from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.models.mtp import join_experts, load_head
 from switchrail.engine.mtp import MtpDrafts
@@ -56,7 +55,7 @@ def headed(
 def scratch(path: Path) -> Scratch:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
     drafts = switchrail.Layout.from_config(path).drafts
-    return Scratch(model, load_head(path, model, read_config(path)[1], drafts).steps)
+    return Scratch(model, load_head(path, model, drafts))
 
 
 def drafts_of(engine: Engine) -> MtpDrafts:

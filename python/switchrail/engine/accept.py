@@ -1,4 +1,4 @@
-"""Keeps the accepted drafts of a verified step in memory."""
+"""Commits the accepted drafts of a verified step."""
 
 from __future__ import annotations
 
@@ -95,12 +95,15 @@ def accept_rows(
         slots: [N] int64, the slots of the sequences; -1 for padding.
         last_tokens: [slots] int64, receives the newest token of each sequence, 0 in place of -1.
         are_trees: Whether the rows may form trees, not only chains.
-        pending: Three tensors for commits that are deferred to the next verification: [slots] int64, receives
-            the record of each sequence; [slots, X] bool, receives the accepted rows of this record; and [N]
-            int64, the record that each sequence of the step fills. None if commits are not deferred.
-        out: Receives three contiguous results: [N] int64, the last accepted column; [N, X] int64, the
-            accepted columns in order, starting with column 0, where each place after them holds its own
-            index; and [N, 1 + X] int64, the result of `accept`.
+        pending: None without deferred commits; otherwise three tensors (for records see `DeferredCommits`):
+            - [slots] int64, receives the record of each sequence that remains to be applied.
+            - [slots, X] bool, receives the accepted rows of this record.
+            - [N] int64, the record that each sequence of the step fills.
+        out: Three contiguous tensors, which receive:
+            - [N] int64, the last accepted column.
+            - [N, X] int64, the accepted columns in order, from column 0; the remaining entries are their own
+              index.
+            - [N, 1 + X] int64, the result of `accept`.
     """
     last, path, news = out
     own = chosen[rows]

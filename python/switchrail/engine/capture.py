@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from switchrail._core import PAGED_OPS
 from switchrail.engine.drafts import Drafts
 from switchrail.engine.keys import Key, Keys, StepKind
+from switchrail.engine.routes import choices_in
 from switchrail.errors import BackendUnfitError, NoBackendError
 from switchrail.platforms.serving import Serving
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 DEFERRED: Final = "committed in the next verification"
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
-"""Optional steps of backends with state for captured decodes only; they can't serve captured proposals."""
+"""Optional steps of backends. A backend with one keeps state for decodes, and can't serve proposals."""
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphState:
-    """The state of one key: captured, planned, or refused.
+    """The state of one key (see `Key`): captured, planned, or refused.
 
     Attributes:
         kind: `decode`, `verify`, `mixed` for steps with prompt tokens, or `propose` for a draft's proposals.
@@ -39,8 +40,8 @@ class GraphState:
         backends: The key's backends, by op and phase; commas separate several backends of one op.
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
-        commits: By op and phase, for verifications that write states: when the states are committed, and the
-            reason if that is not in the next verification.
+        commits: By op and phase, when a verification's states are committed, with the reason if the commit is
+            not deferred. Empty for other keys.
         reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
             captured when needed.
     """
@@ -139,9 +140,9 @@ def _state(
 def commits(verify: RoutePlan) -> dict[str, str]:
     """When captured verifications commit states, by op and phase.
 
-    The value is `DEFERRED`, or says that the commit follows each verification, and why. A backend can't read
-    another backend's records. So if an op that could defer its commits has several backends, each for some
-    sizes, no op defers its commits.
+    A value is `DEFERRED`, or says that the commit follows each verification, and why. A backend can't read
+    another backend's records. So no op defers its commits if an op that could defer them has several
+    backends, each for some sizes.
     """
     able = {
         (one.op, one.name) for one in verify.backends if "deferred_commit" in one.capabilities["features"]
@@ -172,7 +173,10 @@ def plan_capture(
     preferences: Mapping[str, str] | None,
     proposes: Literal["chains", "trees"] | None = None,
 ) -> CapturePlan | str:
-    """Plans captured decodes, with capturable backends if there are any.
+    """Plan the captures of an engine.
+
+    If the platform can capture a step in pieces, ops without a capturable backend for decodes run eagerly
+    between these pieces.
 
     Args:
         plan: The function `plan_routes`, bound to the model.
@@ -192,15 +196,14 @@ def plan_capture(
     if not hardware.support_cuda_graph() or type(platform.serving).graph_class is Serving.graph_class:
         return f"platform {platform.kind} has no graphs"
     ops = {op for layer in own.layout.layers for op in layer.ops}
-    given = (preferences or {}).items()
-    chosen = {key: name for key, name in given if key.partition(".")[2] in ("", "decode")}
+    chosen = choices_in(preferences, "decode")
     in_pieces = hardware.support_piecewise_cuda_graph()
     eager: dict[str, str] = {}
     while True:
         features = {op: ("cuda_graph",) for op in ops if op not in eager}
         try:
             found = plan(preferences=chosen, phases=("decode",), features=features)
-            verify = _plan_verify(plan, ops, options, given)
+            verify = _plan_verify(plan, ops, options, preferences)
             propose = None if proposes is None else _plan_propose(plan, ops, proposes == "trees")
             keys = Keys.of(
                 options,
@@ -215,7 +218,7 @@ def plan_capture(
             op = error.fields["query"]["op"]
             if op in eager:
                 raise
-            eager[op] = str(error).partition("\n")[0].rstrip(":")
+            eager[op] = _first_line(error)
             if not in_pieces:
                 return f"platform {platform.kind} captures no pieces of a step, and {eager[op]}"
 
@@ -224,17 +227,16 @@ def _plan_verify(
     plan: Callable[..., RoutePlan],
     ops: Iterable[str],
     options: EngineOptions,
-    preferences: Iterable[tuple[str, str]],
+    preferences: Mapping[str, str] | None,
 ) -> RoutePlan | str | None:
     """The routes of captured verifications, or the reason why there are none. None without drafts."""
     if options.draft is None:
         return None
-    chosen = {key: name for key, name in preferences if key.partition(".")[2] in ("", "verify")}
-    features = {op: ("cuda_graph", *_parents(op, options)) for op in ops}
+    features = {op: _verify_features(op, has_trees(options)) for op in ops}
     try:
-        return plan(preferences=chosen, phases=("verify",), features=features)
+        return plan(preferences=choices_in(preferences, "verify"), phases=("verify",), features=features)
     except (BackendUnfitError, NoBackendError) as error:
-        return str(error).partition("\n")[0].rstrip(":")
+        return _first_line(error)
 
 
 def _plan_propose(
@@ -242,39 +244,33 @@ def _plan_propose(
 ) -> tuple[RoutePlan, RoutePlan] | str:
     """The routes of decodes and verifications in captured proposals, or why there are none.
 
-    The host knows only upper bounds of the lengths of decoded chains and of trees.
+    Backends need the feature `kv_bounds` for decodes and for trees, since the host knows only upper bounds of
+    these lengths.
     """
-    bounds: dict[str, tuple[str, ...]] = {op: ("kv_bounds",) * (op in PAGED_OPS) for op in ops}
-    trees: dict[str, tuple[str, ...]] = {op: ("trees",) * (are_trees and op in PAGED_OPS) for op in ops}
-    more = {
-        op: (*trees[op], *(bounds[op] if are_trees else ()), *_device_parents(op, trees[op])) for op in ops
-    }
-    found = []
+    bounds = {op: ("kv_bounds",) if op in PAGED_OPS else () for op in ops}
+    decode = {op: ("cuda_graph", *bounds[op]) for op in ops}
+    verify = {op: (*_verify_features(op, are_trees), *(bounds[op] if are_trees else ())) for op in ops}
     try:
-        for phase, features in (("decode", bounds), ("verify", more)):
-            needed = {op: ("cuda_graph", *features[op]) for op in ops}
-            found.append(plan(preferences={}, phases=(phase,), features=needed))
+        decodes = plan(preferences={}, phases=("decode",), features=decode)
+        verifications = plan(preferences={}, phases=("verify",), features=verify)
     except (BackendUnfitError, NoBackendError) as error:
-        return str(error).partition("\n")[0].rstrip(":")
-    for backend in found[0].backends:
+        return _first_line(error)
+    for backend in decodes.backends:
         steps = [name for name in _GRAPH_STATE if name in backend.capabilities["features"]]
         if steps:
             return f"backend {backend.name} of {backend.op} has the step {steps[0]}"
-    return found[0], found[1]
+    return decodes, verifications
 
 
-def _parents(op: str, options: EngineOptions) -> tuple[str, ...]:
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(":")
+
+
+def _verify_features(op: str, are_trees: bool) -> tuple[str, ...]:
     """The features that an op needs in captured verifications: only the device knows the drafts' parents."""
-    return (*(trees := verify_features(op, options)), *_device_parents(op, trees))
-
-
-def _device_parents(op: str, trees: Collection[str]) -> tuple[str, ...]:
-    return ("device_parents",) if trees or op not in PAGED_OPS else ()
-
-
-def verify_features(op: str, options: EngineOptions) -> tuple[str, ...]:
-    """The features that verifications of an op need."""
-    return ("trees",) if has_trees(options) and op in PAGED_OPS else ()
+    if op not in PAGED_OPS:
+        return "cuda_graph", "device_parents"
+    return ("cuda_graph", "trees", "device_parents") if are_trees else ("cuda_graph",)
 
 
 def has_trees(options: EngineOptions) -> bool:

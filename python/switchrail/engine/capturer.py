@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from switchrail.engine.step import Step
 from switchrail.platforms.graph import Graph
 
 Elsewhere = Callable[[Any], None]
+"""Receives the calls of ops without a plan."""
 
 Forward = Callable[[Step, Prepared, Elsewhere], torch.Tensor]
-"""Runs a step and returns logits [R, vocabulary]. The third argument gets calls of ops without a plan."""
+"""Runs a step and returns logits [R, vocabulary]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Captured:
         pieces: The graphs of the step's pieces.
         step: The inputs that the graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
-        accept: The graph that keeps accepted drafts in memory; None if the step has no drafts.
+        accept: The graph that commits accepted drafts; None if the step has no drafts.
         choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
         chosen: The tokens that `choose` writes, [R] int64.
         others: All steps of captured proposals with their plans.
@@ -49,61 +51,60 @@ class Capturer:
     """Captures forward passes that are never replayed concurrently.
 
     Attributes:
-        logits: [sequences, vocabulary], the shared buffer of logits; None before the first capture.
+        logits: [rows, vocabulary], the shared buffer of logits; None before the first capture.
     """
 
-    def __init__(self, forward: Forward, graph_class: type[Graph], *, sequences: int) -> None:
+    def __init__(self, forward: Forward, graph_class: type[Graph], *, rows: int) -> None:
         """Create the capturer.
 
         Args:
             forward: Runs a step.
             graph_class: The class of the graphs.
-            sequences: Maximum number of rows of logits.
+            rows: Maximum number of rows of logits.
         """
         self._forward = forward
         self._graph_class = graph_class
-        self._sequences = sequences
+        self._rows = rows
         self._shares: Graph | None = None  # the last graph, whose memory later graphs share if possible
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
-        """Capture a step, without the calls of ops that have no plan: each replay makes these calls.
+        """Capture a step, except the calls of ops without a plan; each replay makes these calls eagerly.
 
         Args:
             step: The step's inputs, which must be padding only, so that the capture changes no state.
             prepared: The plans of the captured backends.
             before: Work to capture in front of the step.
         """
-        self._run(step, prepared, _ignored, before)  # compiles the kernels of the step
-        pieces = Pieces(self._graph_class, self._shares)
-        self._record(pieces, lambda: self._run(step, prepared, pieces.cut, before))
-        return pieces
+        run = partial(self._run, step, prepared, before)
+        run(_ignored)  # compiles the kernels of the step
+        return self._record(run)
 
     def capture_after(self, work: Callable[[], None]) -> Pieces:
         """Run work that follows a captured step once, then capture it."""
         work()
-        pieces = Pieces(self._graph_class, self._shares)
-        self._record(pieces, work)
-        return pieces
+        return self._record(lambda elsewhere: work())
 
     def logits_of(self, slots: torch.Tensor, width: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits of the last replayed step, `width` rows for each of these slots; and the slots."""
         assert self.logits is not None
         return self.logits[: width * slots.shape[0]], slots  # torch's `len` takes several microseconds
 
-    def _record(self, pieces: Pieces, work: Callable[[], None]) -> None:
+    def _record(self, work: Callable[[Elsewhere], None]) -> Pieces:
+        pieces = Pieces(self._graph_class, self._shares)
         try:
             with pieces.capture():
-                work()
+                work(pieces.cut)
         finally:
             self._shares = pieces.last
+        return pieces
 
-    def _run(self, step: Step, prepared: Prepared, elsewhere: Elsewhere, before: Callable[[], None]) -> None:
+    def _run(self, step: Step, prepared: Prepared, before: Callable[[], None], elsewhere: Elsewhere) -> None:
         before()
         logits = self._forward(step, prepared, elsewhere)
         form = logits.dtype, logits.shape[-1]
         if self.logits is None or form != (self.logits.dtype, self.logits.shape[-1]):  # hooks can change both
-            self.logits = logits.new_empty(self._sequences, logits.shape[-1])
+            self.logits = logits.new_empty(self._rows, logits.shape[-1])
         self.logits[: len(logits)].copy_(logits)
 
 

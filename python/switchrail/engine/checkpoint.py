@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from switchrail._core import Layout
 from switchrail.checks import is_count
 from switchrail.engine.dtypes import DTYPES
-from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
+from switchrail.engine.files import (
+    ADAPTER,
+    CONFIG,
+    GENERATION,
+    check_files,
+    check_names,
+    first_names,
+    read_object,
+    read_weights,
+)
 from switchrail.engine.merging import MergedOn
 from switchrail.engine.models.binding import check_shapes, find_mixers
 from switchrail.engine.models.families import FAMILIES, Family, family_of
@@ -25,17 +34,17 @@ from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
 
-# While transformers loads, it modifies its own classes; concurrent loading breaks them permanently.
+# transformers modifies its own classes while it loads; concurrent loading breaks them permanently.
 _loading = lock_across_forks()
 
 _POSITIONS: Final = 2**31 - 1
-"""The limit of positions and lengths: they are int32 on the device."""
+"""Maximum position and length, both of which are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Config keys that make transformers read files that `read_weights` doesn't check, and valid alternatives."""
+"""Config keys that name other weight files, which `read_weights` doesn't check; each with an alternative."""
 
 _UNLIMITED: Final = 2**20
-"""Default maximum of tokens per sequence, for models without positions."""
+"""Maximum tokens per sequence of models without positions, small enough for the page table."""
 
 _MULTIMODAL_SINCE: Final = "5.23"
 """The oldest transformers version that is known to run the language model of a multimodal checkpoint."""
@@ -145,7 +154,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """The reason to refuse a model: an old transformers, or a layer that no op computes. Otherwise None."""
+    """Why the engine refuses a model: transformers is too old, or no op computes a layer; otherwise None."""
     if family is not None:
         installed = transformers.__version__
         text = config.get("text_config")
@@ -197,7 +206,7 @@ def load(
     Raises:
         CheckpointError: A file is missing or broken, the weights don't fit the model, or a layer uses
             something that the engine does not support.
-        ConfigError: `max_length`, or the model's own limit, is larger than positions can count.
+        ConfigError: The model's own maximum length is above 2**31 - 1.
         LayoutError: The layout does not match the model.
     """
     weights = read_weights(path)
@@ -227,7 +236,12 @@ def load(
             ignore_mismatched_sizes=True,  # the loading report names these keys
             output_loading_info=True,
         )
-    _check_report(path, report, drafts)
+    problems = {
+        "missing": report["missing_keys"],
+        "unexpected": [name for name in report["unexpected_keys"] if not drafts.match(name)],
+        "of another shape": [name for name, *_ in report["mismatched_keys"]],
+    }
+    check_names("the weights", path, problems)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     ends = model.generation_config.eos_token_id
     if ends is None:
@@ -276,7 +290,7 @@ def _model_config(path: Path, family: Family, max_length: int | None) -> Any:
 
 
 def _length_of(model_config: Any) -> Any:
-    """Maximum tokens per sequence. Models without positions get a limit for which pools can be allocated."""
+    """The model's maximum tokens per sequence; `_UNLIMITED` for models without positions."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", _UNLIMITED)
 
 
@@ -323,7 +337,7 @@ def load_skeleton(path: Path, family: Family, dtype: torch.dtype, max_length: in
 
     Raises:
         CheckpointError: transformers can't create the model, or the engine doesn't run its rotary embedding.
-        ConfigError: `max_length`, or the model's own limit, is larger than positions can count.
+        ConfigError: The model's own maximum length is above 2**31 - 1.
     """
     with _loading:
         model_config = _model_config(path, family, max_length)
@@ -366,7 +380,7 @@ def _skeleton(
             path=str(path),
         )
     model = _make_skeleton(path, model_config)
-    _check_more(path, model, family, layers, weights, drafts)
+    _check_later_layers(path, model, family, layers, weights, drafts)
     if config.get("quantization_config") is not None:  # quantised tensors hold several values per element
         return model
     tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
@@ -377,20 +391,20 @@ def _skeleton(
         others = [name for name, size in sizes.items() if weights.get(name) != size]
         raise CheckpointError(
             f"{path / CONFIG} describes a model of {wanted} values, but the weight files hold {held}; "
-            f"{_listed(others)}, for example, can't be read from them",
+            f"{first_names(others)}, for example, can't be read from them",
             path=str(path),
         )
     return model
 
 
 def _draft_names(family: Family, model_config: Any, layout: Layout) -> re.Pattern[str]:
-    """Matches the names of a draft head's weights, if its layers are numbered after the model's layers."""
+    """Matches the weights of a draft head whose layers are numbered after the model's layers."""
     first = model_config.get_text_config().num_hidden_layers
     numbers = "|".join(str(first + step) for step in range(len(layout.drafts)))
     return re.compile(rf"{re.escape(family.layers)}\.({numbers})\." if numbers else r"(?!)")
 
 
-def _check_more(
+def _check_later_layers(
     path: Path,
     model: Any,
     family: Family,
@@ -398,7 +412,7 @@ def _check_more(
     weights: Mapping[str, int],
     drafts: re.Pattern[str],
 ) -> None:
-    """Refuse weights of layers after the last layer, except a draft head's weights and ignored weights.
+    """Refuse weights of layers after the model's last one, unless a draft head has or the model ignores them.
 
     Raises:
         CheckpointError: The weight files have such weights.
@@ -415,15 +429,12 @@ def _check_more(
     )
     if more:
         raise CheckpointError(
-            f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: {_listed(more)}; "
-            "remove them; if they draft tokens, set num_nextn_predict_layers in the config to their number",
+            f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: "
+            f"{first_names(more)}; remove them; if they draft tokens, set num_nextn_predict_layers in the "
+            "config to their number",
             path=str(path),
             unexpected=tuple(more),
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
 def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
@@ -441,22 +452,3 @@ def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
             found=ends,
         )
     return frozenset(several)
-
-
-def _check_report(path: Path, report: dict[str, Any], drafts: re.Pattern[str]) -> None:
-    problems = {
-        what: sorted(name if isinstance(name, str) else name[0] for name in names)
-        for what, names in (
-            ("missing", report["missing_keys"]),
-            ("unexpected", [name for name in report["unexpected_keys"] if not drafts.match(name)]),
-            ("of another shape", report["mismatched_keys"]),
-        )
-        if names
-    }
-    if problems:
-        listed = "; ".join(f"{len(names)} {what}: {_listed(names)}" for what, names in problems.items())
-        raise CheckpointError(
-            f"the weights in {path} don't match its config: {listed}",
-            path=str(path),
-            **{what.replace(" ", "_"): tuple(names) for what, names in problems.items()},
-        )

@@ -135,7 +135,7 @@ class EngineCore:
             self._inside = False
 
     def _settle(self) -> None:
-        """Cancel tasks and clean up. If an exception interrupts this, it can run again from the start."""
+        """Cancel tasks and clean up. After an exception in this method, it can run again from the start."""
         self.sequences.repair()
         if self._giving is not None:
             self._fail(self._giving)
@@ -207,9 +207,9 @@ class EngineCore:
             )
 
     def _draft(self, drafts: Drafts, schedule: Schedule) -> Schedule:
-        """Add drafts to a schedule: as many as fit, with one more token, within each task's limits.
+        """Add drafts to a schedule.
 
-        The limits are the pages and the length for which the task was admitted.
+        A task's drafts and the token after them stay within its `max_new_tokens`, and so within its pages.
         """
         limits = [
             min(self._most, task.params.max_new_tokens - len(task.tokens) - 1) for task in schedule.decode
@@ -274,7 +274,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def _launch(self, schedule: Schedule) -> Flight:
-        """Run the model and choose tokens, which stay on the device for the next step."""
+        """Run the model and choose tokens, without waiting for the device."""
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")

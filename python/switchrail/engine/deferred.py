@@ -11,11 +11,12 @@ from switchrail.ops.batch import DeferredBatch, VerifyBatch
 
 
 class DeferredCommits:
-    """The records of verified rows that no verification has applied yet, by the slot of a sequence.
+    """The commits that remain to be done, by the slot of a sequence.
 
-    Each slot has two records. A verification applies one of them and fills the other. The accepted rows of
-    the filled record are applied by the next verification. Steps of other kinds need up-to-date states, so
-    all records are applied before such a step.
+    A backend records the inputs of verified rows (such as keys and values), and applies the accepted rows to
+    the state later. Each slot has two records. A verification applies the accepted rows of one record, and
+    fills the other one. Steps of other kinds need up-to-date states, so all records are applied before such a
+    step.
 
     Attributes:
         count: The number of records.

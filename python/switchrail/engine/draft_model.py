@@ -1,9 +1,10 @@
-"""Drafts of a second, smaller model."""
+"""Drafts proposed by a second, smaller model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from switchrail.engine.proposals import Form, Lacking
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import Choose, draw, probabilities
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Step
 from switchrail.engine.task import Task
 from switchrail.engine.transfer import sent
@@ -42,7 +42,7 @@ class Text:
 
     Attributes:
         slot: The slot of the sequence's states.
-        length: The number of tokens before the rows of the step.
+        length: The number of tokens before the step's rows.
         ids: All tokens of the sequence.
     """
 
@@ -54,32 +54,32 @@ class Text:
 class DraftModel(Drafts):
     """Proposes the tokens that a second model generates.
 
-    The model has a layout, routes, pools and hooks of its own. It shares the sequences of the engine's model:
-    slots, pages and page table. Its memory contains accepted tokens only; `Sequence.drafted` is their number.
-    To propose, it first runs the accepted tokens that its memory lacks, up to the newest. This gives the
-    first draft. If a step can't take all of these tokens, such as those of a long prompt, later steps run the
-    rest, and the sequence gets no proposal until then. The model then decodes the other drafts. The keys of
-    these decodes are overwritten later, and their states go to a second slot of the sequence. So there is
-    nothing to roll back, whichever kinds of layers the model has.
+    The draft model has its own layout, routes, pools and hooks, and uses the slots, pages and page table of
+    the engine's sequences. Its pools keep accepted tokens only; `Sequence.drafted` counts these tokens.
 
-    If the memory lacks only a few tokens of greedy tasks, one graph runs all of these steps, if the graph
-    could be captured. After a captured verification this graph is launched immediately, before the host
-    knows which drafts were accepted.
+    The draft model first runs the accepted tokens that its pools lack. The logits after the newest token give
+    the first draft. If the missing tokens don't fit in one step (as in a long prompt), later proposals run
+    the rest, and the sequence gets no drafts until then. Each other draft is the result of a decode. Keys and
+    values of decoded drafts are overwritten later, and their states go to the sequence's second slot. So
+    nothing needs a rollback, whichever kinds of layers the model has.
+
+    For greedy tasks with few missing tokens, one captured graph runs all of these steps. After a captured
+    verification, `look_ahead` launches this graph before the host knows which drafts were accepted.
 
     Attributes:
         runner: Runs the model.
         runners: All runners with pools of their own.
-        siblings: Tokens proposed for each place of the chain. The first one continues the chain; the others
-            are leaves beside it.
+        siblings: Tokens proposed for each position of the chain. The chain continues with the first of them;
+            the others are leaves.
         branches: See `Form`.
-        first: See `Form`.
+        kept_newest: See `Form`.
     """
 
     siblings = 1
     branches = 1
-    first: ClassVar[int] = 1
+    kept_newest: ClassVar[int] = 1
     _form: Form | None = None
-    _begun: _Begun | None = None
+    _begun: _Proposed | None = None
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class DraftModel(Drafts):
 
         Args:
             runner: Runs the model.
-            slots: The distance from the slot of a sequence to its second one.
+            slots: The difference between a sequence's second slot and its first.
             rows: Maximum rows of a step.
             most: Maximum tokens per proposal.
             pin_memory: Whether the device copies from pinned memory.
@@ -115,68 +115,61 @@ class DraftModel(Drafts):
 
         For sampled tasks, the tokens are drawn from the model's distribution.
         """
-        known = self._captured(tasks, limits)
-        left = [task for task in _wanted(tasks, limits) if known is None or task not in known.rows]
-        if known is None or left:
-            stepped = self._step_by_step(left, dict(zip(tasks, limits, strict=True)))
-            known = known.joined(stepped) if known is not None and known.rows else stepped
-        return self._drafted(tasks, limits, known)
+        found = self._captured(tasks, limits)
+        left = [task for task in _wanted(tasks, limits) if not any(task in each.rows for each in found)]
+        if left or not found:
+            found.append(self._step_by_step(left, dict(zip(tasks, limits, strict=True))))
+        return self._drafted(tasks, limits, _Proposed.joined(found))
 
-    def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> _Begun | None:
-        """The proposals already begun, and graphs' proposals for other greedy tasks that lack few tokens."""
+    def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> list[_Proposed]:
+        """The proposals that `look_ahead` launched, and captured ones for tasks that lack few tokens."""
         begun, self._begun = self._begun, None
         form = self._form
         if form is None:
-            return None
-        graphs, sequences = self.runner.graphs, self._sequences
+            return []
+        graphs, sequences = self.runner.graphs, self.runner.sequences
         assert graphs is not None
-        if begun is not None:  # the device has run the accepted tokens of these tasks
-            kept = {task: row for task in tasks if (row := begun.rows.get(task)) is not None}
-            sequences.advance_drafted([(task, self._lacks(task)) for task in kept])
-            begun = replace(begun, rows=kept)
-        few = [
-            task
-            for task in _wanted(tasks, limits)
-            if (begun is None or task not in begun.rows) and self._lacks_few(task, form)
-        ]
+        found: list[_Proposed] = []
+        rows = {} if begun is None else {task: begun.rows[task] for task in tasks if task in begun.rows}
+        if begun is not None and rows:  # the device has run the accepted tokens of these tasks
+            sequences.advance_drafted([(task, self._lacks(task)) for task in rows])
+            found.append(replace(begun, rows=rows))
+        few = [task for task in _wanted(tasks, limits) if task not in rows and self._lacks_few(task, form)]
         if not few:
-            return begun
+            return found
         lacking = [
             Lacking(task.slot, task.drafted, len(task.pages), task.tokens[-self._lacks(task) - form.held :])
             for task in few
         ]
-        before = None if begun is None else begun.table.clone()
+        kept = [replace(each, table=each.table.clone()) for each in found]  # the next graph overwrites it
         table = graphs.propose(lacking)
         if table is None:
-            return begun
+            return found
         sequences.advance_drafted([(task, self._lacks(task)) for task in few])
-        rows = {task: row for row, task in enumerate(few)}
-        if before is None or begun is None:
-            return _Begun(table, rows)
-        return _Begun(before, begun.rows).joined(_Begun(table, rows))
+        return [*kept, _Proposed(table, {task: row for row, task in enumerate(few)})]
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
-        """Launch the graph that runs accepted tokens and proposes, unless the memory lacks other tokens."""
+        """Launch a captured proposal, unless a task lacks tokens from before the verification."""
         form, self._begun = self._form, None
         if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
             return
         assert self.runner.graphs is not None
-        lengths = [task.length + self.first for task in tasks]
+        lengths = [task.length + self.kept_newest for task in tasks]
         table = self.runner.graphs.propose_after(verified, lengths)
         if table is not None:
-            self._begun = _Begun(table, {task: row for row, task in enumerate(tasks)})
+            self._begun = _Proposed(table, {task: row for row, task in enumerate(tasks)})
 
     def _lacks(self, task: Task) -> int:
-        """The number of a task's tokens that the memory lacks."""
-        return task.length + self.first - task.drafted
+        """The number of a task's tokens that the draft model's pools lack."""
+        return task.length + self.kept_newest - task.drafted
 
     def _lacks_few(self, task: Task, form: Form) -> bool:
         count = self._lacks(task) + form.held
         is_short = form.held < count <= min(form.width, len(task.tokens))
         return is_short and task.drafted > 0 and task.params.temperature == 0
 
-    def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Begun) -> Drafted:
-        """The proposals of all tasks; none for tasks without a row."""
+    def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Proposed) -> Drafted:
+        """Convert proposals; tasks without a row get no drafts."""
         counts = [limit if task in known.rows else 0 for task, limit in zip(tasks, limits, strict=True)]
         parents = [self._parents(count) for count in counts] if self.are_trees else None
         if not any(counts):
@@ -196,15 +189,15 @@ class DraftModel(Drafts):
                 odds = odds.index_select(0, self._sent(kept))
         return Drafted(tokens, odds, parents, table)
 
-    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Begun:
-        """Propose with a launch for each step. Tasks that lack too many tokens get no row."""
+    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Proposed:
+        """Propose with one launch per step. Tasks that still lack tokens get no row."""
         active, logits = self._extend(tasks)
-        # the tasks with the most drafts come first, since each later turn runs only the first few tasks
+        # the tasks with the most drafts come first, since each later decode runs only the first few tasks
         order = sorted(range(len(active)), key=lambda i: -limit[active[i]])
         if order != [*range(len(active))]:
             logits = logits[self._sent(order)]
         active = [active[i] for i in order]
-        found = _Begun.empty(active, self._most, logits)
+        found = _Proposed.empty(active, self._most, logits)
         slots = self._sent([task.slot for task in active])
         for place in range(0, limit[active[0]] if active else 0, self.siblings):
             if place:
@@ -223,14 +216,14 @@ class DraftModel(Drafts):
         return found
 
     def _parents(self, count: int) -> list[int]:
-        """The parents of the tokens: all tokens of a place follow the first token of the previous place."""
+        """The parent of each token: all siblings follow the first token of the previous position."""
         return [max(-1, (i // self.siblings - 1) * self.siblings) for i in range(count)]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
-        """Run tokens that the memory lacks, as many as fit in a step; tasks that lack few come first.
+        """Run missing tokens, as many as fit in a step; tasks that lack few come first.
 
         Returns:
-            The tasks that lack no token any more, and the logits after the newest token of each.
+            The tasks without missing tokens after this step, and the logits after each one's newest token.
         """
         texts = {task: self._text(task) for task in sorted(tasks, key=lambda task: task.slot)}
         lacks = {task: len(text) - task.drafted for task, text in texts.items()}
@@ -241,15 +234,11 @@ class DraftModel(Drafts):
         rows = [(task, count) for task, count in counts.items() if count]
         prefill: Any = [(Text(task.slot, task.drafted, texts[task]), count) for task, count in rows]
         logits = self._run(Schedule(decode=[], prefill=prefill, forks=[])) if rows else self._newest[:0]
-        self._sequences.advance_drafted(rows)
+        self.runner.sequences.advance_drafted(rows)
         return [task for task in counts if counts[task] == lacks[task]], logits
 
-    @property
-    def _sequences(self) -> Sequences[Any]:
-        return self.runner.sequences
-
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
-        """The tokens that the memory will hold."""
+        """All tokens that the draft model must run before it can propose."""
         return np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)])
 
     def _decode(self, tasks: Sequence[Task], turn: int, drafted: torch.Tensor) -> torch.Tensor:
@@ -267,7 +256,7 @@ class DraftModel(Drafts):
         return runner.forward(self._on_second_slots(step, schedule.fresh) if schedule.decode else step)
 
     def _on_second_slots(self, step: Step, fresh: bool) -> Step:
-        """The step with states in the second slots; a fresh step reads them from the first slots."""
+        """The step with its states in second slots; if `fresh`, states are read from the first slots."""
         (part,) = step.parts
         assert part.states is not None
         write = part.states.write_slots + self._slots
@@ -280,8 +269,8 @@ class DraftModel(Drafts):
         """Choose a draft for each task.
 
         Returns:
-            [N] int64, and the distributions that the drafts of sampled tasks were drawn from, [N, vocabulary]
-            float64; zeros for others.
+            The drafts, [N] int64, and the distributions that they were drawn from, [N, vocabulary] float64;
+            zeros for greedy tasks.
         """
         tokens = logits.argmax(-1)
         sampled = [row for row, task in enumerate(tasks) if task.params.temperature > 0]
@@ -295,7 +284,7 @@ class DraftModel(Drafts):
     def prepare_graphs(self, capture: Capture) -> Graphs:
         """Create the graphs of the model's steps, without capturing anything yet."""
         if capture.propose is not None:
-            self._form = Form(self._most, self.siblings, self.branches, self.first)
+            self._form = Form(self._most, self.siblings, self.branches, self.kept_newest)
         return self.runner.prepare_graphs(
             capture, last_tokens=self._newest, apart=self._slots, form=self._form
         )
@@ -305,16 +294,15 @@ class DraftModel(Drafts):
 
 
 class DraftTrees(DraftModel):
-    """Proposes trees: branches that begin with different tokens, each continued as a chain.
+    """Proposes trees: several chains (branches), which begin with different tokens.
 
-    The first drafts begin the branches. Each later draft follows the previous draft of its branch. To extend
-    the trees, the model verifies the whole trees, starting from its memory without the newest token. So
-    branches need no states of their own, whichever kinds of layers the model has. Siblings are drawn without
-    replacement.
+    The first tokens of the branches are drawn without replacement. To extend the branches, the model verifies
+    the newest accepted token, which its pools lack, and the whole tree after this token. So branches need no
+    states of their own, whichever kinds of layers the model has.
     """
 
     are_trees = True
-    first = 0
+    kept_newest = 0
 
     def __init__(self, branches: int, runner: Runner, **given: Any) -> None:
         """Use a runner.
@@ -327,9 +315,9 @@ class DraftTrees(DraftModel):
         super().__init__(runner, **given)
         self.branches = branches
 
-    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Begun:
+    def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Proposed:
         active, logits = self._extend(tasks)
-        found = _Begun.empty(active, self._most, logits)
+        found = _Proposed.empty(active, self._most, logits)
         counts = dict.fromkeys(active, 0)
         while active:
             drafted = {task: found.table[found.rows[task], : counts[task]] for task in active}
@@ -358,7 +346,7 @@ class DraftTrees(DraftModel):
     def _verify(
         self, tasks: Sequence[Task], drafted: Mapping[Task, torch.Tensor], limit: Mapping[Task, int]
     ) -> tuple[list[Task], torch.Tensor]:
-        """Run all trees; return the tasks of the rows to continue, and the logits after these rows."""
+        """Run all trees; return the task of each branch to continue, and the logits after the branch."""
         none = np.zeros(0, dtype=np.int64)
         trees = Drafted(
             [drafted[task] for task in tasks],
@@ -398,7 +386,7 @@ def _is_ending(task: Task) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _Proposed:
     """Proposals for some tasks.
 
     Attributes:
@@ -413,8 +401,8 @@ class _Begun:
     odds: torch.Tensor | None = None
 
     @classmethod
-    def empty(cls, tasks: Sequence[Task], tokens: int, logits: torch.Tensor) -> _Begun:
-        """Proposals of zeros, for tasks whose model has logits like these."""
+    def empty(cls, tasks: Sequence[Task], tokens: int, logits: torch.Tensor) -> _Proposed:
+        """Proposals to fill in. `logits` are of the draft model, with any number of rows."""
         shape = len(tasks), tokens
         odds = None
         if any(task.params.temperature > 0 for task in tasks):
@@ -422,23 +410,27 @@ class _Begun:
         rows = {task: row for row, task in enumerate(tasks)}
         return cls(logits.new_zeros(shape, dtype=torch.int64), rows, odds)
 
-    def joined(self, other: _Begun) -> _Begun:
-        """These proposals, all of greedy tasks, followed by other ones."""
-        count, odds = len(self.table), other.odds
-        rows = {**self.rows, **{task: count + row for task, row in other.rows.items()}}
-        if odds is not None:
-            odds = torch.cat([odds.new_zeros((count, *odds.shape[1:])), odds])
-        return _Begun(torch.cat([self.table, other.table]), rows, odds)
+    @classmethod
+    def joined(cls, groups: Sequence[_Proposed]) -> _Proposed:
+        """All groups as one. Only the last group may have sampled tasks."""
+        joined = groups[0]
+        for other in groups[1:]:
+            count, odds = len(joined.table), other.odds
+            rows = {**joined.rows, **{task: count + row for task, row in other.rows.items()}}
+            if odds is not None:
+                odds = torch.cat([odds.new_zeros((count, *odds.shape[1:])), odds])
+            joined = cls(torch.cat([joined.table, other.table]), rows, odds)
+        return joined
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A draft's checkpoint, found before the engine's model is loaded.
+    """The checkpoint of a draft model that is not loaded yet.
 
     Attributes:
         path: The folder.
-        config: The draft's config.
-        family: The draft's family.
+        config: The config from `read_config`.
+        family: The model's family.
     """
 
     path: Path
@@ -452,11 +444,11 @@ def find_draft(
     target: Mapping[str, Any],
     max_length: int | None,
 ) -> DraftCheckpoint:
-    """Find a draft's checkpoint, and compare its config with the config of the engine's model.
+    """Find a draft model's checkpoint, and compare its config with the config of the engine's model.
 
     Args:
         runtime: The runtime with the families.
-        checkpoint: The draft's folder or name, as for `Engine`.
+        checkpoint: The folder or name, as for `Engine`.
         target: The config of the engine's model.
         max_length: Maximum tokens per sequence; None for the limit of the engine's model.
 
@@ -477,7 +469,7 @@ def find_draft(
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    """A size in a config, or in the config of a multimodal model's language model; None if it is missing."""
+    """A size from a config, or from the `text_config` of a multimodal model; None if it is missing."""
     text = config.get("text_config")
     found = config.get(name, text.get(name) if isinstance(text, dict) else None)
     return found if is_count(found) else None
@@ -509,36 +501,39 @@ def _check_sizes(
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A loaded draft model, for which there is no memory yet.
+    """A loaded draft model, or the loaded steps of a draft head, without pools.
 
     Attributes:
-        model: The model with its routes.
-        options: The options of the model's runners, except for `num_pages`.
-        needs: The memory of the model's pools.
+        models: The model, or the steps, with their routes.
+        options: The options of the models' runners, except for `num_pages`.
+        needs: The memory of the models' pools, and of hidden states kept for a head.
         capture: The steps to capture; None to capture nothing.
         max_length: Tokens of the longest sequence.
-        propose: Makes the drafts from a runner.
+        propose: Makes the drafts from the runner of the engine's model and the models' runners.
     """
 
-    model: LoadedModel
+    models: Sequence[LoadedModel]
     options: EngineOptions
     needs: Needs
     capture: Capture | None
     max_length: int
-    propose: Callable[[Runner], DraftModel]
+    propose: Callable[[Runner, Sequence[Runner]], DraftModel]
 
     def make(self, target: Runner) -> DraftModel:
-        """Allocate pools with as many pages as the engine's model has, and connect the model."""
-        runner = self.model.make(
-            replace(self.options, num_pages=target.pools.pages.capacity + 1),
-            max_length=self.max_length,
-            sequences=target.sequences,
-        )
-        return self.propose(runner)
+        """Allocate pools with as many pages as the engine's model has, and connect the models."""
+        options = replace(self.options, num_pages=target.pools.pages.capacity + 1)
+        with ExitStack() as undo:
+            runners = []
+            for model in self.models:
+                runners.append(model.make(options, max_length=self.max_length, sequences=target.sequences))
+                undo.callback(runners[-1].disconnect)
+            drafts = self.propose(target, runners)
+            undo.pop_all()
+            return drafts
 
 
 def runner_options(options: EngineOptions) -> EngineOptions:
-    """The options of a draft's runners, which have two slots per sequence of the engine."""
+    """The options of a draft model's runner, which has two slots per sequence of the engine."""
     sequences = 2 * options.max_sequences
     return replace(
         options,
@@ -605,8 +600,9 @@ def load_draft(
     model = loaded.checkpoint
     _check_sizes(draft.path, model.vocab_size, vocab_size, model.max_length, max_length)
     kind = partial(DraftTrees, options.draft_branches) if are_trees else DraftModel
+    given = proposing(options, platform, choose_tokens)
     return LoadedDraft(
-        loaded,
+        [loaded],
         own,
         loaded.needs(own),
         loaded.capture(
@@ -616,5 +612,5 @@ def load_draft(
             proposes="trees" if are_trees else "chains",
         ),
         max_length,
-        partial(kind, **proposing(options, platform, choose_tokens)),
+        lambda target, runners: kind(runners[0], **given),
     )

@@ -36,7 +36,7 @@ from switchrail.engine.loading import LoadedModel, load_model
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
-from switchrail.engine.mtp import LoadedMtp, load_mtp
+from switchrail.engine.mtp import load_mtp
 from switchrail.engine.ngram import NgramDrafts
 from switchrail.engine.options import MTP, NGRAM, EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, prompt_named, token_ids, tokenize
@@ -65,7 +65,7 @@ _log = logging.getLogger("switchrail")
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a checkpoint with transformers' model definition, which calls the backends of the layers' routes.
+    """Runs a checkpoint with transformers' model definition, each layer on the backends that its route names.
 
     Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
     programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
@@ -116,7 +116,7 @@ class Engine(AbstractContextManager["Engine"]):
             PlatformError: There is no such device, or the platform returns something invalid.
             NotProvidedError: The platform does not provide something that the engine needs.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
-            UnknownDtypeError: The dtype is none of these, or the platform doesn't support it.
+            UnknownDtypeError: `dtype` is none of the three, or the platform doesn't support it.
             NoBackendError: No backend supports one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
             PreferenceError: A chosen backend does not apply to this model.
@@ -139,7 +139,7 @@ class Engine(AbstractContextManager["Engine"]):
         with self.platform.hardware.active():
             loaded = self._load(runtime, path, config, family, backends)
             make = partial(loaded.make, max_length=self.max_length)
-            capture = self._capture(self.options, max_length=self.max_length, preferences=backends)
+            capture = loaded.capture(self.options, max_length=self.max_length, preferences=backends)
             drafts, draft = None, None
             if found is None or isinstance(found, Drafts):
                 drafts = found
@@ -213,7 +213,7 @@ class Engine(AbstractContextManager["Engine"]):
             are_trees=has_trees(self.options),
         )
         loaded = found.checkpoint
-        self._capture, self.plan, self.bound = found.capture, found.routes, found.bound
+        self.plan, self.bound = found.routes, found.bound
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
@@ -246,7 +246,7 @@ class Engine(AbstractContextManager["Engine"]):
         draft: DraftCheckpoint | list[Layout],
         target: Checkpoint,
         choose_tokens: Choose,
-    ) -> LoadedDraft | LoadedMtp:
+    ) -> LoadedDraft:
         common: Any = {
             "platform": self.platform,
             "dtype": self.dtype,
@@ -269,7 +269,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """The backends of each key, and the reason if the key is not captured; empty if capture is off.
+        """The state of each kind and size of captured steps; empty if capture is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -279,7 +279,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def blocks(self) -> tuple[BlockState, ...]:
-        """The groups of decoder layers, with the reason if one is not compiled; empty if compiling is off.
+        """The state of each group of decoder layers to compile; empty if compiling is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -313,8 +313,8 @@ class Engine(AbstractContextManager["Engine"]):
         Raises:
             RequestError: A prompt can't be served; then no prompt is run.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
-            BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
-                all requests of this call have then ended.
+            BaseException: The exception of a step with one of these prompts, even if another thread ran the
+                step; all requests of this call have then ended.
         """
         requests: list[Request] = []
         try:
@@ -341,8 +341,8 @@ class Engine(AbstractContextManager["Engine"]):
             RequestError: A prompt can't be served; then no prompt is run. Raised when the first event is
                 requested.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
-            BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
-                all requests of this call have then ended.
+            BaseException: The exception of a step with one of these prompts, even if another thread ran the
+                step; all requests of this call have then ended.
         """
         requests: list[Request] = []
         events: deque[Event] = deque()
@@ -381,7 +381,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Run one forward pass, if any request waits or runs.
 
         Returns:
-            The events since the last call, of requests from `submit`.
+            The events of submitted requests since the last call.
 
         Raises:
             EngineError: The engine was made before a fork, or runs a step in this thread.
@@ -401,7 +401,7 @@ class Engine(AbstractContextManager["Engine"]):
             raise
 
     def cancel(self, request: Request) -> bool:
-        """End a request and free its memory. Within a step, this happens when the step is over.
+        """End a request and free its memory. A call from within a step takes effect after the step.
 
         Returns:
             Whether the request was still active.
@@ -454,7 +454,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.close()
 
     def _check_process(self) -> None:
-        """Refuse calls that would wait for a lock or for torch's threads, which a fork does not copy."""
+        """Refuse calls in a forked process, which lacks torch's threads and may never get the lock."""
         process = os.getpid()
         if process != self._process:
             raise EngineError(
@@ -520,7 +520,7 @@ class Engine(AbstractContextManager["Engine"]):
         params: SamplingParams | Sequence[SamplingParams] | None,
         events: deque[Event],
     ) -> None:
-        """Make the requests of all prompts or of none, add them to `requests`, then to the queue."""
+        """Add the requests of all prompts (of none if one is refused) to `requests`, and to the queue."""
         self._check_process()
         if isinstance(prompts, str):
             raise RequestError(f"prompts must be a sequence of prompts, got one string: {prompts[:40]!r}")

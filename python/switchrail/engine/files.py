@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
 def check_files(path: Path) -> None:
-    """Check that every file that may be read is a regular file of acceptable size.
+    """Check that all files to be read are regular files of acceptable size.
 
     Symbolic links are followed, because every file in a hub's cache is a symbolic link.
 
@@ -51,7 +51,7 @@ def check_files(path: Path) -> None:
 
 
 def no_checkpoint(path: Path) -> CheckpointError:
-    """The error for a path that leads to no folder."""
+    """The error for a path without a folder."""
     if os.path.exists(path):
         return CheckpointError(f"no checkpoint folder at {path}, which is a file", path=str(path))
     try:
@@ -143,6 +143,34 @@ def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
         with safe_open(path / name, framework="pt") as tensors:
             found |= {tensor.removeprefix(prefix): tensors.get_tensor(tensor) for tensor in wanted}
     return found
+
+
+def check_names(weights: str, path: Path, problems: Mapping[str, Iterable[str]]) -> None:
+    """Refuse weights that don't match a model.
+
+    Args:
+        weights: Which weights, for the message.
+        path: The checkpoint folder.
+        problems: Kind of problem -> the names of the tensors that have this problem, if any.
+
+    Raises:
+        CheckpointError: A tensor has a problem.
+    """
+    found = {problem: tuple(sorted(names)) for problem, names in problems.items() if names}
+    if found:
+        listed = "; ".join(
+            f"{len(names)} {problem}: {first_names(names)}" for problem, names in found.items()
+        )
+        raise CheckpointError(
+            f"{weights} in {path} don't match its config: {listed}",
+            path=str(path),
+            **{problem.replace(" ", "_"): names for problem, names in found.items()},
+        )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first few names, for a message."""
+    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
 def _read_index(index: Path) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from switchrail.engine.checkpoint import load_skeleton, read_config
 from switchrail.engine.memory import FRACTION, PoolClasses, table_bytes
 from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
 from switchrail.engine.models.families import Family
-from switchrail.engine.models.mtp import head_skeleton
+from switchrail.engine.models.mtp import head_skeleton, step_family
 from switchrail.engine.options import MTP, EngineOptions
 from switchrail.platforms import Platform
 from switchrail.pools import Shape, pages_of
@@ -78,7 +78,7 @@ class Footprint:
 
 @dataclass(slots=True)
 class _Part:
-    """The engine's model, its draft model, or a step of its draft head; each has its own pools.
+    """The engine's model, its draft model, or one step of its draft head; each has its own pools.
 
     Attributes:
         layout: The layout.
@@ -86,7 +86,7 @@ class _Part:
         family: The model's family.
         copies: Slots per sequence.
         name: The prefix of the layers' kinds, such as `draft: `.
-        kept: By op, the number of verified rows per slot that its layers keep for deferred commits.
+        kept: By op, the number of verified rows per slot that the op's layers keep for deferred commits.
         shapes: The shape of each (layer id, op).
     """
 
@@ -155,8 +155,7 @@ def footprint(
         capture: The planned captures of the model; see `plan_capture`.
         platform: The platform, which provides the pools.
         dtype: The dtype of weights, keys, values and convolution windows.
-        memory: Bytes of the device's memory; the engine uses `memory_fraction` of the memory that the weights
-            leave.
+        memory: Bytes of the device's memory.
 
     Raises:
         CheckpointError: The engine can't run the checkpoint.
@@ -170,8 +169,8 @@ def footprint(
     hidden = 0
     if drafts and options.draft == MTP:
         steps = head_skeleton(checkpoint, model, drafts)
-        head = replace(family, layers="layers")
-        parts += [_Part(own, step, head, 2, "draft: ") for own, step in zip(drafts, steps, strict=True)]
+        own_family = step_family(family)
+        parts += [_Part(own, step, own_family, 2, "draft: ") for own, step in zip(drafts, steps, strict=True)]
         hidden = len(steps) * model.get_input_embeddings().weight.shape[1] * dtype.itemsize
     elif drafts:
         folder = Path(os.fspath(cast("str", options.draft)))

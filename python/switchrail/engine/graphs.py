@@ -113,7 +113,7 @@ class Graphs:
         return self._verifications.run(captured, schedule)
 
     def propose(self, lacking: Sequence[Lacking]) -> torch.Tensor | None:
-        """Propose for sequences whose newest tokens the model's memory lacks; None if there is no graph.
+        """Propose for sequences whose newest tokens the draft model's pools lack; None if there is no graph.
 
         Returns:
             The same as `Proposals.follow`.

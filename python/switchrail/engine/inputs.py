@@ -21,10 +21,11 @@ class DecodeInputs:
 
     The host sends only each row's position and slot. The device derives everything else from these and the
     page table (`derive`), so that a step needs only one small transfer. If the next decode has the same
-    sequences, the device advances the positions by itself, and nothing is sent.
+    sequences, the device advances the positions itself, and the host sends nothing.
 
     Attributes:
-        padding: The cached tokens of padding sequences, on the reserved page; 0 unless backends need more.
+        padding: The number of cached tokens of a padding row, on the reserved page; 0 unless backends need
+            more.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class DecodeInputs:
             device: The device of the model.
             pin_memory: Whether the device copies from pinned memory asynchronously.
             derived: The function for the operation `DecodeRows`.
-            apart: The distance from a sequence's slot to its second slot. States are written to the second
-                slot, and read from there unless the step is fresh. 0 if sequences have one slot.
+            apart: The difference between a sequence's second slot and its first; 0 if sequences have one
+                slot. States are written to the second slot. They are read from the second slot too, unless
+                the step is fresh.
         """
         self.padding = 0
         self._apart = apart
@@ -103,11 +105,11 @@ class DecodeInputs:
             self._next = [length + 1 for length in lengths], slots
 
     def store(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Store the newest tokens of the sequences in these slots; 0 in place of -1."""
+        """Store the newest tokens of the sequences in these slots, with 0 in place of -1."""
         self._last_tokens.scatter_(0, slots.clamp(min=0), tokens.clamp(min=0))
 
     def step(self, sequences: int, tokens: int) -> Step:
-        """A step of the first `sequences` rows and caches of up to `tokens` tokens; initially padding."""
+        """The step of the first `sequences` rows, with caches of up to `tokens` tokens."""
         table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
         rows = slice(0, sequences)
         return Step(
@@ -134,7 +136,7 @@ class DecodeInputs:
         if not padded:
             return self._part(made.pages.page_table[: len(lengths)], tuple(lengths))
         lengths += [self.padding] * (len(made.lengths) - len(lengths))
-        # all else stays the same object, so backends need not check it again
+        # the tensors stay the same objects, so backends need not check them again
         return replace(made, pages=replace(made.pages, kv_seqlens=tuple(lengths)))
 
     def bounded_step(self, sequences: int, tokens: int) -> Step:
@@ -222,16 +224,19 @@ def decode_rows(
     Each further call with the same rows is for the sequences' next tokens.
 
     Args:
-        rows: [3, N] int64, each row's position and slot, and a number that is added to the position first and
-            then becomes 1. Slot -1 is padding, which stays as it is.
+        rows: [3, N] int64: each row's position, its slot, and a number that is first added to the position
+            and then set to 1. Slot -1 is padding, whose position doesn't change.
         last_tokens: [slots] int64, the newest token of the sequence in each slot.
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.
         page_size: Page size in tokens.
-        out: Receives six results, each contiguous: the tokens [N] int64; the first pages of each row's
-            sequence [N, P] int32, slot 0's for padding; the position's row in the caches [N] int64; the
-            number of tokens up to the position [N] int32, 0 for padding; the slots [N] int32; and the
-            number of rows without padding [1] int32.
+        out: Six contiguous tensors, which receive:
+            - [N] int64, the tokens.
+            - [N, P] int32, the first P pages of each row's sequence; those of slot 0 for padding.
+            - [N] int64, the row of the caches for the position.
+            - [N] int32, the number of tokens up to the position; 0 for padding.
+            - [N] int32, the slots.
+            - [1] int32, the number of rows without padding.
     """
     ids, pages, kv_rows, kv_lens, sequence_ids, real = out
     positions, slots, steps = rows

@@ -1,10 +1,11 @@
-"""The table of keys, which determines the steps that are captured; for the engine and for `explain`."""
+"""Keys: the sizes of steps that an engine captures. Does not import torch."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Literal, NamedTuple
 
 from switchrail.engine.options import EngineOptions
@@ -12,10 +13,11 @@ from switchrail.engine.options import EngineOptions
 StepKind = Literal["decode", "verify", "mixed", "propose"]
 
 _SHORTEST: Final = 1024
-"""Maximum tokens of the shortest class of caches; each further class is four times as long."""
+"""The smallest captured cache length in tokens; each further length is four times as long."""
 
 _FEW: Final = (1, 2, 4)
 _STEP: Final = 8
+"""The smallest numbers of sequences to capture, and the smallest difference between further numbers."""
 
 _MIXED: Final = 16
 _MOST_MIXED: Final = 2048
@@ -130,17 +132,13 @@ class Keys:
 
     def __iter__(self) -> Iterator[Key]:
         """Decodes by rows, then by tokens; proposals and verifications likewise; mixed steps by rows."""
-        for size in self.sequences:
-            for length in self.tokens:
-                yield Key("decode", size, length)
-        for size in self.sequences if self.proposes else ():
-            for length in self.tokens:
-                yield Key("propose", size, length)
-        for size in self.sequences if self.width else ():
-            for length in self.tokens:
-                yield Key("verify", size * self.width, length, self.width)
-        for rows in self.rows:
-            yield Key("mixed", rows)
+        pairs = list(product(self.sequences, self.tokens))
+        yield from (Key("decode", size, length) for size, length in pairs)
+        if self.proposes:
+            yield from (Key("propose", size, length) for size, length in pairs)
+        if self.width:
+            yield from (Key("verify", size * self.width, length, self.width) for size, length in pairs)
+        yield from (Key("mixed", rows) for rows in self.rows)
 
     def decode(self, sequences: int, longest: int) -> Key:
         """The key that serves a decode.

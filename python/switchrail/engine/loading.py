@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -34,16 +34,14 @@ class LoadedModel:
 
     Attributes:
         checkpoint: The model.
-        plan: Plans the model's routes; a `plan_routes` with the known arguments filled in.
         routes: The model's routes.
         bound: The backends of the routes.
-        make: Makes a runner for the model; a `Runner` with the known arguments filled in.
-        needs: The memory of the model's pools, for the options of a runner.
-        capture: Plans the captures of a runner with given options; returns None if nothing is captured.
+        make: Makes a runner for the model: `Runner` with the known arguments filled in.
+        needs: Returns the memory of the model's pools, given the options of a runner.
+        capture: Plans the captures of a runner, given its options; returns None if nothing is captured.
     """
 
     checkpoint: Checkpoint
-    plan: Callable[..., RoutePlan]
     routes: RoutePlan
     bound: BoundPlan
     make: Callable[..., Runner]
@@ -154,6 +152,7 @@ def ready_model(
     checkpoint = load_weights()
     platform.serving.after_weights_loaded(checkpoint.model)
     forward_of = partial(runtime.forward_of, platform=platform)
+    state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     family = checkpoint.family
     prepare(forward_of, checkpoint.model, family.module, family.operations)
     make = partial(
@@ -163,16 +162,15 @@ def ready_model(
         platform=platform,
         forward_of=forward_of,
         dtype=dtype,
-        state_dtype=getattr(torch, options.state_dtype),
+        state_dtype=state_dtype,
     )
 
     def needs(options: EngineOptions) -> Needs:
         shapes = read_shapes(find_mixers(checkpoint.model, family, layout.layers))
-        state_dtype = getattr(torch, options.state_dtype)
         return PoolClasses(shapes, platform).needs(options, dtype=dtype, state_dtype=state_dtype)
 
     capture = partial(_capture, runtime, partial(plan, runtime), routes, platform)
-    return LoadedModel(checkpoint, plan, routes, bound, make, needs, capture)
+    return LoadedModel(checkpoint, routes, bound, make, needs, capture)
 
 
 def _capture(
@@ -181,21 +179,10 @@ def _capture(
     routes: RoutePlan,
     platform: Platform,
     options: EngineOptions,
-    *,
-    max_length: int,
-    preferences: Mapping[str, str] | None,
-    proposes: Literal["chains", "trees"] | None = None,
+    **given: Any,
 ) -> Capture | None:
-    """The plan of a runner's captures; None if nothing is captured."""
-    planned = plan_capture(
-        plan,
-        routes,
-        platform=platform,
-        options=options,
-        max_length=max_length,
-        preferences=preferences,
-        proposes=proposes,
-    )
+    """Plan the captures of a runner, with arguments for `plan_capture`; None if nothing is captured."""
+    planned = plan_capture(plan, routes, platform=platform, options=options, **given)
     graph_class = platform.serving.graph_class()
     if isinstance(planned, str) or graph_class is None:
         if options.capture != "off" and platform.hardware.support_cuda_graph():

@@ -23,8 +23,10 @@ from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateSh
 from switchrail.pools.state import StatePool
 
 FRACTION: Final = 0.85
+"""The fraction of free memory to use if the memory that steps need is unknown."""
+
 _TRIED_FRACTION: Final = 0.95
-"""The fraction of free memory to use if the memory that steps need is known."""
+"""The fraction of free memory to use if a trial has measured the memory that steps need."""
 
 _TABLE_ENTRY = 4
 """Bytes of an entry in the page table."""
@@ -130,15 +132,15 @@ class Pools:
         Args:
             shapes: The shape of the memory of each (layer id, op).
             options: The engine's options.
-            working: Bytes that steps need in addition; None if unknown.
-            beside: The memory of another model's pools with equally many pages; None if there are none.
+            working: Bytes that steps need in addition to the pools; None if unknown.
+            beside: The memory of a draft's pools, which have equally many pages; None without such pools.
             platform: The platform, which provides the pools.
             max_length: Maximum tokens per sequence.
             dtype: The dtype of keys, values and convolution windows.
             state_dtype: The dtype of recurrent states.
 
         Raises:
-            ConfigError: The state pool, the page table and one assignable page together don't fit.
+            ConfigError: The state pool, the page table and the pages (at least two) don't fit.
             PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
         classes = PoolClasses(shapes, platform)
@@ -228,8 +230,7 @@ def _count_pages(
 ) -> int:
     """The number of pages, including the reserved page 0.
 
-    The requested number. If no number is requested, the largest that fits, but not more than all sequences
-    can use.
+    By default as many as fit, but not more than all sequences can use.
     """
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)

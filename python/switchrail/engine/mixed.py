@@ -42,7 +42,7 @@ class MixedSteps:
             dispatcher: Dispatches the layers' calls to backends.
             builder: Converts schedules to steps.
             memory: The sequences, which own slots and pages.
-            accept: Keeps accepted drafts in memory.
+            accept: Commits accepted drafts.
             rows: Rows of the largest captured step.
             logits: Maximum rows of logits.
             device: The device of the model.
@@ -61,7 +61,17 @@ class MixedSteps:
 
     def capture(self, key: Key) -> Captured:
         """Capture the mixed steps of a key."""
-        step = self._step(key.rows)
+        rows = key.rows
+        step = Step(
+            input_ids=self._ids[:rows].unsqueeze(0),
+            position_ids=self._positions[:rows].unsqueeze(0),
+            sequence_ids=self._sequence_ids[:rows].unsqueeze(0),
+            kv_rows=self._kv_rows[:rows],
+            logit_rows=self._logit_rows[: self._logits(rows)],
+            logit_slots=self._logit_rows[:0],
+            parts=(),
+            real_rows=self._real_rows,
+        )
         for tensor in (*_varying(step), self._real_rows):
             tensor.zero_()
         return Captured(key, self._capturer.capture(step, NOTHING), step, NOTHING)
@@ -89,19 +99,6 @@ class MixedSteps:
 
     def _logits(self, rows: int) -> int:
         return min(rows, self._most_logits)
-
-    def _step(self, rows: int) -> Step:
-        """A step of the first `rows` rows."""
-        return Step(
-            input_ids=self._ids[:rows].unsqueeze(0),
-            position_ids=self._positions[:rows].unsqueeze(0),
-            sequence_ids=self._sequence_ids[:rows].unsqueeze(0),
-            kv_rows=self._kv_rows[:rows],
-            logit_rows=self._logit_rows[: self._logits(rows)],
-            logit_slots=self._logit_rows[:0],
-            parts=(),
-            real_rows=self._real_rows,
-        )
 
 
 def _varying(step: Step) -> tuple[torch.Tensor, ...]:

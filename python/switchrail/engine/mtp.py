@@ -1,10 +1,10 @@
-"""Drafts of a model's own MTP (NEXTN) head."""
+"""Drafts proposed by a model's own MTP (NEXTN) head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +17,14 @@ from torch import nn
 from switchrail._core import Layout
 from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.draft_model import DraftModel, Text, proposing, runner_options
+from switchrail.engine.draft_model import DraftModel, LoadedDraft, Text, proposing, runner_options
 from switchrail.engine.drafts import NONE
-from switchrail.engine.loading import LoadedModel, ready_model
+from switchrail.engine.loading import ready_model
 from switchrail.engine.memory import Needs
 from switchrail.engine.models.binding import check_shapes, find_mixers
-from switchrail.engine.models.mtp import load_head
+from switchrail.engine.models.mtp import load_head, step_family
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.runner import Capture, Runner
+from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import Choose
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Ran, Running
@@ -35,7 +35,7 @@ from switchrail.runtime import Runtime
 
 
 class HiddenPool(PagedPool):
-    """The hidden states of tokens, in pages with the same numbers as the pages of the tokens' keys.
+    """The hidden states of tokens, in the same pages as the tokens' keys.
 
     Attributes:
         rows: [pages * page, hidden].
@@ -53,10 +53,10 @@ class HiddenPool(PagedPool):
 
 
 class HeadModel(nn.Module):
-    """A step of a head, with the arguments and results that a runner's model has.
+    """One step of a draft head, which a runner calls like a model.
 
     Attributes:
-        newest: [R, hidden], each sequence's last result, after a step that isn't a decode.
+        newest: [R, hidden], the results that the logits of the last prefill were computed from.
     """
 
     newest: torch.Tensor
@@ -77,11 +77,11 @@ class HeadModel(nn.Module):
             step: The step of the head.
             target: The engine's model.
             running: The current step of the runner.
-            hidden: [pages * page, hidden], the hidden state of each entry.
-            results: [pages * page, hidden], receives the result of each entry, for another step of the head;
-                None if this is the last one.
-            newest: [slots, hidden], by slot, the hidden state that a sequence's next decode reads. A decode
-                writes its result there.
+            hidden: [pages * page, hidden], the hidden state that each entry reads.
+            results: [pages * page, hidden], receives the result of each entry, for the head's next step; None
+                for the last step.
+            newest: [slots, hidden], the hidden state that the next decode of each slot's sequence reads. A
+                decode writes its result there.
         """
         super().__init__()
         self.step = step
@@ -89,7 +89,7 @@ class HeadModel(nn.Module):
         self.rotary = target.get_decoder().rotary_emb
         self._running = running
         self._hidden, self._results, self._of_slots = hidden, results, newest
-        most = 2 * len(newest)  # captured steps have rows of logits for two slots per sequence
+        most = 2 * len(newest)  # rows of logits of captured steps: two slots per sequence
         self.register_buffer("newest", newest.new_zeros(most, newest.shape[1]), persistent=False)
 
     def forward(
@@ -100,7 +100,7 @@ class HeadModel(nn.Module):
         is_decode = bool(now.parts) and now.parts[0].phase == "decode"
         slots = now.logit_slots.clamp(min=0)
         hidden = self._of_slots[slots] if is_decode else self._hidden[now.kv_rows]
-        if now.drafts is not None:  # padding reads the places of later tokens, with any contents
+        if now.drafts is not None:  # padding rows read entries of later tokens, which are undefined
             hidden = hidden.masked_fill((now.drafts.parents == NONE).view(-1, 1), 0)
         embeddings = self.embed(input_ids)
         result = self.step(
@@ -123,16 +123,15 @@ class HeadModel(nn.Module):
 class MtpDrafts(DraftModel):
     """Proposes the tokens that a model's own head predicts.
 
-    Each step of the head has a layout, routes and pools of its own, and uses the sequences of the model: the
-    memory of entry i is in the page of token i. See `switchrail.engine.models.mtp` for the inputs of an
-    entry. The model's last hidden states are also stored in pages. To propose, step 0 first runs the entries
-    that are not yet in its memory (it has `Sequence.drafted` entries), on these hidden states. Entries that
-    depend on drafted tokens are run again later, which overwrites their keys; their states are in the second
-    slot of the sequence.
+    `switchrail.engine.models.mtp` describes the head's steps and their entries. Each step has its own layout,
+    routes and pools, and uses the model's sequences: entry i is stored in the page of token i. The model's
+    last hidden states are stored in pages too. Each proposal begins with step 0, which runs the entries that
+    its pools lack; the pools have `Sequence.drafted` entries. Entries that depend on drafted tokens are run
+    again later. This overwrites their keys and values; their states are in the sequence's second slot.
 
     Attributes:
-        runners: The runners of the steps.
-        ahead: Entry i of step k depends on token i + 1 + k, counted from 0.
+        runners: The runners of the head's steps.
+        ahead: The number of steps: entry i of step k, counted from 0, depends on token i + 1 + k.
     """
 
     def __init__(
@@ -141,32 +140,17 @@ class MtpDrafts(DraftModel):
         runners: Sequence[Runner],
         *,
         page_size: int,
-        slots: int,
-        rows: int,
-        most: int,
-        pin_memory: bool,
-        choose_tokens: Choose,
+        **given: Any,
     ) -> None:
-        """Keep the hidden states of a model, and use runners whose pools have two slots per sequence.
+        """Allocate memory for the model's hidden states, and connect the steps.
 
         Args:
             target: Runs the model.
-            runners: Run the steps.
+            runners: Run the head's steps. Their pools have two slots per sequence.
             page_size: Page size in tokens.
-            slots: The distance from the slot of a sequence to its second one.
-            rows: Maximum rows of a step.
-            most: Maximum tokens per proposal.
-            pin_memory: Whether the device copies from pinned memory.
-            choose_tokens: Chooses the tokens of sampled requests.
+            **given: See `DraftModel`.
         """
-        super().__init__(
-            runners[0],
-            slots=slots,
-            rows=rows,
-            most=most,
-            pin_memory=pin_memory,
-            choose_tokens=choose_tokens,
-        )
+        super().__init__(runners[0], **given)
         self.runners, self.ahead = list(runners), len(runners)
         model: Any = target.model
         weight: torch.Tensor = model.get_input_embeddings().weight
@@ -180,7 +164,7 @@ class MtpDrafts(DraftModel):
             )
             for _ in runners
         ]
-        target.pools.more += pools  # copied with the pages of a fork
+        target.pools.more += pools  # forks copy them too
         hidden = [pool.rows for pool in pools]  # the hidden states that each step reads
         for own in hidden:
             own[:page_size] = 0  # padding reads page 0
@@ -197,10 +181,10 @@ class MtpDrafts(DraftModel):
                 undo.callback(runner.disconnect)
             self.runner.disconnect = undo.pop_all().close
 
-    first = 0
+    kept_newest = 0
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
-        """The token after each entry's own token; the entry joins it with a hidden state of the model."""
+        """For each entry, the token after it, which the entry joins with a hidden state of the model."""
         return super()._text(task)[1:]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
@@ -222,46 +206,35 @@ class MtpDrafts(DraftModel):
         return self._run_step(steps - 1, schedule, second=True)
 
     def _run_later_step(self, tasks: Sequence[Task], number: int, drafted: torch.Tensor) -> torch.Tensor:
-        """Run the entries that a later step lacks; return the logits after the last entry of each task.
+        """Run the entries that step `number` lacks; return the logits after the last entry of each task.
 
-        The last `number` entries depend on drafted tokens, which the host reads.
+        The last `number` entries depend on drafted tokens, which the host reads. Their states go to the
+        second slots.
         """
         done, found = self._done[number], dict[Task, torch.Tensor]()
-        texts = [
-            np.concatenate([self._text(task), own])[number:]
-            for task, own in zip(tasks, drafted.tolist(), strict=True)
-        ]
-        known = [max(0, task.length - number) for task in tasks]
-        for second in (False, True):
-            left = [
-                (task, start, text[:end])
-                for task, text, start, end in (
-                    (task, text, end, task.length) if second else (task, text, int(done[task.slot]), end)
-                    for task, text, end in zip(tasks, texts, known, strict=True)
-                )
-                if start < end
-            ]
+        accepted, pending = list[tuple[Task, Text]](), list[tuple[Task, Text]]()
+        for task, own in zip(tasks, drafted.tolist(), strict=True):
+            ids = np.concatenate([self._text(task), own])[number:]
+            known = max(0, task.length - number)
+            accepted.append((task, Text(task.slot, int(done[task.slot]), ids[:known])))
+            pending.append((task, Text(task.slot, known, ids[: task.length])))
+            done[task.slot] = known
+        for entries, second in ((accepted, False), (pending, True)):
+            left = [(task, text) for task, text in entries if text.length < len(text.ids)]
             while left:
-                room, rows, rest = self._rows, list[Any](), []
-                for task, start, text in left:
-                    count = min(room, len(text) - start)
-                    room -= count
+                free, rows = self._rows, list[Any]()
+                for _, text in left:
+                    count = min(free, len(text.ids) - text.length)
+                    free -= count
                     if count:
-                        rows.append((Text(task.slot, start, text), count))
-                    if start + count < len(text):
-                        rest.append((task, start + count, text))
+                        rows.append((text, count))
                 schedule = Schedule(decode=[], prefill=rows, forks=[], fresh=True)
                 logits = self._run_step(number, schedule, second=second)
-                found.update(
-                    zip(
-                        (task for task, *_ in left if task not in {one for one, *_ in rest}),
-                        logits,
-                        strict=True,
-                    )
-                )
-                left = rest
-        for task, end in zip(tasks, known, strict=True):
-            done[task.slot] = end
+                for text, count in rows:
+                    text.length += count
+                ended = [task for task, text in left if text.length == len(text.ids)]
+                found.update(zip(ended, logits, strict=True))
+                left = [(task, text) for task, text in left if text.length < len(text.ids)]
         return torch.stack([found[task] for task in tasks])
 
     def _run_step(self, number: int, schedule: Schedule, *, second: bool = False) -> torch.Tensor:
@@ -269,7 +242,7 @@ class MtpDrafts(DraftModel):
 
         Args:
             number: The step of the head.
-            schedule: The entries. If it is fresh, states are read from the first slots.
+            schedule: The entries. With `fresh`, states are read from the first slots.
             second: Whether states are written to the second slots.
         """
         runner = self.runners[number]
@@ -284,20 +257,20 @@ class MtpDrafts(DraftModel):
 
 
 class MtpTrees(MtpDrafts):
-    """Proposes a chain of tokens; the next best tokens of each place are leaves beside the chain.
+    """Proposes a chain of tokens, and for each position of the chain further tokens as leaves.
 
-    The head runs the chain only. Siblings are drawn without replacement.
+    The head runs the chain only. The tokens of a position are drawn without replacement.
     """
 
     are_trees = True
 
     def __init__(self, siblings: int, target: Runner, runners: Sequence[Runner], **given: Any) -> None:
-        """Keep the hidden states of a model.
+        """Allocate memory for the model's hidden states, and connect the steps.
 
         Args:
-            siblings: Tokens proposed for each place of the chain.
+            siblings: Tokens proposed for each position of the chain.
             target: Runs the model.
-            runners: Run the steps.
+            runners: Run the head's steps.
             **given: See `MtpDrafts`.
         """
         super().__init__(target, runners, **given)
@@ -305,41 +278,8 @@ class MtpTrees(MtpDrafts):
 
 
 def _keep(rows: torch.Tensor, running: Running, module: nn.Module, args: Any, output: Any) -> None:
-    """Write the hidden states of the step's tokens; a hook on the decoder of the engine's model."""
+    """Forward hook of the engine's decoder: stores the hidden states of the step's tokens."""
     rows.index_copy_(0, running.step.kv_rows, output.last_hidden_state.squeeze(0))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedMtp:
-    """A loaded draft head, for which there is no memory yet.
-
-    Attributes:
-        steps: The steps with their routes.
-        options: The options of the steps' runners, except for `num_pages`.
-        needs: The memory of the steps' pools and of the hidden states.
-        max_length: Maximum tokens per sequence.
-        propose: Makes the drafts from the model's runner and the steps' runners.
-        capture: The steps to capture; None to capture nothing.
-    """
-
-    steps: list[LoadedModel]
-    options: EngineOptions
-    needs: Needs
-    max_length: int
-    propose: Callable[[Runner, Sequence[Runner]], MtpDrafts]
-    capture: Capture | None
-
-    def make(self, target: Runner) -> MtpDrafts:
-        """Allocate pools with as many pages as the engine's model has, and connect the steps."""
-        options = replace(self.options, num_pages=target.pools.pages.capacity + 1)
-        with ExitStack() as undo:
-            runners = []
-            for step in self.steps:
-                runners.append(step.make(options, max_length=self.max_length, sequences=target.sequences))
-                undo.callback(runners[-1].disconnect)
-            drafts = self.propose(target, runners)
-            undo.pop_all()
-            return drafts
 
 
 def load_mtp(
@@ -352,7 +292,7 @@ def load_mtp(
     options: EngineOptions,
     max_length: int,
     choose_tokens: Choose,
-) -> LoadedMtp:
+) -> LoadedDraft:
     """Load the draft head of a loaded model.
 
     Args:
@@ -369,15 +309,15 @@ def load_mtp(
         SwitchrailError: As for `Engine`.
     """
     own = runner_options(options)
-    head = load_head(target.path, target.model, target.family, drafts)
+    family = step_family(target.family)
     steps = []
-    for layout, step in zip(drafts, head.steps, strict=True):
-        check_shapes(find_mixers(step, head.family, layout.layers), layout)
+    for layout, step in zip(drafts, load_head(target.path, target.model, drafts), strict=True):
+        check_shapes(find_mixers(step, family, layout.layers), layout)
         steps.append(
             ready_model(
                 runtime,
                 layout,
-                partial(replace, target, model=step, family=head.family),
+                partial(replace, target, model=step, family=family),
                 platform=platform,
                 dtype=dtype,
                 options=own,
@@ -388,21 +328,18 @@ def load_mtp(
     each = [step.needs(own) for step in steps]
     kind = partial(MtpTrees, options.draft_branches) if has_trees(options) else MtpDrafts
     hidden = options.page_size * target.model.get_input_embeddings().weight.shape[1] * dtype.itemsize
-    return LoadedMtp(
+    capture = None
+    if len(steps) == 1:  # longer heads run eagerly, since the host reads their drafts
+        captured = replace(own, max_sequences=options.max_sequences)
+        capture = steps[0].capture(captured, max_length=max_length, preferences=None, proposes="chains")
+    return LoadedDraft(
         steps,
         own,
         Needs(sum(one.page + hidden for one in each), sum(one.slots for one in each)),
+        capture,
         max_length,
         partial(kind, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
-        _capture(steps, replace(own, max_sequences=options.max_sequences), max_length),
     )
 
 
-def _capture(steps: Sequence[LoadedModel], options: EngineOptions, max_length: int) -> Capture | None:
-    """The captures of a head with one step. Several steps run eagerly, since the host reads their drafts."""
-    if len(steps) > 1:
-        return None
-    return steps[0].capture(options, max_length=max_length, preferences=None, proposes="chains")
-
-
-__all__ = ["LoadedMtp", "MtpDrafts", "MtpTrees", "load_mtp"]
+__all__ = ["MtpDrafts", "MtpTrees", "load_mtp"]

@@ -33,9 +33,9 @@ class EngineOptions:
         max_tokens_per_step: Rows of one forward pass, decode rows included; at least `max_sequences`, so that
             decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
-        prompt_pause: After a step with prompt tokens, prompts that arrive while others decode wait for this
-            many times the duration of that step, unless they fill a step. More prompts then share a step, and
-            the steps in between are decodes only. 0 or None for no wait.
+        prompt_pause: How long new prompts wait after a step with prompt tokens, as a multiple of that step's
+            duration. Prompts wait only while other sequences decode, and until they fill a step. So more
+            prompts share a step, and the steps in between are decodes only. 0 or None for no wait.
         page_size: Page size of the key-value pool in tokens.
         num_pages: Pages of the key-value pool, the reserved page 0 included. None for as many as
             `max_sequences` sequences of `max_length` tokens could need, or as fit in `memory_fraction`.
@@ -48,17 +48,17 @@ class EngineOptions:
         compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
             one row and for several; or `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
-            supports it. A request that ends early (by an end token or a stop string) then costs one row of
-            one step. No effect with `draft`, since proposals follow the last step's tokens.
-        draft: The source of drafted tokens, which the model verifies, several in one step: `ngram` for the
+            supports this. A request that ends early (by an end token or a stop string) then wastes one row of
+            one step. No effect with `draft`, since proposals continue the last step's tokens.
+        draft: The source of drafted tokens; the model verifies several of them in one step. `ngram` for the
             sequence's own earlier tokens, `mtp` for the MTP (NEXTN) head in the checkpoint's own weights, a
             checkpoint for a second model with the same vocabulary (a name or a path, as for `Engine`), or a
             `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
-        draft_branches: Above 1, drafts of a second model or of an MTP head are trees. A second model proposes
-            this many tokens for the next one. Each begins a branch; the branches share `draft_tokens` evenly.
-            A head proposes this many tokens for each place of a chain; only the best of them is continued.
+        draft_branches: Above 1, drafts of a second model or of an MTP head are trees. The trees of a second
+            model have this many branches, which begin with different tokens and share `draft_tokens` evenly.
+            A head proposes this many tokens for each position of a chain, which continues with the best one.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
             step `plan_chunked_prefix`; with True, a backend without this step is an error.
@@ -96,98 +96,65 @@ class EngineOptions:
         def optional(value: object, least: int = 1) -> bool:
             return value is None or is_count(value, least)
 
-        rows = self.max_tokens_per_step
-        is_sized = is_count(self.max_sequences)
-        least, per_step = 1, "an integer of at least 1"
-        if is_sized:
-            least, per_step = (
-                self.max_sequences,
-                f"an integer of at least max_sequences ({self.max_sequences})",
-            )
-            if self.draft is not None and is_count(self.draft_tokens):
-                least *= 1 + self.draft_tokens
-                per_step = (
-                    f"an integer of at least {least}, rows for the drafts of all sequences: max_sequences * "
-                    "(1 + draft_tokens)"
-                )
-        fraction = self.memory_fraction
+        draft, pause, fraction = self.draft, self.prompt_pause, self.memory_fraction
+        has_branches = draft not in (None, NGRAM) and not isinstance(draft, Drafts)
+        least, per_step = self._least_rows()
         positive, from_two = "an integer of at least 1", "None or an integer of at least 2"
-        refuse(
-            ConfigError,
-            "EngineOptions",
-            [
-                ("max_sequences", self.max_sequences, is_count(self.max_sequences), positive),
-                (
-                    "max_tokens_per_step",
-                    rows,
-                    is_count(rows, least),
-                    per_step,
+        checks = {
+            "max_sequences": (is_count(self.max_sequences), positive),
+            "max_tokens_per_step": (is_count(self.max_tokens_per_step, least), per_step),
+            "prefill_chunk": (optional(self.prefill_chunk), f"None or {positive}"),
+            "prompt_pause": (
+                pause is None or (is_number(pause) and pause >= 0),
+                "None or a number of at least 0",
+            ),
+            "page_size": (is_count(self.page_size), positive),
+            "num_pages": (optional(self.num_pages, 2), from_two),
+            "max_length": (optional(self.max_length, 2), from_two),
+            "memory_fraction": (
+                fraction is None or (is_number(fraction) and 0 < fraction <= 1),
+                "None or a number above 0 and at most 1",
+            ),
+            "capture": (self.capture in ("all", "decode", "off"), "'all', 'decode' or 'off'"),
+            "compile": (
+                self.compile in (("blocks", "off") if draft is None else ("off",)),
+                "'blocks' or 'off'" if draft is None else "'off' with a draft",
+            ),
+            "draft": (
+                draft is None
+                or (isinstance(draft, str) and draft != "")
+                or isinstance(draft, os.PathLike | Drafts),
+                "None, 'ngram', 'mtp', a checkpoint or a Drafts",
+            ),
+            "draft_tokens": (is_count(self.draft_tokens), positive),
+            "draft_branches": (
+                self.draft_branches == 1
+                or (
+                    is_count(self.draft_branches)
+                    and is_count(self.draft_tokens, self.draft_branches)
+                    and has_branches
                 ),
-                ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
-                (
-                    "prompt_pause",
-                    self.prompt_pause,
-                    self.prompt_pause is None or (is_number(self.prompt_pause) and self.prompt_pause >= 0),
-                    "None or a number of at least 0",
-                ),
-                ("page_size", self.page_size, is_count(self.page_size), positive),
-                ("num_pages", self.num_pages, optional(self.num_pages, 2), from_two),
-                ("max_length", self.max_length, optional(self.max_length, 2), from_two),
-                (
-                    "memory_fraction",
-                    fraction,
-                    fraction is None or (is_number(fraction) and 0 < fraction <= 1),
-                    "None or a number above 0 and at most 1",
-                ),
-                (
-                    "capture",
-                    self.capture,
-                    self.capture in ("all", "decode", "off"),
-                    "'all', 'decode' or 'off'",
-                ),
-                (
-                    "compile",
-                    self.compile,
-                    self.compile in (("blocks", "off") if self.draft is None else ("off",)),
-                    "'blocks' or 'off'" if self.draft is None else "'off' with a draft",
-                ),
-                (
-                    "draft",
-                    self.draft,
-                    self.draft is None
-                    or (isinstance(self.draft, str) and self.draft != "")
-                    or isinstance(self.draft, os.PathLike | Drafts),
-                    "None, 'ngram', 'mtp', a checkpoint or a Drafts",
-                ),
-                ("draft_tokens", self.draft_tokens, is_count(self.draft_tokens), positive),
-                (
-                    "draft_branches",
-                    self.draft_branches,
-                    self.draft_branches == 1
-                    or (
-                        is_count(self.draft_branches)
-                        and is_count(self.draft_tokens, self.draft_branches)
-                        and self.draft not in (None, NGRAM)
-                        and not isinstance(self.draft, Drafts)
-                    ),
-                    "1; with 'mtp' or a checkpoint as draft, an integer from 1 to draft_tokens",
-                ),
-                ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
-                *(
-                    (name, value, value is None or isinstance(value, bool), "None, True or False")
-                    for name, value in (
-                        ("ragged_prefill", self.ragged_prefill),
-                        ("chunked_prefix", self.chunked_prefix),
-                    )
-                ),
-                (
-                    "state_dtype",
-                    self.state_dtype,
-                    self.state_dtype in ("float32", "bfloat16"),
-                    "'float32' or 'bfloat16'",
-                ),
-                ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
-            ],
+                "1; with 'mtp' or a checkpoint as draft, an integer from 1 to draft_tokens",
+            ),
+            "overlap": (isinstance(self.overlap, bool), "True or False"),
+            "ragged_prefill": (isinstance(self.ragged_prefill, bool | None), "None, True or False"),
+            "chunked_prefix": (isinstance(self.chunked_prefix, bool | None), "None, True or False"),
+            "state_dtype": (self.state_dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
+            "seed": (optional(self.seed, 0), "None or an integer of at least 0"),
+        }
+        values = [(name, getattr(self, name), *check) for name, check in checks.items()]
+        refuse(ConfigError, "EngineOptions", values)
+
+    def _least_rows(self) -> tuple[int, str]:
+        """The least `max_tokens_per_step`, and the description of valid values."""
+        if not is_count(self.max_sequences):
+            return 1, "an integer of at least 1"
+        if self.draft is None or not is_count(self.draft_tokens):
+            return self.max_sequences, f"an integer of at least max_sequences ({self.max_sequences})"
+        least = self.max_sequences * (1 + self.draft_tokens)
+        return least, (
+            f"an integer of at least {least}, rows for the drafts of all sequences: max_sequences * "
+            "(1 + draft_tokens)"
         )
 
     @property

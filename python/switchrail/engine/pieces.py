@@ -17,8 +17,8 @@ class Pieces:
     The inputs and outputs of the calls are in that memory, at the same addresses in each step.
 
     Attributes:
-        last: The last graph. None if a capture failed to begin or to end; then no later graph may share its
-            memory.
+        last: The last graph, whose memory a later graph may share. None if a capture failed to begin or to
+            end.
     """
 
     def __init__(self, graph_class: type[Graph], shares: Graph | None) -> None:

@@ -34,21 +34,20 @@ class Form:
 
     Attributes:
         tokens: Drafted tokens per sequence.
-        siblings: Tokens for each place of a chain, of which the first one is continued.
-        branches: Chains of equal length that begin with different tokens; above 1, the model verifies the
+        siblings: Tokens for each position of a chain; the chain continues with the first of them.
+        branches: Chains per sequence, which begin with different tokens. Above 1, the model verifies the
             whole tree to extend it.
-        first: The first entry of the model's memory that a verified step changes, counted from the newest
-            token before the step.
+        kept_newest: 1 if the model's pools keep an entry for the newest token between proposals; 0 if not.
     """
 
     tokens: int
     siblings: int
     branches: int
-    first: int
+    kept_newest: int
 
     @property
     def held(self) -> int:
-        """The number of newest tokens that are run but not kept in the model's memory."""
+        """The number of newest tokens that are run but not kept in the model's pools."""
         return int(self.branches > 1)
 
     @property
@@ -59,11 +58,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A sequence whose newest tokens the model's memory lacks.
+    """A sequence whose newest tokens the draft model's pools lack.
 
     Attributes:
         slot: The slot of the sequence's states.
-        length: The number of the sequence's entries in the model's memory.
+        length: The number of the sequence's entries in the pools.
         pages: The number of the sequence's pages.
         tokens: The tokens to run after these entries, the newest included.
     """
@@ -75,12 +74,11 @@ class Lacking:
 
 
 class Proposals:
-    """Proposals for greedy requests, captured as one graph for each number of sequences.
+    """Proposals for greedy requests, captured as one graph for each number of sequences and length of caches.
 
-    The graph runs the accepted tokens that the model's memory lacks as rows of a verification, and commits
-    all rows except padding. Then it chooses a draft, decodes it, chooses the next one and so on, as
-    `DraftModel` describes. Tokens, lengths and states stay on the device, so the graph can also follow a
-    verification whose tokens the host doesn't know yet.
+    The graph first runs the accepted tokens that the model's pools lack, as a verification that accepts all
+    of them. Then it runs the steps that `DraftModel` or `DraftTrees` describes. Tokens, lengths and states
+    stay on the device, so the graph can also follow a verification before the host knows its tokens.
 
     Attributes:
         form: How the model proposes.
@@ -198,7 +196,7 @@ class Proposals:
         Args:
             captured: The captured proposals.
             verified: The verification, with the same tensors in all calls.
-            lengths: The number of each sequence's entries in the model's memory.
+            lengths: The number of each sequence's entries in the model's pools.
 
         Returns:
             [N, tokens] int64, which the next proposal overwrites. Drafts past the sequence's last page are
@@ -225,7 +223,7 @@ class Proposals:
         form, count = self.form, verified.rows.shape[1]
         rows, tokens = self._rows[:, :count], self._tokens[:count]
         rows[:3].copy_(verified.rows)
-        rows[_LENGTH] += form.first * (verified.rows[_SLOT] >= 0)
+        rows[_LENGTH] += form.kept_newest * (verified.rows[_SLOT] >= 0)
         accepted = verified.news[:, 0]
         rows[_COUNT].copy_((accepted + 1 + form.held).masked_fill(verified.rows[_SLOT] < 0, 0))
         if form.held:
@@ -236,10 +234,10 @@ class Proposals:
         form, dispatcher = self.form, self._dispatcher
         for number, (step, prepared) in enumerate(captured.others):
             if number == 0:
-                part = self._extended.part_of(step, lengths)
+                part = self._extended.part(step, lengths)
             elif form.held:
                 bounds = [length + form.width for length in lengths]
-                part = self._trees[number - 1].part_of(step, bounds, bounded=True)
+                part = self._trees[number - 1].part(step, bounds, bounded=True)
             else:
                 bounds = [min(length + 2 * form.width, self._most_cached) for length in lengths]
                 part = self._decodes.bounded_part(step, bounds)

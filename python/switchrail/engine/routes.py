@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("switchrail")
 
 PREFILL_STEP: Final = "plan_chunked_prefix"
-"""The optional step of MLA's prefill."""
+"""The optional step of MLA backends that expands cached keys and values in a prefill, as a feature."""
 
 
 def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
@@ -71,8 +71,8 @@ def plan_routes(
     """Plan a model whose memory is an engine's pools; see `Runtime.plan`.
 
     The platform's default backends apply where the user has neither chosen a backend nor denied the default.
-    If a default backend can't serve, the error says that the platform chose it. `features` are additional
-    features that the backends must have, by op.
+    If a default backend can't serve, the error says that the platform chose it. `features` lists, by op,
+    features that the backends must have.
 
     Raises:
         PreferenceError: A choice has no effect, since the model doesn't run the op, or not in this phase.
@@ -119,12 +119,17 @@ def plan_routes(
         ) from error
 
 
+def choices_in(preferences: Mapping[str, str] | None, phase: str) -> dict[str, str]:
+    """The chosen backends that apply to a phase."""
+    return {key: name for key, name in (preferences or {}).items() if key.partition(".")[2] in ("", phase)}
+
+
 def with_trees(
     plan: Callable[..., RoutePlan],
     layout: Layout,
     backends: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The chosen backends, and for verifications of other paged ops backends that support trees.
+    """The chosen backends, and a backend with trees for the verifications of each other paged op.
 
     Raises:
         NoBackendError: A paged op has no backend that supports trees.
@@ -133,7 +138,7 @@ def with_trees(
     chosen = dict(backends or {})
     ops = {op for layer in layout.layers for op in layer.ops}
     found = plan(
-        preferences={key: name for key, name in chosen.items() if key.partition(".")[2] in ("", "verify")},
+        preferences=choices_in(backends, "verify"),
         phases=("verify",),
         features={op: ("trees",) for op in ops if op in PAGED_OPS},
     )

@@ -49,8 +49,8 @@ class Capture:
         bound: The routes of captured decodes, with their backends.
         graph_class: The class of the graphs.
         verify: The routes of captured verifications, with their backends; None if these are not captured.
-        propose: The routes of decodes and of verifications in captured proposals; None if there are no such
-            proposals.
+        propose: The routes of decodes and of verifications in captured proposals; None if these are not
+            captured.
     """
 
     plan: CapturePlan
@@ -100,8 +100,8 @@ class Runner:
             options: The engine's options.
             working: Bytes that steps need in addition to the pools; None if unknown.
             beside: See `Pools`.
-            sequences: The sequences of another runner with the same numbers of pages and slots, to be shared;
-                None creates new ones.
+            sequences: The sequences of another runner, to be shared. That runner's pools have as many pages,
+                and at most as many slots. None creates new sequences.
             platform: The platform of the model.
             forward_of: Finds the platform's function for an operation.
             dtype: The dtype of activations, keys, values and convolution windows.
@@ -210,7 +210,7 @@ class Runner:
         # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
         # garbage collection
         forward = partial(_forward, self.model, self.dispatcher, self.running)
-        capturer = Capturer(forward, capture.graph_class, sequences=logits)
+        capturer = Capturer(forward, capture.graph_class, rows=logits)
         shared: dict[str, Any] = {
             "sequences": options.max_sequences,
             "page_size": options.page_size,

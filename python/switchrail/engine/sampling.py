@@ -53,7 +53,7 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
     """The weights of the tokens that the filters keep.
 
     If tokens are ordered by decreasing probability, then by index, every filter keeps a prefix of this order.
-    So together they keep all tokens above some logit, and the first few tokens with this logit.
+    So the filters together keep all tokens above some logit, and the first few tokens with this logit.
 
     Args:
         logits: [R, vocabulary].
@@ -137,7 +137,7 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """The least key of each row such that all larger keys together have less than the mass `most`.
+    """The least key of each row such that the larger keys together have a mass below `most`.
 
     Found digit by digit, from the highest.
 

@@ -43,11 +43,10 @@ class Schedule:
 class Scheduler:
     """First come, first served, with continuous batching and chunked prefill.
 
-    A task is admitted when a slot and all pages that it can ever need are free: the pages of its prompt and
-    of all new tokens. It then runs to its end without preemption, so nothing is computed twice, and tasks
-    never wait for each other's pages. The price: if a task generates fewer tokens, its remaining pages stay
-    unused. Tasks never overtake each other: if the first task in the queue does not fit, the others wait too.
-    So no task waits forever.
+    A task is admitted when a slot and enough pages for its prompt and all its new tokens are free. It then
+    runs to its end without preemption, so nothing is computed twice, and tasks never wait for each other's
+    pages. The price: if a task generates fewer tokens, its remaining pages stay unused. Tasks never overtake
+    each other: if the first task in the queue does not fit, the others wait too. So no task waits forever.
 
     While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because a few
     steps with many prompts each take less time than many steps with few prompts each.
@@ -83,8 +82,8 @@ class Scheduler:
         A task is left out if it has its last token, even if the host has not read that token yet.
 
         Args:
-            hold: Whether prompts stay in the queue while other tasks decode. Prompts that fill the step are
-                admitted all the same, and so are prompts that wait only because the last step was full.
+            hold: Whether prompts stay in the queue while other tasks decode. Prompts are admitted all the
+                same if they fill the step, or if they wait only because the last step was full.
         """
         decode, prompts = list[Task](), list[Task]()
         for task in self._sequences.live:

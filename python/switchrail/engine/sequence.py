@@ -1,4 +1,4 @@
-"""A sequence's place in memory."""
+"""A sequence's slot, pages and length."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """A sequence's place in memory; only `Sequences` changes it.
+    """A sequence's slot, pages and length; only `Sequences` changes them.
 
     Attributes:
         slot: The slot of the sequence's states; 0 if the sequence has no memory.
         pages: The sequence's pages, in the order of its tokens.
         length: The number of tokens in memory, without the newest token, which the next decode processes.
-        drafted: The number of tokens in the memory of a draft model, which may include the newest token.
+        drafted: The number of tokens in the pools of a draft model, which may include the newest token.
     """
 
     slot: int = 0

@@ -1,12 +1,11 @@
 """The memory and the progress of each sequence. No other module changes either.
 
 Independent of models and prompts. Runners of several models (for example a target and a draft model) can
-share one `Sequences`, if their pools have equal numbers of pages and slots.
+share one `Sequences`, if the pools of each have as many pages as the free list, and at least as many slots.
 
 The live sequences and their attributes are the source of truth; the free lists and the counts of holders are
-derived from them. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark. The
-next call then derives free lists and counts again. So no page or slot is ever lost, and nothing has to be
-undone.
+derived from them. After an exception in the middle of a change, such as a KeyboardInterrupt, the next call
+derives free lists and counts again. So no page or slot is ever lost, and nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -95,12 +94,12 @@ class Sequences(Generic[S]):
         self._whole = True
 
     def advance(self, rows: Iterable[tuple[S, int]]) -> None:
-        """Increase the number of tokens in memory of each sequence."""
+        """Increase each sequence's number of tokens in memory."""
         for sequence, count in rows:
             sequence.length += count
 
     def advance_drafted(self, rows: Iterable[tuple[S, int]]) -> None:
-        """Increase the number of tokens in the draft model's memory of each sequence."""
+        """Increase each sequence's number of tokens in the pools of the draft model."""
         for sequence, count in rows:
             sequence.drafted += count
 

@@ -38,9 +38,9 @@ def choose_rows(
 ) -> torch.Tensor:
     """Choose the token after each verified row. Drafts that equal the chosen token are accepted.
 
-    A draft that was not drawn is accepted if the model chooses it too, with the same random number as without
-    drafts. So it is accepted with the model's probability, and neither greedy nor sampled tokens depend on
-    drafts. Drawn drafts of sampled requests are accepted by rejection sampling.
+    A draft without a distribution is compared with the token that the model chooses, from the same random
+    number as without drafts. So the chosen tokens don't depend on such drafts. In sampled requests, drafts
+    that were drawn from a distribution are accepted by rejection sampling.
 
     Args:
         logits: [R, vocabulary], for each of N sequences the row of its newest token, then one row per draft,
@@ -48,8 +48,8 @@ def choose_rows(
         widths: Each sequence's number of rows.
         drafted: The drafted tokens of each sequence.
         params: N sampling parameters.
-        draws: N sources of random numbers. A sequence whose drafts were not drawn takes as many numbers
-            as it could need.
+        draws: N sources of random numbers. A sampled sequence without a distribution takes a number for each
+            token that it may get.
         choose: Chooses one token from each row.
 
     Returns:
@@ -181,7 +181,7 @@ def follow(
     Returns:
         last: [N] int64, the last accepted row.
         count: [N, 1] int64, the number of accepted drafts.
-        path: [N, X] int64, the accepted rows in order, from row 0. Each later entry is its own index.
+        path: [N, X] int64, the accepted rows in order, from row 0. The remaining entries are their own index.
         accepted: [N, X] bool, whether each row is accepted.
     """
     if not are_trees:

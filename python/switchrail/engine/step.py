@@ -8,10 +8,11 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from switchrail.dispatch import Part
-from switchrail.engine.drafts import NONE, Verified
+from switchrail.engine.drafts import NONE, Drafted, Verified
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.transfer import transfer
@@ -27,8 +28,8 @@ class DraftRows:
         rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, `NONE` for
             padding.
-        widths: The rows of each sequence in the step, padding included.
-        are_trees: Whether accepted rows may have to move to other places in the caches.
+        widths: The number of rows of each sequence in the step, padding included.
+        are_trees: Whether the keys and values of accepted rows may have to move within the caches.
     """
 
     rows: torch.Tensor
@@ -48,9 +49,9 @@ class Step:
         kv_rows: [T] int64, the row at which each token's key and value are written, in the pool viewed as
             [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are needed, including padding.
-        logit_slots: int64, the slot of each sequence that has such rows; -1 for padding sequences.
-        parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A step with
-            only one sort of rows has one part.
+        logit_slots: int64, the slots of the sequences with `logit_rows`; -1 for padding sequences.
+        parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A phase without
+            rows has no part.
         real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
         drafts: The rows to verify; None if the step verifies no drafts.
     """
@@ -75,11 +76,11 @@ class Ran:
             whose prompt ends in the step.
         slots: The slots of these tasks, int64.
         widths: The rows of logits of each verified task, including padding; empty without drafts.
-        accept: Keeps the accepted drafts in memory, given the tokens chosen after the verified rows; see
+        accept: Commits the accepted drafts, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
-        choose: Chooses the likeliest tokens in a captured step, and stores them as the newest ones; returns
-            [R] int64 as `switchrail.engine.sampling.choose` does, or with drafts as `accept`. None if no
-            graph chooses the tokens.
+        choose: Replays the graph that chooses the likeliest tokens and stores them as the newest tokens.
+            Returns the result of `switchrail.engine.sampling.choose`, [R] int64, or for a verification the
+            result of `accept`. None if there is no such graph.
         verified: The tokens that a captured verification of greedy tasks accepts; None for other steps.
     """
 
@@ -92,7 +93,7 @@ class Ran:
 
 
 class Running:
-    """Holds the current step, for the functions that a model's layers call."""
+    """The current step, for the functions that a model's layers call."""
 
     def __init__(self) -> None:
         self.now: Step | None = None
@@ -127,7 +128,7 @@ def part_of(
     are_trees: bool = False,
     read_slots: torch.Tensor | None = None,
 ) -> Part:
-    """The part for sequences with pages and one state slot each. In `verify`, each row has a parent row."""
+    """A part of a step, for sequences with pages and state slots. Only verifications have parent rows."""
     states: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
         "seqlens": seqlens,
@@ -154,7 +155,7 @@ def part_of(
 
 
 class StepBuilder:
-    """Converts a schedule to tensors without a loop over sequences, in one transfer to the device."""
+    """Converts schedules to tensors on the device, with one transfer for a step without drafts."""
 
     def __init__(self, *, num_slots: int, page_size: int, device: torch.device, pin_memory: bool) -> None:
         """Allocate the tensors that all steps share.
@@ -186,9 +187,9 @@ class StepBuilder:
             schedule: The tasks to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             last_tokens: [slots] int64, the newest token of the sequence in each slot.
-            rows: The number of rows to pad to, at least the schedule's own number. Keys and values of padding
-                rows go to page 0, and padding rows belong to no part.
-            logits: The number of rows to pad `logit_rows` to; `logit_slots` is not padded.
+            rows: The least number of rows; padding rows are added if the schedule has fewer. Their keys and
+                values go to page 0, and they belong to no part.
+            logits: The least length of `logit_rows`, which is padded likewise; `logit_slots` is not padded.
         """
         decode, prefill, drafted = schedule.decode, schedule.prefill, schedule.drafted
         n_decode = len(decode)
@@ -252,32 +253,13 @@ class StepBuilder:
         decoding, yes = slice(0, n_decode), self._yes[:n_decode]
         drafts = None
         if drafted is not None:
-            own_before = [(-1, *drafted.parent_rows(number)) for number in range(n_decode)]
-            parent_rows = tuple(chain(*own_before))
-            columns = np.arange(max(own))
-            is_row = columns < np.array(own)[:, None]
-            before_row = np.full(is_row.shape, NONE)
-            before_row[is_row] = parent_rows
-            depths = [drafted.depths(number) for number in range(n_decode)]
-            first, tree, row, parent, news, depth = transfer(
-                [
-                    np.append(starts[:n_decode], d_rows).astype(np.int32),
-                    np.array(parent_rows, dtype=np.int32),
-                    (starts[:n_decode, None] + np.where(is_row, columns, 0)).ravel(),
-                    before_row.ravel(),
-                    np.delete(np.arange(d_rows), starts[:n_decode]),
-                    np.array([*chain(*depths)]) + before[:n_decode].repeat(own),
-                ],
-                self._device,
-                self._pin_memory,
+            drafts, trees, firsts, news, draft_positions = self._draft_rows(
+                drafted, starts[:n_decode], before[:n_decode], own
             )
-            ids[first[:-1]] = last_tokens[d_slots[:n_decode]]
+            ids[firsts[:-1]] = last_tokens[d_slots[:n_decode]]
             ids[news] = flat_tokens(drafted, self._device)
-            are_trees = drafted.parents is not None
-            drafts = DraftRows(row.view(is_row.shape), parent.view(is_row.shape), tuple(own), are_trees)
-            positions = torch.cat([depth, positions[d_rows:]])
-            chains = {"parents": tree, "parent_rows": parent_rows, "are_trees": are_trees}
-            parts.append(part("verify", decoding, first, yes, **chains))
+            positions = torch.cat([draft_positions, positions[d_rows:]])
+            parts.append(part("verify", decoding, firsts, yes, **trees))
         elif n_decode:
             ids[:n_decode] = last_tokens[d_slots[:n_decode]]
             parts.append(part("decode", decoding, self._count[: n_decode + 1], yes))
@@ -293,3 +275,42 @@ class StepBuilder:
             parts=tuple(parts),
             drafts=drafts,
         )
+
+    def _draft_rows(
+        self, drafted: Drafted, starts: npt.NDArray[np.int64], before: npt.NDArray[np.int64], own: list[int]
+    ) -> tuple[DraftRows, dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Describe the rows of a verification.
+
+        Args:
+            drafted: The drafted tokens of N sequences.
+            starts: [N], the first row of each sequence.
+            before: [N], the length of each sequence.
+            own: The number of rows of each sequence.
+
+        Returns:
+            The rows; the arguments for `part_of`; the sequences' first rows, then the number of all rows,
+            [N + 1] int32; the rows of the drafts, [D] int64; and the positions of all rows, int64.
+        """
+        parent_rows = tuple(chain(*((-1, *drafted.parent_rows(number)) for number in range(len(own)))))
+        depths = chain(*(drafted.depths(number) for number in range(len(own))))
+        count = sum(own)
+        columns = np.arange(max(own))
+        is_row = columns < np.array(own)[:, None]
+        table = np.full(is_row.shape, NONE)
+        table[is_row] = parent_rows
+        firsts, tree, rows, parents, news, positions = transfer(
+            [
+                np.append(starts, count).astype(np.int32),
+                np.array(parent_rows, dtype=np.int32),
+                (starts[:, None] + np.where(is_row, columns, 0)).ravel(),
+                table.ravel(),
+                np.delete(np.arange(count), starts),
+                np.array([*depths]) + before.repeat(own),
+            ],
+            self._device,
+            self._pin_memory,
+        )
+        are_trees = drafted.parents is not None
+        drafts = DraftRows(rows.view(is_row.shape), parents.view(is_row.shape), tuple(own), are_trees)
+        trees = {"parents": tree, "parent_rows": parent_rows, "are_trees": are_trees}
+        return drafts, trees, firsts, news, positions

@@ -26,9 +26,9 @@ def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
 
 
 class ByteTexts(dict[int, str]):
-    """Decodes ids by concatenating the bytes of all tokens, and keeps the texts of single tokens.
+    """Decodes ids by concatenating the bytes of all tokens. Caches the texts of single tokens.
 
-    So the text of whole characters does not depend on the tokens before them.
+    The text of whole characters does not depend on the tokens before them.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:

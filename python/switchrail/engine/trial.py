@@ -18,7 +18,6 @@ from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.keys import Key
 from switchrail.engine.memory import memory_in_use
-from switchrail.engine.mtp import LoadedMtp
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.sampling import choose
@@ -47,7 +46,7 @@ def try_out(
     max_length: int,
     capture: Capture | None,
     choose_tokens: Callable[..., Any] | None,
-    draft: LoadedDraft | LoadedMtp | None = None,
+    draft: LoadedDraft | None = None,
 ) -> int | None:
     """Run the largest steps and capture the largest graphs, on pools with few pages.
 

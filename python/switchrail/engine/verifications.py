@@ -22,7 +22,7 @@ from switchrail.engine.verify_inputs import VerifyInputs
 from switchrail.ops.batch import Bounds
 
 Accept = Callable[..., torch.Tensor]
-"""`switchrail.engine.accept.accept`, with the arguments that concern the model's memory already set."""
+"""`switchrail.engine.accept.accept`, with the model's pools and functions filled in."""
 
 
 class Verifications:
@@ -52,7 +52,7 @@ class Verifications:
             dispatcher: Dispatches the layers' calls to backends.
             bound: The routes of captured verifications.
             inputs: The inputs of the verifications.
-            accept: Keeps accepted drafts in memory.
+            accept: Commits accepted drafts.
             sequences: Maximum number of sequences.
             width: Rows per sequence.
             choose: Chooses the engine's tokens; None if they are not chosen from these logits.
@@ -88,7 +88,7 @@ class Verifications:
                 self._commits = self._dispatcher.settling(self._deferred.batch)
                 self._settle = self._capturer.capture_after(self._apply)
         finally:
-            dispatcher.forget()  # frees the records, whose memory other graphs can use between two steps
+            dispatcher.forget()  # frees the verified rows, so that other graphs can use their memory
         return Captured(key, pieces, step, prepared, accept, choose)
 
     def run(self, captured: Captured, schedule: Schedule) -> Ran:
@@ -96,7 +96,8 @@ class Verifications:
         assert schedule.drafted is not None
         tasks, step = schedule.decode, captured.step
         self._inputs.fill(tasks, schedule.drafted)
-        self._dispatcher.refresh(captured.prepared, (self._inputs.part(step, tasks),))
+        lengths = [task.length for task in tasks]
+        self._dispatcher.refresh(captured.prepared, (self._inputs.part(step, lengths),))
         captured.pieces.replay(self._dispatcher.dispatch)
         logits, slots = self._capturer.logits_of(step.logit_slots[: len(tasks)], self._width)
         widths, accept = (self._width,) * len(tasks), partial(self._accept_rows, captured)

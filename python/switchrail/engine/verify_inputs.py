@@ -27,11 +27,10 @@ _TOKENS, _DEPTHS, _PARENTS = range(3)
 class VerifyInputs:
     """Inputs with X rows per sequence, padded after a sequence's last draft and after the last sequence.
 
-    All rows of a sequence count as tokens in its cache, so a backend reads the keys and values of padding
-    rows too, and weighs them with 0. Padding rows write their keys and values to the places of the sequence's
-    next tokens. If a place is beyond the sequence's pages, the row writes to page 0 instead, and the backend
-    reads the sequence's first page in its place. So a sequence reads only values that it has written. Rows of
-    padding sequences write to page 0.
+    The cache length of a sequence includes its padding rows, so backends read the keys and values of padding
+    rows too, with weight 0. Padding rows write to the cache rows of the sequence's next tokens. Past the
+    sequence's last page they write to page 0, and backends read the sequence's first page there. So a
+    sequence reads only values that it has written. Rows of padding sequences write to page 0.
 
     The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
     step needs only one transfer.
@@ -128,12 +127,11 @@ class VerifyInputs:
         if drafted.table is not None:
             self._table[_TOKENS, :count, 1:].copy_(drafted.table)
         elif not is_known:
-            places = np.flatnonzero(is_draft).tolist()
-            index = sent(places, torch.int64, self.device, pin_memory=self._pin_memory)
+            index = sent(np.flatnonzero(is_draft), torch.int64, self.device, pin_memory=self._pin_memory)
             self._table[_TOKENS].view(-1)[index] = flat_tokens(drafted, self.device)
 
     def set_branches(self, branches: int) -> None:
-        """Let all rows form trees for `take`: after a tree's first row, its branches are chains."""
+        """Set the parents for `take`: in each sequence, `branches` chains follow the first row."""
         before = (self._columns - branches).clamp(min=0)
         before[0] = -1
         self._table[_PARENTS] = before
@@ -177,12 +175,8 @@ class VerifyInputs:
             ),
         )
 
-    def part(self, step: Step, tasks: Sequence[Task]) -> Part:
-        """The part of a step made by `step`, with the lengths of these tasks."""
-        return self.part_of(step, [task.length for task in tasks])
-
-    def part_of(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
-        """The part of a step made by `step`. `bounded` says that the sequences' lengths are upper bounds."""
+    def part(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
+        """The part of a step made by `step`. With `bounded`, the lengths are upper bounds."""
         (made,) = step.parts
         assert made.pages is not None
         own = [length + self._width for length in lengths]
@@ -265,21 +259,27 @@ def verify_rows(
     """Compute the inputs of a captured verification of N sequences, X rows each, without waiting.
 
     Args:
-        tasks: [3, N] int64, the cached tokens, the slot and the number of pages of each sequence. Slot -1 is
-            padding, with zeros elsewhere.
+        tasks: [3, N] int64, the number of cached tokens, the slot, and the number of pages of each sequence.
+            Padding has slot -1 and zeros.
         drafts: [2, N, X] int64, the token of each row except the first, and its depth.
         last_tokens: [slots] int64, the newest token of the sequence in each slot.
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.
         page_size: Page size in tokens.
-        pending: Five tensors for a `DeferredBatch`. [slots] int64: the record of each slot that remains to be
-            applied, or -1; set to -1 for these sequences. [slots, X] bool: the rows of this record to apply.
-            The other three receive the batch's `pending_records`, `pending_rows` and `records`. Slot s has
-            the records 2 s and 2 s + 1, which alternate. None if no commits are deferred.
-        out: Receives seven results, each contiguous: tokens [N X] int64; positions [N X] int64; the pages
-            of each sequence [N, P] int32, its first page after the last one; the rows of the caches for
-            keys and values [N X] int64, row 0 past the sequence's pages; the cached tokens [N] int32,
-            counting the X rows too; slots [N X] int32; and the number of rows without padding [1] int32.
+        pending: None without deferred commits; otherwise five tensors (for records see `DeferredCommits`):
+            - [slots] int64, the record of each slot that remains to be applied, or -1; set to -1 for these
+              sequences.
+            - [slots, X] bool, the rows of this record to apply.
+            - The last three receive the `pending_records`, `pending_rows` and `records` of a `DeferredBatch`.
+              Slot s fills record 2 s, or record 2 s + 1 if record 2 s remains to be applied.
+        out: Seven contiguous tensors, which receive:
+            - [N X] int64, the tokens.
+            - [N X] int64, the positions.
+            - [N, P] int32, the pages of each sequence, padded with its first page.
+            - [N X] int64, the row of the caches for each token; 0 past the sequence's last page.
+            - [N] int32, the number of cached tokens, including the X rows.
+            - [N X] int32, the slots.
+            - [1] int32, the number of rows without padding.
     """
     ids, positions, pages, kv_rows, kv_lens, sequence_ids, real = out
     lengths, slots, owned = tasks

@@ -1,4 +1,4 @@
-"""Runs prompts that make an engine compile everything that its requests will need."""
+"""Runs prompts so that an engine compiles all kernels before its first request."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def rounds(engine: Engine) -> list[list[int]]:
 
 
 def _new_tokens(engine: Engine) -> int:
-    """Enough new tokens for a step that verifies as many drafts as possible."""
+    """The number of new tokens per prompt: enough for a step that verifies the maximum of drafts."""
     drafts = 0 if engine.options.draft is None else engine.options.draft_tokens
     return min(3 + 2 * drafts, engine.max_length - 1)
 
@@ -104,11 +104,11 @@ def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> 
 
 
 def _overflows(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
-    """Rounds of more tokens than fit into a step, whose first sequences decode while other prompts run.
+    """Rounds with more tokens than a step, so that the first sequences decode while other prompts run.
 
-    Such decodes are not captured, so kernels may be launched in other forms than in captured decodes: caches
-    that are shorter than a graph's limit may not be split. There are no such rounds if the prompts of all
-    sequences fit into a step.
+    In a step with prompts, kernels for decodes are not captured, and may be launched in other forms than in
+    captured decodes, for example without splitting short caches. There are no such rounds if the prompts of
+    all sequences fit into a step.
     """
     last = min(rows, most, capacity - new)
     for length, count in dict.fromkeys(((1, 1), (1, sequences - 1), (min(1000, last), 1))):

@@ -25,7 +25,7 @@ KEYWORD: Final = "switchrail"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The engine side of a model's layers.
+    """The engine's objects that a model's layers use.
 
     Attributes:
         dispatcher: Dispatches the layers' ops.
@@ -73,14 +73,10 @@ class Connected:
 
     def run(self, op: str, tensors: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor]) -> None:
         """Dispatch the layer's call of an op; see `dispatch`."""
+        connection = self.connection
         if written:
-            self.write(op, *written)
-        self.connection.dispatcher.dispatch(CONTRACTS[op].call(self.layers[op], *tensors))
-
-    def write(self, op: str, *values: torch.Tensor) -> None:
-        """Write the step's tokens to the layer's cache. Same `values` as the pool's `write`."""
-        pools, rows = self.connection.pools, self.connection.running.step.kv_rows
-        pools.kv[KINDS[op]].write(self.id, rows, *values)
+            connection.pools.kv[KINDS[op]].write(self.id, connection.running.step.kv_rows, *written)
+        connection.dispatcher.dispatch(CONTRACTS[op].call(self.layers[op], *tensors))
 
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
         """The error for a call whose argument differs from the one that the layer was connected with."""

@@ -59,7 +59,7 @@ def _link(function: Forward, model: Any) -> None:
 _FOLLOWING: Final = "_switchrail_following"
 
 DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layernorm",))
-"""The norm after the mixer, with weights centred at zero."""
+"""Fuses the residual sum after the mixer with the next norm, whose weights are centred at zero."""
 
 DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
 """Consecutive layers of this kind, with a norm of the same form after the last layer.

@@ -1,12 +1,15 @@
-"""Dispatches the delta rule for gated delta and Kimi delta layers."""
+"""Gated delta and Kimi delta layers, with the modelling modules' functions for convolution and delta rule."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from switchrail.engine.models.contract import KEYWORD, Connected
+from switchrail.engine.models.contract import KEYWORD, Connected, in_engines
+from switchrail.engine.models.convolution import before_recurrence
+from switchrail.ops import GatedDeltaLayer, KdaLayer
+from switchrail.pools import DeltaShape
 
 
 def dispatch_delta(
@@ -33,3 +36,34 @@ def dispatch_delta(
     # some models pass the decay in the activations' dtype, not in float32
     connected.dispatch(op, q, k, v, g.float(), beta, out)
     return out.unsqueeze(0), None
+
+
+@in_engines
+def torch_chunk_gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
+    """The gated delta rule, with the state in the pool."""
+    return dispatch_delta("gated_delta", *args, **kwargs)
+
+
+@in_engines
+def chunk_kimi_delta_attention(*args: Any, **kwargs: Any) -> Any:
+    """Kimi delta attention, with the state in the pool."""
+    return dispatch_delta("kda", *args, **kwargs)
+
+
+GATED_DELTA: Final = before_recurrence(
+    "gated_delta",
+    shape=lambda mixer: DeltaShape(
+        heads=mixer.num_v_heads, value_size=mixer.head_v_dim, key_size=mixer.head_k_dim
+    ),
+    layer=lambda mixer, states: GatedDeltaLayer(state=states, scale=mixer.head_k_dim**-0.5, qk_l2norm=True),
+    hooks={"torch_chunk_gated_delta_rule": torch_chunk_gated_delta_rule},
+)
+"""Gated delta layers."""
+
+KDA: Final = before_recurrence(
+    "kda",
+    shape=lambda mixer: DeltaShape(heads=mixer.num_heads, value_size=mixer.head_dim, key_size=mixer.head_dim),
+    layer=lambda mixer, states: KdaLayer(state=states, scale=mixer.head_dim**-0.5, qk_l2norm=True),
+    hooks={"chunk_kimi_delta_attention": chunk_kimi_delta_attention},
+)
+"""Kimi delta layers."""

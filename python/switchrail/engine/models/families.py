@@ -14,9 +14,8 @@ from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.convolution import SHORT_CONV
 from switchrail.engine.models.decoder_layer import DECODER_LAYER, DECODER_LAYERS
-from switchrail.engine.models.gated_delta import GATED_DELTA
+from switchrail.engine.models.delta import GATED_DELTA, KDA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
-from switchrail.engine.models.kda import KDA
 from switchrail.engine.models.latent import LATENT
 from switchrail.engine.models.lightning import LIGHTNING, RING_LIGHTNING
 from switchrail.engine.models.mamba2 import MAMBA2

@@ -24,7 +24,7 @@ from switchrail.platforms.serving import Forward
 def _prepare(function: Forward, module: Any) -> torch.Tensor:
     """Reorder the weights of the two projections, and combine both in one product.
 
-    The module's own forward still works, through the replaced `_split`.
+    The module's own forward still works: `_split` replaces one of its methods.
     """
     groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
     keys, values = module.head_k_dim, ratio * module.head_v_dim

@@ -35,8 +35,7 @@ def lightning_attention(
     return out.unsqueeze(0)
 
 
-def _shapes(mixer: Any) -> dict[str, Shape]:
-    heads, size = mixer.num_attention_heads, mixer.head_dim
+def _shapes(heads: int, size: int) -> dict[str, Shape]:
     return {"lightning": DeltaShape(heads=heads, value_size=size, key_size=size)}
 
 
@@ -48,11 +47,6 @@ def _layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
     return {"lightning": LightningLayer(g=-slopes, state=states, scale=1.0)}
 
 
-def _ring_shapes(mixer: Any) -> dict[str, Shape]:
-    heads, size = mixer.heads[0], mixer.head_dim
-    return {"lightning": DeltaShape(heads=heads, value_size=size, key_size=size)}
-
-
 def _ring_layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
     (states,) = memory("lightning")
     decays = mixer.decays().to(states.device)
@@ -60,11 +54,15 @@ def _ring_layers(mixer: Any, memory: Memory) -> dict[str, Layer]:
 
 
 LIGHTNING: Final = MixerContract(
-    shapes=_shapes, layers=_layers, hooks={"MiniMaxLightningAttention.forward": forward}
+    shapes=lambda mixer: _shapes(mixer.num_attention_heads, mixer.head_dim),
+    layers=_layers,
+    hooks={"MiniMaxLightningAttention.forward": forward},
 )
 """MiniMax's lightning layers."""
 
 RING_LIGHTNING: Final = MixerContract(
-    shapes=_ring_shapes, layers=_ring_layers, hooks={"lightning_attention": lightning_attention}
+    shapes=lambda mixer: _shapes(mixer.heads[0], mixer.head_dim),
+    layers=_ring_layers,
+    hooks={"lightning_attention": lightning_attention},
 )
 """The lightning layers of `ring`."""

@@ -1,9 +1,10 @@
-"""Draft heads of models, which predict the token after the next one (multi-token prediction, MTP).
+"""Draft heads of models, for multi-token prediction (MTP).
 
-A head has one or more steps. Step k drafts the k-th token after the newest one; the last step drafts all
-further tokens. Entry i of step 0 is computed from the model's last hidden state at token i and from token i +
-1. Entry i of a later step k is computed from step k - 1's result at entry i and from token i + 1 + k
-(DeepSeek-V3, arXiv 2412.19437, section 2.2).
+A head has one or more steps, counted from 0. Each step has layers with caches or states, and runs one entry
+per token. Entry i of step 0 is computed from the model's last hidden state at token i and from token i + 1.
+Entry i of a later step k is computed from step k - 1's result at entry i and from token i + 1 + k
+(DeepSeek-V3, arXiv 2412.19437, section 2.2). With n the newest token's index, step k drafts token n + 1 + k;
+the last step also drafts all further tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from switchrail._core import Layout
-from switchrail.engine.files import read_tensors
+from switchrail.engine.files import check_names, read_tensors
 from switchrail.engine.models.families import Family
 from switchrail.errors import CheckpointError
 
@@ -113,7 +114,13 @@ def _qwen(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
     head = _qwen_skeleton(model, drafts)
     found = join_experts(read_tensors(path, "mtp."))
     wanted = head.state_dict()
-    _check(path, {name: value.shape for name, value in wanted.items()}, found)
+    both = wanted.keys() & found.keys()
+    problems = {
+        "missing": wanted.keys() - found.keys(),
+        "unexpected": found.keys() - wanted.keys(),
+        "of another shape": {name for name in both if found[name].shape != wanted[name].shape},
+    }
+    check_names("the weights of the MTP head", path, problems)
     head.load_state_dict({name: found[name].to(model.dtype) for name in wanted}, assign=True)
     return head.steps()
 
@@ -140,26 +147,6 @@ def join_experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-
-
-def _check(path: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights that don't match the head's definition.
-
-    Raises:
-        CheckpointError: Some weights are missing, unexpected or of a wrong shape.
-    """
-    problems = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "unexpected": sorted(found.keys() - wanted.keys()),
-        "of another shape": sorted(
-            name for name in wanted.keys() & found.keys() if found[name].shape != wanted[name]
-        ),
-    }
-    listed = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in problems.items() if names)
-    if listed:
-        raise CheckpointError(
-            f"the weights of the MTP head in {path} don't match its config: {listed}", path=str(path)
-        )
 
 
 def _mtp_model(path: Path) -> Any:
@@ -245,26 +232,12 @@ def head_skeleton(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpS
         return _steps_of(_mtp_model(path)(model, len(drafts)))
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A model's own draft head.
-
-    Attributes:
-        family: The family of the head's steps.
-        steps: The steps, with their weights.
-    """
-
-    family: Family
-    steps: list[MtpStep]
-
-
-def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) -> Head:
-    """Load the draft head of a loaded model.
+def load_head(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]:
+    """Load the steps of a loaded model's draft head.
 
     Args:
         path: The checkpoint folder.
         model: The model with its head.
-        family: The model's family.
         drafts: The layout of each step.
 
     Raises:
@@ -273,4 +246,9 @@ def load_head(path: Path, model: Any, family: Family, drafts: Sequence[Layout]) 
     steps = _HEADS[drafts[0].model_type](path, model, drafts)
     for step in steps:
         step.eval().requires_grad_(False).to(model.device)
-    return Head(replace(family, layers="layers"), steps)
+    return steps
+
+
+def step_family(family: Family) -> Family:
+    """The family of a head's steps, given the model's family."""
+    return replace(family, layers="layers")

@@ -24,7 +24,7 @@ from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Ro
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
-"""Finds the platform's function for an operation; None for the native function."""
+"""Finds the platform's function for an operation; None keeps the model definition's own code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Experts that transformers' definitions call with the choice of their router."""
+"""Experts that transformers' definitions call with the router's choice of experts."""
 
 from __future__ import annotations
 
