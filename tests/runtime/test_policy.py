@@ -110,7 +110,7 @@ def test_auto_can_only_end_an_order(runtime: Runtime, policy: Write, text: str) 
     policy('[backends]\ngated_delta = ["wide", "auto"]\n')
     assert chosen(runtime, "decode")[0] == "wide"
     policy(text)
-    with pytest.raises(PreferenceError, match=r"preference kda: .* expected auto at the end"):
+    with pytest.raises(PreferenceError, match=r"preference kda: got .*auto stands for all other backends"):
         chosen(runtime, "decode")
 
 

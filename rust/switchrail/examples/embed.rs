@@ -60,7 +60,7 @@ impl GatedDelta {
     }
 }
 
-/// A backend that serves elsewhere: this example uses only its registration data.
+/// Registration data of a backend that this example does not call.
 fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
     BackendSpec {
         name: name.to_owned(),
@@ -135,7 +135,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // A step: for each layer and op, one table lookup, then a call of the service's own code.
+    // A decode step: for each gated delta layer, one table lookup, then a call of the service's own code.
     let linear: Vec<usize> = plan
         .entries()
         .filter(|(_, op, phase, _)| (*op, *phase) == (Op::GatedDelta, Phase::Decode))
@@ -145,7 +145,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         let id = plan.lookup(layer, Op::GatedDelta, Phase::Decode)?;
         let pinned = plan.backend(id).ok_or("a plan has all backends of its tables")?;
         let Some(backend) = pinned.entry.native::<GatedDelta>() else {
-            println!("layer {layer}: not ours to run");
+            println!("layer {layer}: served by another backend");
             continue;
         };
         let (mut state, mut out) = ([0.0; 16], [0.0; 4]);

@@ -1,5 +1,9 @@
-//! Properties that hold for any bytes: the bodies of the fuzz targets, and a replay of their corpus.
-#![allow(clippy::missing_panics_doc, reason = "to panic is how they report")]
+//! The code of the fuzz targets, which check properties of parsers for any bytes, and tests that run it on the
+//! corpus.
+#![allow(
+    clippy::missing_panics_doc,
+    reason = "a fuzz target reports a failure by a panic"
+)]
 
 use crate::Lock;
 use crate::discovery::{

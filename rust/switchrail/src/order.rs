@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_stands_for_all_of_its_items_but_the_own_one() {
+    fn a_source_in_a_constraint_stands_for_all_of_its_other_items() {
         let items = [
             item("a", "acme", 0, &[], &[]),
             item("b", "acme", 0, &["acme"], &[]),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cycle_names_its_members_alone() {
+    fn the_error_of_a_cycle_names_only_its_members() {
         let items = [
             item("free", "acme", 0, &[], &[]),
             item("downstream", "acme", 0, &[], &["a"]),

@@ -112,7 +112,7 @@ pub enum PreferenceError {
     },
     /// [`AUTO`] is denied, or comes before other names.
     #[error(
-        "preference {key}: got {found:?}, expected auto at the end of an order, and without !: auto stands for all other backends"
+        "preference {key}: got {found:?}; auto stands for all other backends, so it must be the last name and have no !"
     )]
     MisplacedAuto {
         /// The key.

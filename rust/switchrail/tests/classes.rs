@@ -1,4 +1,4 @@
-//! Classes of calls: which backend serves which load, between the measured loads and beyond them.
+//! Classes of loads: which backend serves which load, between the measured loads and beyond them.
 
 mod common;
 
@@ -117,7 +117,7 @@ fn beyond_the_measured_loads_the_nearest_time_counts() {
 }
 
 #[test]
-fn one_that_is_fastest_nowhere_serves_nothing_and_is_told_the_times() {
+fn a_backend_that_is_never_the_fastest_serves_nothing_and_its_rejection_has_the_times() {
     let mut samples = delta();
     for sample in &mut samples {
         let most = *sample.nanoseconds.values().max().unwrap();
@@ -146,7 +146,7 @@ fn one_that_is_fastest_nowhere_serves_nothing_and_is_told_the_times() {
 }
 
 #[test]
-fn one_without_a_time_somewhere_does_not_serve_there() {
+fn a_backend_does_not_serve_loads_at_which_it_was_not_timed() {
     let mut samples = delta();
     for sample in &mut samples {
         if sample.load.rows == 32_768 {
@@ -155,12 +155,12 @@ fn one_without_a_time_somewhere_does_not_serve_there() {
     }
     let decision = decide(&["plain", "split", "wide"], samples);
     assert_eq!(at(&decision, 32_768, 32_768), "plain");
-    assert_eq!(at(&decision, 20_000, 20_000), "plain", "not even near it");
+    assert_eq!(at(&decision, 20_000, 20_000), "plain", "nor loads near them");
     assert_eq!(at(&decision, 8_192, 8_192), "split");
 }
 
 #[test]
-fn one_without_a_time_somewhere_is_not_for_calls_of_which_nothing_is_known() {
+fn a_backend_that_was_not_timed_everywhere_does_not_serve_batches_of_unknown_size() {
     let samples = vec![
         sample(64, 64, &[("all", 100), ("few", 50)]),
         sample(65_536, 65_536, &[("all", 1_000)]),
@@ -171,7 +171,7 @@ fn one_without_a_time_somewhere_is_not_for_calls_of_which_nothing_is_known() {
 }
 
 #[test]
-fn numbers_of_any_size_are_read() {
+fn extreme_numbers_do_not_overflow() {
     let most = u64::MAX;
     let samples = vec![
         sample(most, 1, &[("a", most), ("b", 1)]),
@@ -185,7 +185,7 @@ fn numbers_of_any_size_are_read() {
 }
 
 #[test]
-fn the_second_everywhere_may_be_the_first_between() {
+fn a_backend_that_is_second_at_all_measured_loads_may_be_first_between_them() {
     let samples = vec![
         sample(1_024, 1_024, &[("a", 100), ("b", 120), ("c", 1_000)]),
         sample(65_536, 65_536, &[("a", 1_000), ("b", 120), ("c", 100)]),
@@ -197,7 +197,7 @@ fn the_second_everywhere_may_be_the_first_between() {
 }
 
 #[test]
-fn a_time_counts_at_its_own_load_whatever_its_neighbours_lack() {
+fn a_measured_load_goes_to_the_fastest_backend_there_even_if_it_was_not_timed_at_neighbouring_loads() {
     let samples = vec![
         sample(1_024, 1_024, &[("slow", 500)]),
         sample(1_024, 256, &[("fast", 100), ("slow", 500)]),
@@ -216,7 +216,7 @@ fn a_time_counts_at_its_own_load_whatever_its_neighbours_lack() {
 }
 
 #[test]
-fn along_a_number_of_rows_the_change_is_where_the_times_cross() {
+fn the_threshold_between_two_backends_is_where_their_times_cross() {
     // `a` leads by one octave, then `b` by three, so they cross a quarter of the way from 1 to 256 sequences,
     // at 4
     let samples = vec![
@@ -229,7 +229,7 @@ fn along_a_number_of_rows_the_change_is_where_the_times_cross() {
 }
 
 #[test]
-fn times_that_hardly_differ_decide_the_same() {
+fn nearly_equal_times_give_the_same_classes() {
     let decision = |time| {
         let samples = vec![
             sample(65_536, 65_536, &[("a", 100_000), ("b", 200_000)]),
@@ -242,7 +242,7 @@ fn times_that_hardly_differ_decide_the_same() {
 }
 
 #[test]
-fn keys_that_are_read_tell_decodes_apart_and_what_is_shared_tells_prefills() {
+fn classes_of_a_paged_op_depend_on_tokens_read_in_decode_and_on_a_ratio_in_prefill() {
     let decision = |phase, samples| {
         let runtime = Runtime::new();
         for name in ["near", "far"] {
@@ -292,7 +292,7 @@ fn equal_times_go_to_the_first_by_precedence() {
 }
 
 #[test]
-fn a_paged_op_is_told_apart_by_what_its_rows_see() {
+fn classes_of_a_paged_op_depend_on_the_cached_tokens() {
     let runtime = Runtime::new();
     for name in ["near", "far"] {
         register(&runtime, plugin("acme"), spec(Op::Mla, name), false);
@@ -319,7 +319,7 @@ fn a_paged_op_is_told_apart_by_what_its_rows_see() {
 }
 
 #[test]
-fn a_row_of_a_window_sees_no_more_than_that() {
+fn a_layer_with_a_window_uses_the_times_at_its_window() {
     let runtime = runtime_with_torch();
     let mut windowed = spec(Op::Attention, "far");
     windowed.capabilities.features = ["window".to_owned()].into();
@@ -362,7 +362,7 @@ fn a_row_of_a_window_sees_no_more_than_that() {
 }
 
 #[test]
-fn a_choice_of_the_users_serves_all_loads() {
+fn a_backend_that_the_user_chose_serves_all_loads() {
     let query = Query {
         measured: delta(),
         ..query(OP)
@@ -379,7 +379,7 @@ fn a_choice_of_the_users_serves_all_loads() {
 }
 
 #[test]
-fn a_measurement_is_of_one_op_phase_dtype_and_head_size_with_the_nearest_heads_and_gates() {
+fn a_query_gets_the_times_of_its_op_phase_dtype_and_head_size_with_the_nearest_heads_and_gates() {
     let known = |heads, no_decay, time| Measurement {
         op: OP,
         phase: Phase::Decode,
@@ -463,7 +463,7 @@ fn registered() -> Arc<Runtime> {
 }
 
 #[test]
-fn a_plan_pins_what_serves_some_class_and_selects_once_a_batch() {
+fn a_plan_pins_the_backends_of_all_classes_and_selects_tables_for_each_batch() {
     let (runtime, layout) = (registered(), qwen3_next(8));
     let plan = RoutePlan::new(
         &runtime.snapshot(),
@@ -542,7 +542,7 @@ fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
     for sample in &mut twice.measurements[0].samples {
         sample.nanoseconds.values_mut().for_each(|time| *time *= 2);
     }
-    assert_eq!(digest(&plan(twice)), digest(&first), "times that decide the same");
+    assert_eq!(digest(&plan(twice)), digest(&first), "the classes are the same");
     let mut other = request;
     for sample in &mut other.measurements[0].samples {
         *sample.nanoseconds.get_mut("split").unwrap() /= 2;
@@ -585,7 +585,7 @@ fn laid_out(runtime: &Arc<Runtime>, name: &str, priority: i32, layouts: &[&str])
 }
 
 #[test]
-fn backends_of_one_op_share_a_state_and_so_its_layout() {
+fn all_backends_of_an_op_in_a_plan_use_the_same_state_layout() {
     let runtime = runtime_with_torch();
     laid_out(&runtime, "kv", 20, &["KV"]);
     laid_out(&runtime, "vk", 10, &["VK"]);
@@ -680,7 +680,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_times_decide_every_load_by_what_serves(samples in times(), loads in prop::collection::vec((0_u64..1 << 40, 0_u64..1 << 20), 20)) {
+    fn every_load_goes_to_a_serving_backend_whatever_the_times(samples in times(), loads in prop::collection::vec((0_u64..1 << 40, 0_u64..1 << 20), 20)) {
         let decision = decide(&["plain", "split", "wide"], samples.clone());
         for (rows, length) in loads {
             let found = decision.at(Load { rows, length });
@@ -689,7 +689,7 @@ proptest! {
         prop_assert_eq!(&decision, &decide(&["plain", "split", "wide"], samples.clone()));
         let text = serde_json::to_string(&decision).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Decision>(&text).unwrap(), &decision);
-        // Selects a backend that is the fastest, or within the tolerance, if all were measured at this load.
+        // If all backends were measured at a load, the selected one is the fastest or within the tolerance.
         let all = samples.iter().filter(|sample| sample.nanoseconds.len() == 3);
         for sample in all.filter(|sample| samples.iter().filter(|other| other.load == sample.load).count() == 1) {
             if matches!(decision.because, Because::MeasuredByLoad { .. } | Because::Measured { .. }) {
@@ -701,7 +701,7 @@ proptest! {
     }
 
     #[test]
-    fn between_two_samples_one_takes_over_from_the_other(times in prop::collection::vec(prop::array::uniform3(1_u64..1_000_000_000), 2..8)) {
+    fn between_two_samples_at_most_one_threshold_separates_their_fastest_backends(times in prop::collection::vec(prop::array::uniform3(1_u64..1_000_000_000), 2..8)) {
         let samples = |factor: u64| -> Vec<Sample> {
             let names = ["plain", "split", "wide"];
             let of = |(index, times): (usize, &[u64; 3])| {
@@ -724,7 +724,7 @@ proptest! {
     }
 
     #[test]
-    fn between_two_numbers_of_rows_only_what_was_timed_at_both_serves(low in 0_u64..3, high in 0_u64..3, rows in 300_u64..1 << 12) {
+    fn between_two_measured_numbers_of_rows_only_backends_timed_at_both_serve(low in 0_u64..3, high in 0_u64..3, rows in 300_u64..1 << 12) {
         let all = [("plain", 200), ("split", 200), ("wide", 200)];
         let but = |lacking: u64, fast: usize| {
             let mut times = all;

@@ -250,7 +250,7 @@ fn a_folder_without_metadata_never_hides_a_sound_one() {
 }
 
 #[test]
-fn a_folder_without_metadata_counts_where_nothing_else_does() {
+fn a_folder_without_metadata_is_used_if_there_is_no_other() {
     let site = tempfile::tempdir().unwrap();
     for info in ["acme-1.0.dist-info", "acme-2.0.dist-info"] {
         write(site.path().join(info).join("RECORD"), "");
@@ -285,7 +285,7 @@ fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
 
 /// The data keeps a name as written; messages show it escaped.
 #[test]
-fn no_message_about_metadata_is_a_command_to_a_terminal() {
+fn messages_about_metadata_cannot_control_a_terminal() {
     let site = tempfile::tempdir().unwrap();
     let evil = "a\u{1b}[2K\u{7}\u{9b}1A\u{202e}z";
     let text = format!(
@@ -310,7 +310,7 @@ fn no_message_about_metadata_is_a_command_to_a_terminal() {
 }
 
 #[test]
-fn one_name_in_two_distributions_stays_twice() {
+fn plugins_of_the_same_name_in_two_distributions_are_both_listed() {
     let site = tempfile::tempdir().unwrap();
     install(site.path(), "beta-1.dist-info", "Name: Beta\nVersion: 1\n", ACME);
     install(
@@ -327,7 +327,7 @@ fn one_name_in_two_distributions_stays_twice() {
 }
 
 #[test]
-fn broken_declarations_have_failed_with_the_reason() {
+fn plugins_with_invalid_declarations_have_failed_with_the_reason() {
     let site = tempfile::tempdir().unwrap();
     let text = "[switchrail.plugins]\nacme = a b\n= a:b\ntwice = a:b\ntwice = c:d\nno target\n";
     install(site.path(), "acme-1.dist-info", "Name: acme\nVersion: 1\n", text);
@@ -357,7 +357,7 @@ fn broken_declarations_have_failed_with_the_reason() {
 }
 
 #[test]
-fn unreadable_distributions_are_listed_and_the_others_found() {
+fn unreadable_distributions_are_listed_as_problems_and_the_others_are_found() {
     let site = tempfile::tempdir().unwrap();
     let at = |name: &str| site.path().join(name);
     install(site.path(), "acme-1.dist-info", "Name: acme\nVersion: 1\n", ACME);
@@ -435,7 +435,7 @@ fn a_named_pipe_is_not_waited_for() {
 
 #[cfg(unix)]
 #[test]
-fn a_path_that_is_no_text_survives_json() {
+fn a_path_that_is_not_utf8_can_be_serialised() {
     use std::os::unix::ffi::OsStringExt;
     let site = tempfile::tempdir().unwrap();
     let name = std::ffi::OsString::from_vec(b"acm\xff-1.dist-info".to_vec());

@@ -88,7 +88,7 @@ fn digest(world: &World) -> String {
 }
 
 #[test]
-fn places_and_orders_of_installation_loading_and_registration_do_not_count() {
+fn paths_and_the_orders_of_installation_loading_and_registration_do_not_change_it() {
     let expected = digest(&world());
     assert_eq!(expected.len(), 64);
     let mut other = world();
@@ -109,9 +109,9 @@ fn places_and_orders_of_installation_loading_and_registration_do_not_count() {
     assert_eq!(digest(&other), expected);
 }
 
-/// Runs this test binary again and returns the digest that the other process computes.
+/// Runs this test binary again; the other process prints the digest that it computes.
 #[test]
-fn another_process_finds_the_same() {
+fn another_process_computes_the_same_digest() {
     const ASKED: &str = "SWITCHRAIL_TEST_PRINT_FINGERPRINT";
     if std::env::var_os(ASKED).is_some() {
         println!("digest={}", digest(&world()));
@@ -119,7 +119,11 @@ fn another_process_finds_the_same() {
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child
-        .args(["another_process_finds_the_same", "--exact", "--nocapture"])
+        .args([
+            "another_process_computes_the_same_digest",
+            "--exact",
+            "--nocapture",
+        ])
         .env(ASKED, "1")
         .output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
@@ -213,7 +217,7 @@ fn each_input_changes_it() {
 }
 
 #[test]
-fn of_overrides_that_share_a_phase_the_order_counts() {
+fn the_order_of_overrides_with_a_common_phase_changes_it() {
     let digest = |reversed: bool| {
         let mut world = world();
         world.request.phases.insert(Phase::Verify);
@@ -256,7 +260,7 @@ fn of_overrides_that_share_a_phase_the_order_counts() {
 }
 
 #[test]
-fn a_plugin_that_is_not_loaded_does_not_count() {
+fn a_plugin_that_is_not_loaded_does_not_change_it() {
     let mut without = world();
     without.plugins.pop();
     let expected = digest(&without);
@@ -273,7 +277,7 @@ fn a_plugin_that_is_not_loaded_does_not_count() {
 }
 
 #[test]
-fn backends_pinned_by_a_stale_plan_count() {
+fn backends_pinned_by_a_stale_plan_change_it() {
     let world = world();
     let old = world.runtime.snapshot();
     let plan = RoutePlan::new(&old, Arc::clone(&world.layout), world.request.clone()).unwrap();

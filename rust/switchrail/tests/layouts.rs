@@ -121,7 +121,7 @@ fn a_damaged_document_is_refused() {
 }
 
 #[test]
-fn kimi_counts_from_one() {
+fn the_ids_of_kimi_linear_count_from_one() {
     let config = json!({
         "model_type": "kimi_linear",
         "num_hidden_layers": 4,
@@ -177,7 +177,7 @@ fn ring_and_ling_share_a_model_type() {
 
 /// Replaces one value of a fixture at a time by each of the wrong values.
 #[test]
-fn no_config_makes_it_panic() {
+fn no_config_causes_a_panic() {
     let wrong = [
         json!(null),
         json!(true),
@@ -250,7 +250,7 @@ fn an_unknown_model_type_names_the_nearest() {
 }
 
 #[test]
-fn documents_that_are_no_configs_are_refused() {
+fn json_that_is_not_a_config_is_refused() {
     for config in [
         json!(null),
         json!([1]),
@@ -468,9 +468,9 @@ fn numbers_that_python_writes_are_read() {
     }
 }
 
-/// Damaged or hostile contents of a config, or other file types in its place.
+/// A damaged or hostile file, or something that is not a regular file.
 #[test]
-fn a_config_that_is_none_is_an_error_of_its_own_and_never_an_abort() {
+fn a_file_that_is_not_a_config_is_an_error_and_never_aborts_the_process() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("config.json");
     let deep = 300_000;
@@ -553,7 +553,7 @@ fn each_step_of_a_draft_head_counts_its_layers_from_0() {
 }
 
 #[test]
-fn the_layers_of_a_draft_head_are_the_configs() {
+fn the_config_determines_the_layers_of_a_draft_head() {
     let qwen = json!({"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 4});
     let nemotron = json!({"model_type": "nemotron_h", "layers_block_type": ["mamba", "mlp"]});
     for (config, more, expected) in [

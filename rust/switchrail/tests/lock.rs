@@ -105,7 +105,7 @@ fn the_same_files_elsewhere_have_the_same_lock() {
 }
 
 #[test]
-fn one_byte_is_enough() {
+fn one_changed_byte_is_a_difference() {
     let (_root, site) = installed();
     let lock = lock_of(&site);
     for path in files(&lock, "acme") {
@@ -123,12 +123,12 @@ fn one_byte_is_enough() {
 }
 
 #[test]
-fn files_that_come_and_go_are_named() {
+fn added_and_missing_files_are_named() {
     let (_root, site) = installed();
     let lock = lock_of(&site);
     fs::remove_file(site.join("acme/gdn.py")).unwrap();
     write(site.join("acme/gdn/__init__.py"), "");
-    write(site.join("acme/cache.bin"), "nothing that is imported");
+    write(site.join("acme/cache.bin"), "not importable");
     write(site.join("elsewhere/__init__.py"), "");
     assert_eq!(
         told(&lock, &site),
@@ -184,7 +184,7 @@ fn files_that_would_shadow_a_locked_module_are_reported() {
 }
 
 #[test]
-fn a_module_that_is_not_recorded_is_held_to_the_lock_or_refused() {
+fn a_module_that_is_not_recorded_is_locked_or_refused() {
     let (_root, site) = installed();
     let record = site.join("acme-1.0.dist-info/RECORD");
     write(record, "acme-1.0.dist-info/RECORD,,\n");
@@ -380,9 +380,9 @@ fn an_editable_install_has_the_files_of_its_sources() {
     }
 }
 
-/// Files that do not affect an import must not affect the lock.
+/// Someone who adds this note to an installed wheel could otherwise add modules unnoticed.
 #[test]
-fn a_note_that_an_install_is_editable_hides_nothing() {
+fn a_note_that_an_install_is_editable_hides_no_files() {
     let (_root, site) = installed();
     write(site.join("space/tool.py"), "");
     let record = site.join("acme-1.0.dist-info/RECORD");
@@ -415,7 +415,7 @@ fn a_note_that_an_install_is_editable_hides_nothing() {
 }
 
 #[test]
-fn a_namespace_package_is_held_but_for_what_others_have_recorded() {
+fn a_namespace_package_is_locked_except_for_files_that_other_distributions_recorded() {
     let (_root, site) = installed();
     write(site.join("space/deep/tool.py"), "");
     write(site.join("space/pack/__init__.py"), "");
@@ -451,7 +451,7 @@ fn a_namespace_package_is_held_but_for_what_others_have_recorded() {
 }
 
 #[test]
-fn a_lock_that_is_no_file_or_is_nested_without_end_is_refused() {
+fn a_lock_that_is_a_folder_or_nested_too_deeply_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let error = Lock::read(root.path()).unwrap_err();
     assert_eq!(error.code(), "lock_read");
@@ -469,7 +469,7 @@ fn a_lock_that_is_no_file_or_is_nested_without_end_is_refused() {
 }
 
 #[test]
-fn an_editable_install_with_top_level_has_nothing_else() {
+fn an_editable_install_with_top_level_txt_has_only_the_modules_listed_there() {
     let root = tempfile::tempdir().unwrap();
     let source = root.path().join("project/src");
     editable(root.path(), &[("acme.pth", source.display().to_string())]);
@@ -591,7 +591,7 @@ fn a_link_counts_as_its_target() {
 
 #[cfg(unix)]
 #[test]
-fn links_may_go_round() {
+fn links_may_form_a_cycle() {
     let root = tempfile::tempdir().unwrap();
     let source = editable(
         root.path(),
@@ -610,7 +610,7 @@ fn links_may_go_round() {
 }
 
 #[test]
-fn a_lock_survives_its_text() {
+fn a_written_lock_is_read_unchanged() {
     let (root, site) = installed();
     let lock = lock_of(&site);
     let path = root.path().join("switchrail.lock");

@@ -1,8 +1,8 @@
 //! A route lookup costs about as much as reading a table, even while other threads register.
 //!
 //! The reference is a plain read of an array of arrays, alternating with lookups in the same run. A lock, a
-//! map or a string in the lookup would make it tens of times slower. `cargo bench --bench lookup` has the
-//! figures in nanoseconds. Measure optimised code only: `cargo test --release --test lookup_cost`.
+//! map or a string would make lookups tens of times slower. `cargo bench --bench lookup` prints nanoseconds.
+//! Measure optimised code only: `cargo test --release --test lookup_cost`.
 
 mod common;
 

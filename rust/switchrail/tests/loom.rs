@@ -1,9 +1,10 @@
 //! Checks the commit protocol in all possible thread interleavings: `RUSTFLAGS="--cfg loom" cargo test -p
 //! switchrail --test loom --target-dir target/loom`.
 //!
-//! Here the cell is a model. The real cell, arc-swap, is tested by `stress`, and under Miri by the registry's
-//! tests: `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p switchrail --test
-//! registry` (19 passed on 2026-11-21 with nightly 1.97.0 of 2026-05-19, arc-swap 1.9.3).
+//! The cell that holds the current snapshot is replaced by a model. The real cell, arc-swap, is tested by
+//! `stress`, and under Miri by the registry's tests: `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4
+//! cargo +nightly miri test -p switchrail --test registry` (19 passed on 2026-11-21 with nightly 1.97.0 of
+//! 2026-05-19, arc-swap 1.9.3).
 #![cfg(loom)]
 
 mod common;
@@ -156,7 +157,8 @@ fn a_late_write_is_committed_or_refused() {
     }
 }
 
-/// If a backend is withdrawn while it is configured, it is gone; the configuration fails or came first.
+/// If one thread withdraws a backend while another configures it, the backend ends withdrawn. The
+/// configuration fails, or is committed before the withdrawal.
 #[test]
 fn withdrawn_backends_are_not_configured() {
     loom::model(|| {

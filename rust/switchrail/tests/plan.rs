@@ -27,7 +27,7 @@ fn preferred(name: &str) -> BackendSpec {
 }
 
 #[test]
-fn every_layer_op_and_phase_leads_to_the_backend_decided() {
+fn every_layer_op_and_phase_is_routed_to_the_chosen_backend() {
     let runtime = runtime_with_torch();
     let fast = register(&runtime, plugin("acme"), preferred("fast"), false);
     let layout = qwen3_next(48);
@@ -68,7 +68,7 @@ fn every_layer_op_and_phase_leads_to_the_backend_decided() {
 }
 
 #[test]
-fn queries_ask_each_op_for_what_concerns_it() {
+fn the_query_of_an_op_has_only_the_requirements_that_apply_to_it() {
     let runtime = runtime_with_torch();
     let mut asked = request();
     asked.state_dtype = Some(Dtype::Float32);
@@ -385,7 +385,7 @@ fn a_plan_is_not_bound_to_another_backend_of_the_same_name() {
     let bound = old.bind(&runtime.snapshot()).unwrap();
     assert!(
         bound.iter().any(|backend| backend.id == id),
-        "configured is not changed"
+        "a changed configuration does not prevent binding"
     );
     clear(&runtime, Op::GatedDelta, "acme");
     let changed = [

@@ -75,7 +75,7 @@ fn dropping_aborts_and_closes_every_handle() {
 }
 
 #[test]
-fn an_origin_takes_out_what_is_its_own() {
+fn an_origin_can_withdraw_all_of_its_registrations() {
     let runtime = runtime_with_torch();
     let built_in = runtime.snapshot().backends().len();
     for (owner, name) in [("acme", "a"), ("acme", "b"), ("other", "c")] {
@@ -145,7 +145,7 @@ fn a_taken_name_is_refused_at_once_with_its_owner() {
     assert_eq!(
         twice.fields()["owner"]["distribution"],
         "zeta",
-        "what is staged counts too"
+        "staged names are taken too"
     );
 }
 
@@ -215,7 +215,7 @@ fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
 }
 
 #[test]
-fn clear_unregisters_a_custom_name_and_unknown_ones_are_clear_already() {
+fn clear_removes_a_custom_name_and_does_nothing_for_unknown_names() {
     let runtime = Runtime::new();
     register(&runtime, Origin::User, spec(OP, "mine"), false);
     clear(&runtime, OP, "mine");
@@ -239,7 +239,7 @@ fn two_names_with_one_path_stay_distinct() {
 }
 
 #[test]
-fn configuration_counts_over_defaults_and_belongs_to_its_registration() {
+fn a_configuration_overrides_defaults_and_belongs_to_its_registration() {
     let runtime = Runtime::new();
     let with = |defaults: serde_json::Value| BackendSpec {
         config: defaults.as_object().unwrap().clone(),
@@ -287,7 +287,7 @@ fn configuring_an_unknown_backend_names_the_nearest() {
 }
 
 #[test]
-fn configuring_what_goes_in_the_meantime_fails_at_commit() {
+fn configuring_a_backend_that_is_removed_in_the_meantime_fails_at_commit() {
     let runtime = Runtime::new();
     register(&runtime, Origin::User, spec(OP, "mine"), false);
     let transaction = runtime.begin(Origin::User);
@@ -392,7 +392,7 @@ fn a_native_backend_checks_its_configuration_and_is_dropped_outside_the_locks() 
 }
 
 #[test]
-fn specs_that_cannot_be_meant_are_refused() {
+fn invalid_specs_are_refused() {
     let runtime = Runtime::new();
     let transaction = runtime.begin(Origin::User);
     let mut refused = 0;
@@ -439,7 +439,7 @@ fn specs_that_cannot_be_meant_are_refused() {
 }
 
 #[test]
-fn a_plugin_changes_only_what_is_its_own() {
+fn a_plugin_can_change_only_its_own_registrations() {
     let runtime = Runtime::new();
     register(&runtime, Origin::Builtin, spec(OP, "torch"), false);
     let mine = register(&runtime, Origin::User, spec(OP, "mine"), false);
@@ -491,7 +491,7 @@ fn a_commit_that_does_not_follow_is_refused() {
     );
 }
 
-/// One registration, as the model of `histories_do_what_the_model_does_and_replay` stores it.
+/// A registration in the simple model with which `random_histories_match_a_simple_model_and_replay` compares.
 #[derive(Debug, Clone, PartialEq)]
 struct Model {
     id: BackendId,
@@ -535,7 +535,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
 proptest! {
     /// Compares the runtime with a simple model: a list in which the last registration of each name is active.
     #[test]
-    fn histories_do_what_the_model_does_and_replay(history in steps()) {
+    fn random_histories_match_a_simple_model_and_replay(history in steps()) {
         let runtime = Runtime::new();
         let mut model: Vec<Model> = Vec::new();
         let mut replayed = Snapshot::default();
@@ -723,7 +723,7 @@ fn an_override_of_one_phase_leaves_the_others_alone() {
 }
 
 #[test]
-fn a_plan_takes_each_phase_from_what_is_active_in_it() {
+fn a_plan_uses_the_registration_that_is_active_in_each_phase() {
     let runtime = runtime_with_torch();
     let of = |phases: &[Phase]| BackendSpec {
         phases: phases.iter().copied().collect(),

@@ -48,7 +48,7 @@ fn reasons(
     assert_eq!(
         resolve(&runtime, &fitting).unwrap().chosen.name,
         "picky",
-        "it fits when asked rightly"
+        "it fits the changed query"
     );
 
     let mut unfit = query(OP);
@@ -144,7 +144,7 @@ fn reason_capability() {
 }
 
 #[test]
-fn any_of_several_ranges_will_do() {
+fn a_capability_in_any_of_several_ranges_fits() {
     let two = |spec: &mut BackendSpec| {
         let blackwell = DeviceSupport {
             min_capability: Some(ComputeCapability(12, 0)),
@@ -336,7 +336,7 @@ fn reason_package_missing() {
     assert_eq!(
         package_reasons(&["a", "b"], &[]).len(),
         2,
-        "each one that is missing"
+        "one reason for each missing package"
     );
 }
 
@@ -549,7 +549,7 @@ fn a_denial_holds_under_a_more_specific_key() {
 }
 
 #[test]
-fn a_denial_leaves_a_choice_a_choice() {
+fn a_denial_does_not_replace_an_unfit_choice() {
     let runtime = Runtime::new();
     register(&runtime, Origin::User, spec(OP, "torch"), false);
     register(&runtime, Origin::User, spec(OP, "reference"), false);
@@ -668,7 +668,7 @@ fn the_fastest_measured() {
     assert_eq!(
         (untimed.chosen.name.as_str(), &untimed.because),
         ("top", &Because::Priority { priority: 100 }),
-        "what has the highest priority was not measured, so that nothing is known of it"
+        "times decide nothing, because the backend with the highest priority was not measured"
     );
     let even = ask(&[("top", 5), ("slow", 5)]);
     assert_eq!(even.chosen.name, "top");
@@ -714,12 +714,12 @@ fn reason_later_in_order() {
     assert_eq!(
         resolve(&runtime, &query(OP)).unwrap().chosen.id,
         user,
-        "what the user registered comes first"
+        "the user's backends come first"
     );
 }
 
 #[test]
-fn every_reason_is_given_not_the_first_alone() {
+fn all_reasons_are_given_not_only_the_first() {
     let found = reasons(
         |spec| {
             spec.capabilities.dtypes = [Dtype::Float32].into();
@@ -841,7 +841,7 @@ fn the_most_specific_preference_counts() {
 }
 
 #[test]
-fn preferences_that_cannot_be_meant_are_refused() {
+fn invalid_preferences_are_refused() {
     let error = Preferences::parse([("gated_delta.decod", "torch")]).unwrap_err();
     assert_eq!(error.code(), "unknown_preference_key");
     assert_eq!(error.fields()["nearest"][0], "gated_delta.decode");

@@ -58,7 +58,7 @@ fn on(platform: &str) -> Selection {
 const PLATFORMS: [&str; 2] = ["npu-vendor:npu", "tpu-vendor:tpu"];
 
 #[test]
-fn all_are_let_through_by_default() {
+fn all_plugins_are_allowed_by_default() {
     assert_eq!(applied(&Selection::default()).unwrap().len(), 5);
 }
 
@@ -114,7 +114,7 @@ fn an_unknown_plugin_names_the_nearest_and_nothing_changes() {
 }
 
 #[test]
-fn a_platform_leaves_out_the_plugins_of_the_others() {
+fn plugins_of_other_platforms_than_the_one_in_use_are_blocked() {
     let all_general = ["Acme.Kernels:gdn", "npu-vendor:npu_ops", "other:gdn"];
     assert_eq!(
         applied(&on("npu")).unwrap(),
@@ -130,7 +130,7 @@ fn a_platform_leaves_out_the_plugins_of_the_others() {
 }
 
 #[test]
-fn a_device_means_the_platform_of_its_kind_or_an_installed_one() {
+fn the_name_of_a_device_leads_to_a_builtin_or_installed_platform() {
     let plugins = installed();
     let platform_of = |named| Selection::platform_of(named, &plugins);
     for (named, platform) in [

@@ -262,7 +262,7 @@ fn replay(
 }
 
 #[test]
-fn a_million_operations_lose_nothing_and_tear_nothing() {
+fn a_million_operations_lose_no_change_and_mix_no_versions() {
     let runtime = runtime_with_torch();
     let layout = qwen3_next(8);
     let start = runtime.snapshot();

@@ -22,7 +22,7 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
                 let mut headers = parse(&bytes);
                 if headers.name.is_some() || headers.version.is_some() {
                     problems.append(&mut headers.problems);
-                    return Headers { problems, ..headers }.complained();
+                    return Headers { problems, ..headers }.with_missing_reported();
                 }
             }
             Ok(None) => {}
@@ -37,14 +37,15 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
         ..Headers::default()
     };
     if nothing.problems.is_empty() {
-        nothing.complained()
+        nothing.with_missing_reported()
     } else {
         nothing
     }
 }
 
 impl Headers {
-    fn complained(mut self) -> Self {
+    /// Adds a problem for a missing name and for a missing version.
+    fn with_missing_reported(mut self) -> Self {
         for (header, value) in [("Name", &self.name), ("Version", &self.version)] {
             if value.is_none() {
                 self.problems.push(format!("its metadata has no {header}"));
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_headers_have_no_case_and_the_first_counts() {
+    fn names_of_headers_ignore_case_and_the_first_header_counts() {
         let text =
             b"Metadata-Version: 2.1\r\nNAME: Acme\r\nname: Other\r\nversion:  1.2 \r\n\r\nVersion: 9\r\n";
         assert_eq!(parsed(text), both("Acme", "1.2"));
@@ -193,7 +194,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(name in "[A-Za-z0-9._-]{1,20}", version in "[0-9.+a-z]{1,10}", before in 0..3_usize) {
+        fn written_headers_are_read(name in "[A-Za-z0-9._-]{1,20}", version in "[0-9.+a-z]{1,10}", before in 0..3_usize) {
             let before = "Classifier: x\n  folded\n".repeat(before);
             let text = format!("{before}Name: {name}\nVersion: {version}\n");
             prop_assert_eq!(parsed(text.as_bytes()), both(&name, &version));

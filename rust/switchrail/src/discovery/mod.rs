@@ -18,6 +18,7 @@ use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Sche
 use ProblemCode::{Broken, LeftOver, SameName};
 use entry_points::EntryPoint;
 use source::Source;
+pub(crate) use source::is_absent;
 
 /// The largest `entry_points.txt` to read, in bytes.
 const MAX_ENTRY_POINTS: u64 = 1 << 20;
@@ -133,7 +134,8 @@ struct Found {
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders without metadata, each with the valid folder of the same name that was found later.
+    /// Metadata folders that lack a metadata file, each with the folder that replaced it: a complete one for
+    /// the same name, found later.
     replaced: HashMap<PathBuf, PathBuf>,
 }
 
@@ -311,7 +313,7 @@ impl Found {
                 }
             }
         }
-        // A folder may be on the path twice.
+        // A folder that is on the path twice reports its problems twice.
         self.problems.sort();
         self.problems.dedup();
         Discovery {
@@ -336,7 +338,7 @@ pub(crate) fn is_info(file_name: &OsStr) -> bool {
     }) || name.eq_ignore_ascii_case(b"egg-info")
 }
 
-/// The problem to report for a metadata folder that another one with the same name shadows.
+/// The problem to report for a metadata folder that is ignored, because `other` has the same name.
 fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     let (code, left_over) = if is_left_over(info) {
         (LeftOver, "has no metadata, and ")

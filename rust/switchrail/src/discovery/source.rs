@@ -78,7 +78,8 @@ fn read_all(file: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn is_absent(error: &io::Error) -> bool {
+/// Whether an error means that a file or folder does not exist.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory

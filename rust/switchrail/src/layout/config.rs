@@ -34,7 +34,15 @@ impl Config<'_> {
             .ok_or_else(|| self.bad(key, value, "a whole number, 0 or more"))
     }
 
-    /// The positive number at a key, if the config has the key.
+    /// The size at the first of two keys that the config has.
+    pub fn either_size(&self, key: &str, other: &str) -> Result<Option<u32>, LayoutError> {
+        match self.size(key)? {
+            Some(size) => Ok(Some(size)),
+            None => self.size(other),
+        }
+    }
+
+    /// The number at a key, from 1 to [`MAX_LAYERS`], if the config has the key.
     pub fn divisor(&self, key: &str) -> Result<Option<usize>, LayoutError> {
         self.get(key)
             .map(|value| {

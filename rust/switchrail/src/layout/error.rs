@@ -50,7 +50,7 @@ pub enum LayoutError {
     MissingKey {
         /// The config's model type.
         model_type: String,
-        /// The keys, one of which is required.
+        /// The keys. The config must have one of them.
         valid: Vec<String>,
     },
     /// A key has a value of the wrong type or range.

@@ -119,7 +119,8 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: shape::kimi_linear,
         ..PLAIN
     },
-    // Ring 2.5 shares its model type with Ling 3, which alone has KDA, and with Ring-linear 2.0.
+    // Configs of Ring 2.5 have the model type of Ling 3 (bailing_hybrid) or of Ring-linear 2.0
+    // (bailing_moe_linear), so the architecture must distinguish them. Only Ling 3 has KDA.
     Family {
         model_types: &["bailing_hybrid", "bailing_moe_linear"],
         architecture: Some("BailingMoeV2_5ForCausalLM"),

@@ -44,7 +44,7 @@ pub struct Layer {
 
 /// The kind of each layer of one model, and the shapes of its ops as far as the config gives them.
 ///
-/// A draft model has a layout of its own. So has each step of a model's own draft head
+/// A separate draft model has its own layout, and so has each step of a model's draft head
 /// ([`Layout::drafts`]).
 ///
 /// ```
@@ -151,7 +151,7 @@ impl Layout {
         }
     }
 
-    /// Names the model, and its draft head after it.
+    /// Sets the model's name, and names the steps of its draft head after it.
     fn rename(&mut self, model: &str) {
         self.model = shown(model).into_owned();
         for (step, draft) in self.drafts.iter_mut().enumerate() {
@@ -190,7 +190,7 @@ impl Layout {
         &self.layers
     }
 
-    /// The layouts of the model's own draft head (multi-token prediction), one per step.
+    /// The layouts of the model's draft head (multi-token prediction), one per step.
     ///
     /// Step k drafts the k-th token after the newest one. Each step counts its layers from 0, and may have
     /// layers of any kind. Empty if the config has no head.
@@ -266,7 +266,7 @@ impl TryFrom<Document> for Layout {
     }
 }
 
-/// The family of a config or of its `text_config`, and the values that describe the layers.
+/// The family of a config or of its `text_config`, with that part's values and model type.
 fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, &str), LayoutError> {
     let known = |part: &Value| {
         let found = part.get("model_type")?.as_str()?;
@@ -336,7 +336,8 @@ fn of_kinds(family: &Family, config: &Config, kinds: Vec<LayerKind>, shapes: &Ki
     layout
 }
 
-/// The layer kinds, in the first way that the config uses to name layers. Other explicit ways must agree.
+/// The layer kinds, according to the first way of naming that the config uses. Other explicit ways that it uses
+/// must give the same kinds.
 fn read_kinds(family: &Family, config: &Config) -> Result<Vec<LayerKind>, LayoutError> {
     let mut first: Option<(String, Vec<LayerKind>)> = None;
     for naming in family.namings {

@@ -23,7 +23,7 @@ pub(super) enum Naming {
         inside: LayerKind,
         outside: LayerKind,
     },
-    /// Two lists of ids, counted from 1, that together name all layers: Kimi's `linear_attn_config`.
+    /// Two lists of layer ids, counted from 1, that together have all layers: Kimi's `linear_attn_config`.
     SharedOut {
         key: &'static str,
         lists: [(&'static str, LayerKind); 2],
@@ -72,8 +72,8 @@ impl Naming {
         }
     }
 
-    /// Whether this way names each layer. transformers applies the other ways only if no explicit one is
-    /// used.
+    /// Whether this way names each layer. transformers applies ways that are not explicit only if the config
+    /// uses no explicit way.
     pub const fn is_explicit(&self) -> bool {
         matches!(
             self,
@@ -145,7 +145,7 @@ impl Naming {
         }
     }
 
-    /// The kinds that a list of words or a text of letters names, of any length.
+    /// The kinds in a list of words or in a string of letters, whatever its length. `None` for other ways.
     pub fn words(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
             Self::List { key } => config

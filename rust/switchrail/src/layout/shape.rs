@@ -122,15 +122,11 @@ pub(super) fn kimi_linear(config: &Config) -> Shapes {
 pub(super) fn bailing_hybrid(config: &Config) -> Shapes {
     // In configs that transformers saved, head_dim has the rotary size, and KDA's head size is in
     // linear_head_dim.
-    let size = |saved: &str, original: &str| match config.size(saved)? {
-        Some(size) => Ok(Some(size)),
-        None => config.size(original),
-    };
     kimi_delta(
         config,
-        size("linear_num_heads", "num_attention_heads")?,
-        size("linear_head_dim", "head_dim")?,
-        size("linear_conv_kernel_dim", "short_conv_kernel_size")?,
+        config.either_size("linear_num_heads", "num_attention_heads")?,
+        config.either_size("linear_head_dim", "head_dim")?,
+        config.either_size("linear_conv_kernel_dim", "short_conv_kernel_size")?,
     )
 }
 
@@ -155,21 +151,9 @@ pub(super) fn ring_linear(config: &Config) -> Shapes {
 pub(super) fn minimax(config: &Config) -> Shapes {
     let head_size = head_size(config)?;
     let full = attention(config, head_size)?;
-    let sliding = Shape {
-        window: config.size("sliding_window")?,
-        ..full
-    };
-    let heads = full.q_heads;
-    let lightning = Shape {
-        k_heads: heads,
-        v_heads: heads,
-        ..full
-    };
-    Ok(vec![
-        (FullAttention, Op::Attention, full),
-        (SlidingAttention, Op::Attention, sliding),
-        (Lightning, Op::Lightning, lightning),
-    ])
+    let mut shapes = softmax_of(full, config)?;
+    shapes.push((Lightning, Op::Lightning, linear(full.q_heads, head_size)));
+    Ok(shapes)
 }
 
 pub(super) fn mamba2_and_attention(config: &Config) -> Shapes {
@@ -187,13 +171,9 @@ pub(super) fn mamba2_and_attention(config: &Config) -> Shapes {
 }
 
 pub(super) fn nemotron_h(config: &Config) -> Shapes {
-    // As in transformers, the older keys take precedence.
-    let size = |older: &str, own: &str| match config.size(older)? {
-        Some(size) => Ok(Some(size)),
-        None => config.size(own),
-    };
+    // As in transformers, the older keys (`mamba_n_groups` and `mamba_d_conv`) take precedence.
     let heads = config.size("mamba_num_heads")?;
-    let groups = size("mamba_n_groups", "n_groups")?;
+    let groups = config.either_size("mamba_n_groups", "n_groups")?;
     let inner = times(heads, config.size("mamba_head_dim")?);
     let (scan, channels) = state_space(heads, groups, config.size("ssm_state_size")?, inner);
     Ok(vec![
@@ -206,7 +186,7 @@ pub(super) fn nemotron_h(config: &Config) -> Shapes {
         (
             Mamba2,
             Op::ShortConv,
-            convolution(channels, size("mamba_d_conv", "conv_kernel")?),
+            convolution(channels, config.either_size("mamba_d_conv", "conv_kernel")?),
         ),
     ])
 }
@@ -283,7 +263,7 @@ pub(super) fn mamba(config: &Config) -> Shapes {
     )])
 }
 
-/// Shapes of models whose layers are all attention, some with a window.
+/// Shapes of full attention and of attention with a window.
 pub(super) fn softmax(config: &Config, head_size: Option<u32>) -> Shapes {
     softmax_of(attention(config, head_size)?, config)
 }
@@ -339,26 +319,16 @@ pub(super) fn plain_mamba2(config: &Config) -> Shapes {
 }
 
 pub(super) fn lfm(config: &Config, head_size: Option<u32>) -> Shapes {
-    let full = attention(config, head_size)?;
-    let sliding = Shape {
-        window: config.size("sliding_window")?,
-        ..full
-    };
+    let mut shapes = softmax(config, head_size)?;
     let convolution = convolution(config.size("hidden_size")?, config.size("conv_L_cache")?);
-    Ok(vec![
-        (FullAttention, Op::Attention, full),
-        (SlidingAttention, Op::Attention, sliding),
-        (ShortConv, Op::ShortConv, convolution),
-    ])
+    shapes.push((ShortConv, Op::ShortConv, convolution));
+    Ok(shapes)
 }
 
 pub(super) fn recurrent_gemma(config: &Config) -> Shapes {
     let hidden = config.size("hidden_size")?;
     let head_size = divided(hidden, config.size("num_attention_heads")?);
-    let window = match config.size("attention_window_size")? {
-        Some(window) => Some(window),
-        None => config.size("sliding_window")?,
-    };
+    let window = config.either_size("attention_window_size", "sliding_window")?;
     let channels = config.size("lru_width")?.or(hidden);
     Ok(vec![
         (
@@ -447,8 +417,8 @@ fn mamba2(
     Ok((scan, convolution(channels, config.size("mamba_d_conv")?)))
 }
 
-/// The shape of a Mamba2 scan, and the number of channels of its convolution: x has the inner size, B and C
-/// each have one state per group.
+/// The shape of a Mamba2 scan, and the number of channels of its convolution: `inner` for x, and for each of B
+/// and C one `state` per group.
 fn state_space(
     heads: Option<u32>,
     groups: Option<u32>,

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::discovery::is_info;
+use crate::discovery::{is_absent, is_info};
 
 /// Paths by their names in a lock: the path relative to the folder that the file is imported from.
 pub(super) type Files = BTreeMap<String, PathBuf>;
@@ -42,10 +42,13 @@ impl Unreadable {
 
 /// The files of the distribution whose metadata folder is `info`.
 ///
-/// For a wheel: the files in its `RECORD`, and all other files that could be imported from its packages or in
-/// place of its modules. For an editable install, whose `RECORD` lists only `.pth` files and modules that
-/// lead to the sources: the packages and modules among the sources. Without a `RECORD`, as for a project's
-/// own `egg-info`: its top-level packages and modules. An archive is one file.
+/// - A wheel: the files in its `RECORD`, and all other files that Python could import from its packages or
+///   instead of its modules.
+/// - An editable install: the packages and modules of its sources. Its `RECORD` lists only `.pth` files and
+///   modules that lead to the sources.
+/// - A distribution without a `RECORD`, such as a project with an `egg-info`: its top-level packages and
+///   modules.
+/// - An archive: one file.
 ///
 /// `modules` are the top-level modules that the entry points name. It is an error if one of these modules is
 /// not found, because it could be imported without being locked. `owners` tells which files of a shared
@@ -76,17 +79,16 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> 
         None => search.add_metadata()?,
     }
     search.add_unrecorded()?;
-    // A recorded file that does not exist is reported as a difference from the lock, so it is not an error
-    // here.
-    let is_there = search.top_modules();
-    let is_recorded: HashSet<&str> = recorded
+    // A recorded file that does not exist is not an error here: it is a difference from the lock.
+    let found = search.top_modules();
+    let recorded: HashSet<&str> = recorded
         .iter()
         .flatten()
         .filter_map(|path| top_module(path))
         .collect();
     match modules
         .iter()
-        .find(|module| !is_there.contains(**module) && !is_recorded.contains(**module))
+        .find(|module| !found.contains(**module) && !recorded.contains(**module))
     {
         Some(module) => Err(Unreadable::new(
             info,
@@ -204,8 +206,8 @@ impl Search<'_> {
         self.add_packages()
     }
 
-    /// Adds the files that could be imported from the namespace packages of the distribution's recorded
-    /// modules, except those that another distribution recorded.
+    /// Adds the files that Python could import from the namespace packages of the distribution's recorded
+    /// modules, except files that another distribution recorded.
     fn add_namespaces(&mut self, paths: &[String], owners: &mut Owners) -> Result<(), Unreadable> {
         let modules = paths.iter().filter(|path| self.is_module(path));
         let folders = modules.filter_map(|path| Some(path.split_once('/')?.0));
@@ -241,7 +243,7 @@ impl Search<'_> {
         is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
     }
 
-    /// Adds the files that could be imported from the distribution's known packages in the site folder.
+    /// Adds the files that Python could import from the distribution's known packages in the site folder.
     fn add_packages(&mut self) -> Result<(), Unreadable> {
         let known = self.files.iter().filter_map(|(name, path)| {
             let (package, module) = name.rsplit_once('/')?;
@@ -307,14 +309,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the modules beside the metadata of which no file is known yet.
+    /// Adds those of the distribution's top-level modules beside the metadata that have no known file yet.
     fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
         let known: HashSet<String> = self.top_modules().into_iter().map(str::to_owned).collect();
         self.modules.retain(|module| !known.contains(module));
         self.add_modules(self.site, false)
     }
 
-    /// Whether the file may differ between installations of the same distribution.
+    /// Whether to leave a file out, because it may differ between installations of the same distribution.
     fn is_left_out(&self, path: &str) -> bool {
         let mut parts = path.rsplit('/').skip(1);
         let is_script = path.starts_with("../") && matches!(parts.next(), Some("bin" | "Scripts"));
@@ -325,7 +327,7 @@ impl Search<'_> {
         is_script || note || path.split('/').any(|part| part == "__pycache__")
     }
 
-    /// Adds packages and modules in a folder of the path: all of them, or only the distribution's own.
+    /// Adds the packages and modules in a folder: every one, or only the distribution's own.
     fn add_modules(&mut self, folder: &Path, every: bool) -> Result<(), Unreadable> {
         for path in list(folder)? {
             let name = file_name(&path);
@@ -347,7 +349,7 @@ impl Search<'_> {
         let text = read(finder)?.unwrap_or_default();
         let mapped = text
             .lines()
-            .flat_map(texts)
+            .flat_map(string_literals)
             .map(PathBuf::from)
             .filter_map(|path| {
                 let package = path.parent().filter(|_| path.ends_with("__init__.py"));
@@ -464,23 +466,23 @@ fn folders_of(pth: &Path) -> Result<Vec<PathBuf>, Unreadable> {
 }
 
 /// The string literals in a line of Python code. Handles only escaped quotes and backslashes.
-fn texts(line: &str) -> Vec<String> {
-    let mut texts = Vec::new();
+fn string_literals(line: &str) -> Vec<String> {
+    let mut literals = Vec::new();
     let mut letters = line.chars();
     while let Some(quote) = letters.find(|letter| matches!(letter, '\'' | '"')) {
-        let mut text = String::new();
+        let mut literal = String::new();
         while let Some(letter) = letters.next() {
-            if letter == quote {
-                texts.push(text);
-                break;
-            }
-            match (letter, letter == '\\') {
-                (_, true) => text.extend(letters.next()),
-                (letter, false) => text.push(letter),
+            match letter {
+                '\\' => literal.extend(letters.next()),
+                letter if letter == quote => {
+                    literals.push(literal);
+                    break;
+                }
+                letter => literal.push(letter),
             }
         }
     }
-    texts
+    literals
 }
 
 /// Whether the path is a file directly in the site folder, with this extension.
@@ -491,13 +493,6 @@ fn is_top_level(path: &str, extension: &str) -> bool {
 fn is_imported(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| IMPORTED.contains(&extension))
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
 }
 
 /// The module name of a file or folder.
@@ -512,7 +507,7 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-/// The contents of a folder, sorted by name, because the order of a file system is arbitrary.
+/// The paths in a folder, sorted, because file systems list folders in an arbitrary order.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     let paths = || {
         fs::read_dir(folder)?

@@ -25,13 +25,13 @@ use crate::{
 use document::Document;
 use tables::Tables;
 
-/// The feature that `attention` backends need for layers with a sliding window.
+/// The feature that a backend of `attention` needs for layers with a sliding window.
 pub const WINDOW: &str = "window";
 
-/// The feature that a backend of `attention` needs for layers whose logits are capped.
+/// The feature that a backend of `attention` needs for layers with capped logits.
 pub const SOFT_CAP: &str = "soft_cap";
 
-/// The feature that a backend of `attention` needs for layers with sinks.
+/// The feature that a backend of `attention` needs for layers with attention sinks.
 pub const SINKS: &str = "sinks";
 
 /// The request for a route plan: all inputs of a plan besides the layout.
@@ -94,16 +94,16 @@ impl PlanRequest {
     fn query(&self, layout: &Layout, kind: LayerKind, op: Op, phase: Phase) -> Query {
         let shape = layout.shape(kind, op);
         let mut features = self.features.get(&op).cloned().unwrap_or_default();
-        if op == Op::Attention && (kind == LayerKind::SlidingAttention || shape.window.is_some()) {
-            features.insert(WINDOW.to_owned());
+        let has_window = kind == LayerKind::SlidingAttention || shape.window.is_some();
+        for (feature, is_needed) in [
+            (WINDOW, op == Op::Attention && has_window),
+            (SOFT_CAP, shape.soft_cap),
+            (SINKS, shape.sinks),
+        ] {
+            if is_needed {
+                features.insert(feature.to_owned());
+            }
         }
-        let asked = [(SOFT_CAP, shape.soft_cap), (SINKS, shape.sinks)];
-        features.extend(
-            asked
-                .iter()
-                .filter(|(_, is_asked)| *is_asked)
-                .map(|(name, _)| (*name).to_owned()),
-        );
         let mut query = Query {
             op,
             phase,
@@ -138,8 +138,7 @@ pub struct Route {
 
 /// The backend for each layer, op and phase of one model; or several backends, each for a class of batches.
 ///
-/// Backends of one op share a state or a cache, so in a plan all backends of an op use the same form of state
-/// or cache.
+/// All backends of an op in a plan use the same form of state or cache, because they share it.
 ///
 /// A plan has its own copy of the registrations that it uses, so later changes of the registry do not affect
 /// it. [`RoutePlan::is_stale`] tells whether there were such changes.

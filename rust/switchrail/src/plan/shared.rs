@@ -26,9 +26,9 @@ impl Form {
 /// The routes of one op, with backends that all use the same form of the shared state or cache.
 ///
 /// A decode continues from the state that a prefill wrote, and consecutive batches can be of different
-/// classes. So all backends for an op in a plan must use the same form. The request may leave the form open,
-/// and then the chosen backends may disagree. In that case each form is tried in turn, until every route has
-/// a backend, starting with the forms of the first route's backend.
+/// classes. So all backends for an op in a plan must use the same form. If the request leaves the form open,
+/// backends that are chosen one by one may have no form in common. Then each form is tried in turn until every
+/// route has a backend, starting with the forms of the first route's backend.
 pub(super) fn resolve(
     snapshot: &Snapshot,
     layout: &Layout,
@@ -87,6 +87,7 @@ fn serving<'a>(snapshot: &'a Snapshot, routes: &'a [Route]) -> Vec<(&'a Query, &
     routes.iter().flat_map(of).collect()
 }
 
+/// Whether the chosen backends have a common value for each part of the form that the request leaves open.
 fn agree(snapshot: &Snapshot, routes: &[Route]) -> bool {
     let all = serving(snapshot, routes);
     let open = |asked: fn(&Query) -> bool| all.iter().filter(move |(query, _)| asked(query)).map(|(_, c)| *c);

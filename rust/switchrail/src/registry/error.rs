@@ -41,8 +41,8 @@ pub enum RegisterError {
     Taken(Conflict),
     /// A plugin tries to remove or configure another origin's registration.
     #[error(
-        "{op} backend {name:?} is registered by {owner}; a plugin can take out and configure only what it registered \
-         itself, and put its own in the place of others' by overriding them"
+        "{op} backend {name:?} is registered by {owner}; a plugin can remove and configure only its own registrations, \
+         and override those of others"
     )]
     NotOwn {
         /// The op.

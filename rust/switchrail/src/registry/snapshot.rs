@@ -133,16 +133,15 @@ impl Snapshot {
     #[must_use]
     pub fn is_overridden(&self, op: Op, name: &str, phase: Option<Phase>) -> bool {
         let stack = self.stack(op, name);
-        let phases = Phase::ALL
-            .into_iter()
-            .filter(|each| phase.is_none_or(|phase| phase == *each));
-        phases.into_iter().any(|phase| {
+        let serving = |phase| {
             stack
                 .iter()
-                .filter(|backend| backend.spec.phases.contains(&phase))
-                .count()
-                > 1
-        })
+                .filter(move |backend| backend.spec.phases.contains(phase))
+        };
+        Phase::ALL
+            .iter()
+            .filter(|each| phase.is_none_or(|phase| phase == **each))
+            .any(|phase| serving(phase).count() > 1)
     }
 
     /// The registration with this id, active or overridden.

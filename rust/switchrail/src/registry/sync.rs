@@ -34,7 +34,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// The model: each load and each store is one step, and other threads may run between steps.
+/// Loom's model of the cell: each load and each store is one step, between which other threads may run.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(super) struct Cell<T>(Mutex<Arc<T>>);

@@ -72,7 +72,7 @@ pub struct Registrar {
     staged: Arc<Mutex<Option<Staged>>>,
 }
 
-/// The staged requests, and the state to which they lead.
+/// The staged requests, and the state after applying them.
 #[derive(Debug, Default)]
 struct Staged {
     requests: Vec<Request>,
@@ -238,7 +238,7 @@ impl Registrar {
         })
     }
 
-    /// Calls `look` with the state to which the staged requests lead.
+    /// Calls `look` with the state after applying the staged requests.
     fn preview<T>(
         &self,
         look: impl FnOnce(&Snapshot) -> Result<T, RegisterError>,

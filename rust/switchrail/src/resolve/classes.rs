@@ -31,12 +31,12 @@ fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
 
 /// The classes of loads for one decision, each with the backend that serves it.
 ///
-/// A load has two coordinates. The number of rows selects a band. In the band, the second coordinate, which
-/// depends on op and phase, selects the class. A class is the set of loads that one backend serves.
+/// A load has two coordinates. The first, its number of rows, selects a band. The second, which depends on op
+/// and phase, selects a class in the band. A class is the set of loads that one backend serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Classes {
-    /// One backend per class. The first one also serves batches of unknown size.
+    /// One backend per class. The first backend also serves batches of unknown size.
     backends: Vec<BackendRef>,
     bands: Thresholds<Thresholds<usize>>,
 }
@@ -67,7 +67,7 @@ struct Unchecked {
     bands: Thresholds<Thresholds<usize>>,
 }
 
-/// Why the classes in a document are invalid, although each of their parts can be read.
+/// The classes in a document are invalid, although each of their parts can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the classes have no thresholds, thresholds that do not ascend, or a class without a backend")]
 pub struct ClassesError;
@@ -90,9 +90,8 @@ impl TryFrom<Unchecked> for Classes {
 
 /// The result of comparing several backends' times.
 pub(super) struct Verdict {
-    /// The backends that are fastest at some load, by index. The first is the fastest over all loads
-    /// together. Backends that were timed at more loads come first, because a missing time can mean a
-    /// failure.
+    /// The indices of the backends that are the fastest at some load. They are sorted by the number of loads
+    /// at which they were not timed, because a missing time can mean a failure, then by [`Self::typical`].
     pub winners: Vec<usize>,
     /// Nanoseconds of each backend: the geometric mean over the loads at which all timed backends were timed.
     pub typical: Vec<Option<u64>>,
@@ -101,8 +100,8 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// Compares backends by their samples. Backends are indexed in order of precedence. A backend without a
-    /// name is ignored. `None` if no time is known.
+    /// Compares backends by their samples. `names` is in order of precedence; an entry without a name is
+    /// ignored. `None` if no time is known.
     pub fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Option<Self> {
         let plane = Plane::new(op, phase, samples, names);
         let bands = plane.bands();
@@ -117,6 +116,11 @@ impl Verdict {
             typical: means.into_iter().map(|mean| mean.map(exp2)).collect(),
             bands,
         })
+    }
+
+    /// The typical time of a winner.
+    pub fn time_of_winner(&self, index: usize) -> u64 {
+        self.typical[index].expect("a winner was timed")
     }
 
     /// The classes, if there are several. `backends` has one entry for each of `winners`.

@@ -49,10 +49,9 @@ impl Load {
 
     /// The load as coordinates: the logarithms of its rows and of a second number.
     ///
-    /// The second number is rows / length, except in decode and verify of a paged op. It estimates the number
-    /// of sequences. In prefill of a paged op it is the number of rows that share an attended token, which is
-    /// twice the number of sequences if nothing was cached. In decode and verify of a paged op the second
-    /// number is rows * length, the number of tokens read.
+    /// In decode and verify of a paged op, the second number is rows * length, the number of tokens read. In all
+    /// other cases it is rows / length, an estimate of the number of sequences. (For prefill of a paged op
+    /// without cached tokens, the estimate is twice the number.)
     pub(super) fn place(self, op: Op, phase: Phase) -> (i64, i64) {
         let (rows, length) = (log2(self.rows), log2(self.length));
         let is_product = op.is_paged() && phase != Phase::Prefill;
@@ -95,7 +94,7 @@ mod tests {
         }
 
         #[test]
-        fn a_load_is_that_of_its_rows(sequences in prop::collection::vec((0_u64..5_000, 0_u64..9_000), 0..40)) {
+        fn a_load_equals_a_count_row_by_row(sequences in prop::collection::vec((0_u64..5_000, 0_u64..9_000), 0..40)) {
             let sequences: Vec<_> = sequences.into_iter().map(|(own, past)| (own, own + past)).collect();
             let rows: u64 = sequences.iter().map(|(own, _)| own).sum();
             let longest = sequences.iter().map(|(own, _)| *own).max().unwrap_or(0);
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_batch_has_a_place() {
+    fn an_empty_batch_has_coordinates() {
         let empty = Load::of(Op::Kda, []);
         assert_eq!(
             (empty, empty.place(Op::Kda, Phase::Prefill)),

@@ -17,7 +17,7 @@ pub struct HeadCount(
 );
 
 impl HeadCount {
-    /// How many doublings lead from one pair of counts to the other, summed over both counts.
+    /// The absolute difference of the logarithms, summed over both counts.
     fn distance(self, other: Self) -> i64 {
         let each = |a: u32, b: u32| (log2(a.into()) - log2(b.into())).abs();
         each(self.0, other.0) + each(self.1, other.1)

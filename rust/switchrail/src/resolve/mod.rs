@@ -6,7 +6,7 @@ mod load;
 mod measured;
 mod reason;
 
-use std::{cmp::Reverse, collections::BTreeSet, fmt, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeSet, fmt, mem, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +59,8 @@ pub struct Query {
     /// Whether the gates never decay. If so, the times measured without decay are used. Rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
-    /// Largest number of tokens that a row attends to. Times are measured without a window, so the times of
-    /// calls with this length are used.
+    /// Sliding window in tokens. Times are measured without a window: for calls whose rows attend to more
+    /// tokens than the window, those measured at the window's length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Times of the queried calls, measured on the device.
@@ -225,31 +225,6 @@ pub enum Because {
     },
 }
 
-impl Because {
-    /// The reason for choosing a backend that fits. `rival` is the priority of the next backend that fits but
-    /// serves no call. `measured` is the chosen backend's time, and whether others serve too, if times were
-    /// compared.
-    fn new(
-        choice: Option<(PreferenceKey, &str)>,
-        ordered: Option<PreferenceKey>,
-        priority: i32,
-        rival: Option<i32>,
-        measured: Option<(u64, bool)>,
-    ) -> Self {
-        if let Some(key) = ordered {
-            return Self::Ordered { key };
-        }
-        match (choice, rival, measured) {
-            (Some((key, _)), _, _) => Self::Preferred { key },
-            (None, _, Some((nanoseconds, true))) => Self::MeasuredByLoad { nanoseconds },
-            (None, None, _) => Self::OnlyFit,
-            (None, Some(_), Some((nanoseconds, false))) => Self::Measured { nanoseconds },
-            (None, Some(rival), None) if rival == priority => Self::First { priority },
-            (None, Some(_), None) => Self::Priority { priority },
-        }
-    }
-}
-
 impl fmt::Display for Because {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -284,14 +259,15 @@ impl fmt::Display for Because {
 impl Snapshot {
     /// Decides which backend serves a query.
     ///
-    /// The user's choice ([`Preferences::choice`]) is always used; if it does not fit, that is an error. A
-    /// denied backend ([`Preferences::denial`]) does not fit. If the user gave an order
-    /// ([`Preferences::order`]), the first backend in it that fits serves. Otherwise the active backends that
-    /// fit are ranked by priority, then by [`Origin`], then by name. The backend that ranks first serves,
-    /// unless it was measured ([`Query::measured`]). In that case the fastest measured backend serves; if
-    /// different backends are the fastest at different loads, each serves its class of loads ([`Classes`]).
-    /// Times between measured loads are interpolated linearly in logarithms. If several backends are within
-    /// 1 % of the fastest, the one that ranks first serves.
+    /// The first of these rules that applies decides. A denied backend ([`Preferences::denial`]) fits in none.
+    ///
+    /// 1. The user chose a backend ([`Preferences::choice`]): it serves. If it does not fit, that is an error.
+    /// 2. The user gave an order ([`Preferences::order`]): the first backend in it that fits serves.
+    /// 3. Times are known ([`Query::measured`]) for the backend that rule 4 would choose: the fastest measured
+    ///    backend that fits serves. If different backends are the fastest at different loads, each serves its
+    ///    class of loads ([`Classes`]). Between measured loads, times are interpolated linearly in logarithms.
+    ///    Of backends within 1 % of the fastest, the first by rule 4 serves.
+    /// 4. The first of the active backends that fit serves: by priority, then by [`Origin`], then by name.
     ///
     /// # Errors
     /// [`ResolveError`], with the reasons against every candidate.
@@ -301,90 +277,57 @@ impl Snapshot {
         preferences: &Preferences,
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
+        let version = self.version();
         let order = preferences.order(query.op, query.phase);
-        let ranked = self.ranked(query, packages, preferences, order.as_ref());
-        let choice = preferences.choice(query.op, query.phase);
-        let first = ranked.iter().find(|candidate| fits(candidate));
-        let ordered = order
-            .as_ref()
-            .filter(|order| first.is_some_and(|(backend, _)| order.place(&backend.spec.name).is_some()))
-            .map(|order| order.key);
-        let is_automatic = choice.is_none() && ordered.is_none();
-        let verdict = is_automatic.then(|| verdict(&ranked, query)).flatten();
-        let position = match (choice, &verdict) {
-            (Some((key, name)), _) => Some(
-                ranked
-                    .iter()
-                    .position(|(backend, _)| backend.spec.name == name)
-                    .ok_or_else(|| {
-                        let valid = ranked.iter().map(|(backend, _)| backend.spec.name.as_str());
-                        ResolveError::UnknownChoice {
-                            op: query.op,
-                            key,
-                            name: UnknownName::new("backend", name, valid),
-                        }
-                    })?,
-            ),
-            (None, Some(verdict)) => Some(verdict.winners[0]),
-            (None, None) => ranked.iter().position(fits),
+        let mut ranked = self.ranked(query, packages, preferences, order.as_ref());
+        let rule = Rule::new(query, preferences, order.as_ref(), &ranked);
+        let Some(position) = rule.position(query.op, &ranked)? else {
+            return Err(ResolveError::NoBackend {
+                query: Box::new(query.clone()),
+                version,
+                rejected: self.rejections(query, ranked),
+            });
         };
-        let serving = verdict.as_ref().map_or_else(
-            || position.into_iter().collect(),
-            |verdict| verdict.winners.clone(),
-        );
-        let reference = |index: &usize| BackendRef::from(&**ranked[*index].0);
-        let classes = verdict
-            .as_ref()
-            .and_then(|verdict| verdict.classes(serving.iter().map(reference).collect()));
-        let typical = |index: usize| verdict.as_ref().and_then(|verdict| verdict.typical[index]);
-        let measured = verdict.as_ref().and(position).and_then(typical);
-        let priority = position.map(|position| ranked[position].0.spec.priority);
-        let served: BTreeSet<usize> = serving.iter().copied().collect();
-        let (mut chosen, mut others) = (None, Vec::new());
-        for (index, candidate) in ranked.into_iter().enumerate() {
-            if Some(index) == position {
-                chosen = Some(candidate);
-            } else if !served.contains(&index) {
-                others.push((candidate, typical(index)));
+        let chosen = ranked[position].0;
+        let unfit = mem::take(&mut ranked[position].1);
+        let (serving, classes) = match &rule {
+            Rule::Times(verdict) => {
+                let winners = verdict.winners.iter().copied();
+                let backends = winners.clone().map(|index| BackendRef::from(&**ranked[index].0));
+                (winners.collect(), verdict.classes(backends.collect()))
+            }
+            _ => (BTreeSet::from([position]), None),
+        };
+        let mut others: Vec<(usize, Candidate<'_>)> = ranked.into_iter().enumerate().collect();
+        others.retain(|(index, _)| !serving.contains(index));
+        let rival = others.iter().find(|(_, candidate)| fits(candidate));
+        let because = rule.because(position, chosen, rival.map(|(_, (rival, _))| rival.spec.priority));
+        for (index, (other, reasons)) in &mut others {
+            if reasons.is_empty() {
+                reasons.push(rule.reason_against((*index, other), (position, chosen)));
             }
         }
-        let rival = others
-            .iter()
-            .find(|(candidate, _)| fits(candidate))
-            .map(|((rival, _), _)| rival.spec.priority);
-        let name = chosen.as_ref().map(|(backend, _)| backend.spec.name.clone());
-        let ordered = ordered.zip(name);
-        let rejected = self.rejections(query, others, choice, ordered.as_ref(), priority, measured);
-        let version = self.version();
-        match (chosen, choice) {
-            (Some((backend, reasons)), _) if reasons.is_empty() => Ok(Decision {
-                schema: Schema,
-                version,
-                query: query.clone(),
-                chosen: BackendRef::from(&**backend),
-                because: Because::new(
-                    choice,
-                    ordered.map(|(key, _)| key),
-                    backend.spec.priority,
-                    rival,
-                    measured.map(|time| (time, classes.is_some())),
-                ),
-                classes,
-                rejected,
-            }),
-            (Some((backend, reasons)), Some((key, _))) => Err(ResolveError::UnfitChoice {
+        let others = others.into_iter().map(|(_, candidate)| candidate);
+        let rejected = self.rejections(query, others.collect());
+        let backend = BackendRef::from(&**chosen);
+        match rule {
+            Rule::Choice { key, .. } if !unfit.is_empty() => Err(ResolveError::UnfitChoice {
                 query: Box::new(query.clone()),
                 version,
                 key,
                 chosen: Box::new(Rejection {
-                    backend: BackendRef::from(&**backend),
-                    reasons,
+                    backend,
+                    reasons: unfit,
                 }),
                 rejected,
             }),
-            _ => Err(ResolveError::NoBackend {
-                query: Box::new(query.clone()),
+            _ => Ok(Decision {
+                schema: Schema,
                 version,
+                query: query.clone(),
+                chosen: backend,
+                because,
+                classes,
                 rejected,
             }),
         }
@@ -423,44 +366,8 @@ impl Snapshot {
         ranked
     }
 
-    /// Adds to each fitting backend the reason why another one was chosen, and appends the overridden
-    /// registrations.
-    fn rejections(
-        &self,
-        query: &Query,
-        candidates: Vec<(Candidate<'_>, Option<u64>)>,
-        choice: Option<(PreferenceKey, &str)>,
-        ordered: Option<&(PreferenceKey, String)>,
-        chosen: Option<i32>,
-        measured: Option<u64>,
-    ) -> Vec<Rejection> {
-        let candidates = candidates.into_iter().map(|((backend, mut reasons), own)| {
-            if reasons.is_empty() {
-                let priority = backend.spec.priority;
-                if let Some((key, chosen)) = ordered {
-                    reasons.push(Reason::LaterInPreference {
-                        key: *key,
-                        chosen: chosen.clone(),
-                    });
-                    return (backend, reasons);
-                }
-                reasons.push(match (choice, measured, chosen) {
-                    (Some((key, name)), _, _) => Reason::NotPreferred {
-                        key,
-                        chosen: name.to_owned(),
-                    },
-                    (None, Some(chosen), _) => match own {
-                        Some(nanoseconds) => Reason::Slower { nanoseconds, chosen },
-                        None => Reason::NotMeasured { chosen },
-                    },
-                    (None, None, Some(chosen)) if chosen != priority => {
-                        Reason::LowerPriority { priority, chosen }
-                    }
-                    (None, None, _) => Reason::LaterInOrder { priority },
-                });
-            }
-            (backend, reasons)
-        });
+    /// The candidates, each with at least one reason, and after them the overridden registrations.
+    fn rejections(&self, query: &Query, candidates: Vec<Candidate<'_>>) -> Vec<Rejection> {
         let overridden = self.stacks_of(query.op).flat_map(|stack| {
             let serving = active(stack, query.phase);
             let top = serving.unwrap_or(stack.len() - 1);
@@ -485,7 +392,7 @@ impl Snapshot {
             backend: BackendRef::from(&**backend),
             reasons,
         };
-        candidates.chain(overridden).map(rejection).collect()
+        candidates.into_iter().chain(overridden).map(rejection).collect()
     }
 }
 
@@ -494,6 +401,107 @@ type Candidate<'a> = (&'a Arc<Registration>, Vec<Reason>);
 
 fn fits((_, reasons): &Candidate<'_>) -> bool {
     reasons.is_empty()
+}
+
+/// The rule that selects a backend among the candidates.
+enum Rule<'a> {
+    /// The backend that the user chose.
+    Choice { key: PreferenceKey, name: &'a str },
+    /// The first backend in the user's order that fits.
+    Order { key: PreferenceKey },
+    /// The fastest of the measured backends that fit.
+    Times(Verdict),
+    /// The first backend by priority, origin and name that fits.
+    Rank,
+}
+
+impl<'a> Rule<'a> {
+    fn new(
+        query: &Query,
+        preferences: &'a Preferences,
+        order: Option<&PreferenceOrder<'_>>,
+        ranked: &[Candidate<'_>],
+    ) -> Self {
+        if let Some((key, name)) = preferences.choice(query.op, query.phase) {
+            return Self::Choice { key, name };
+        }
+        let first = ranked.iter().find(|candidate| fits(candidate));
+        let has_first = |order: &&PreferenceOrder<'_>| {
+            first.is_some_and(|(backend, _)| order.place(&backend.spec.name).is_some())
+        };
+        match order.filter(has_first) {
+            Some(order) => Self::Order { key: order.key },
+            None => verdict(ranked, query).map_or(Self::Rank, Self::Times),
+        }
+    }
+
+    /// The index of the chosen candidate; `None` if no candidate fits.
+    fn position(&self, op: Op, ranked: &[Candidate<'_>]) -> Result<Option<usize>, ResolveError> {
+        match self {
+            Self::Choice { key, name } => {
+                let names = ranked.iter().map(|(backend, _)| backend.spec.name.as_str());
+                let Some(position) = names.clone().position(|other| other == *name) else {
+                    let name = UnknownName::new("backend", *name, names);
+                    return Err(ResolveError::UnknownChoice { op, key: *key, name });
+                };
+                Ok(Some(position))
+            }
+            Self::Times(verdict) => Ok(Some(verdict.winners[0])),
+            Self::Order { .. } | Self::Rank => Ok(ranked.iter().position(fits)),
+        }
+    }
+
+    /// The reason for choosing a backend. `rival` is the priority of the next backend that fits but serves no
+    /// call.
+    fn because(&self, position: usize, chosen: &Registration, rival: Option<i32>) -> Because {
+        let priority = chosen.spec.priority;
+        match self {
+            Self::Choice { key, .. } => Because::Preferred { key: *key },
+            Self::Order { key } => Because::Ordered { key: *key },
+            Self::Times(verdict) if verdict.winners.len() > 1 => Because::MeasuredByLoad {
+                nanoseconds: verdict.time_of_winner(position),
+            },
+            _ if rival.is_none() => Because::OnlyFit,
+            Self::Times(verdict) => Because::Measured {
+                nanoseconds: verdict.time_of_winner(position),
+            },
+            Self::Rank if rival == Some(priority) => Because::First { priority },
+            Self::Rank => Because::Priority { priority },
+        }
+    }
+
+    /// The reason against a backend that fits. Both backends are given with their positions.
+    fn reason_against(
+        &self,
+        (index, other): (usize, &Registration),
+        (position, chosen): (usize, &Registration),
+    ) -> Reason {
+        let name = || chosen.spec.name.clone();
+        match self {
+            Self::Choice { key, .. } => Reason::NotPreferred {
+                key: *key,
+                chosen: name(),
+            },
+            Self::Order { key } => Reason::LaterInPreference {
+                key: *key,
+                chosen: name(),
+            },
+            Self::Times(verdict) => {
+                let chosen = verdict.time_of_winner(position);
+                match verdict.typical[index] {
+                    Some(nanoseconds) => Reason::Slower { nanoseconds, chosen },
+                    None => Reason::NotMeasured { chosen },
+                }
+            }
+            Self::Rank if other.spec.priority == chosen.spec.priority => Reason::LaterInOrder {
+                priority: other.spec.priority,
+            },
+            Self::Rank => Reason::LowerPriority {
+                priority: other.spec.priority,
+                chosen: chosen.spec.priority,
+            },
+        }
+    }
 }
 
 /// The comparison of the backends that fit, in order of rank; `None` if the first of them was not measured.

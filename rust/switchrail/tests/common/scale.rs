@@ -1,4 +1,4 @@
-//! Work on many backends, plugins and times, whose cost must not be quadratic.
+//! Operations on many backends, plugins and times, whose cost must not be quadratic.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
@@ -109,7 +109,7 @@ pub fn measured(count: usize, largest: u64) -> (Arc<Runtime>, Query) {
     (runtime, query)
 }
 
-/// Resolves a query; returns the whole decision as text.
+/// Resolves a query; returns the chosen backend as text.
 pub fn resolve((runtime, query): &(Arc<Runtime>, Query)) -> String {
     let found = runtime
         .snapshot()
