@@ -1,11 +1,11 @@
 //! Converts the core's errors to the exceptions of `switchrail.errors`: codes become classes, fields become
 //! attributes.
 
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::prelude::*;
 use switchrail::CoreError;
 
 use crate::{
-    exception::{exception, let_pass_interrupts},
+    exception::{argument_error, exception, let_pass_interrupts},
     json,
     text::described,
 };
@@ -64,7 +64,7 @@ fn class_of(code: &str) -> &'static str {
     }
 }
 
-/// The exception for an error of the core. Use it in `map_err`.
+/// The exception for an error of the core, for use in `map_err`.
 pub fn raise(error: impl CoreError) -> PyErr {
     Python::attach(|py| {
         let fields = json::to_py(py, &error.fields());
@@ -98,11 +98,8 @@ where
                 deepest = Some(cause);
             }
             let problem = deepest.map_or(message.clone(), |cause| cause.value(py).to_string());
-            let fields = PyDict::new(py);
-            fields.set_item("argument", argument)?;
-            fields.set_item("found", &found)?;
-            let message = format!("{argument} is {}: {problem}", described(&found)?);
-            Ok(exception(py, "ArgumentError", message, Some(&fields)))
+            let shown = format!("{argument} is {}: {problem}", described(&found)?);
+            Ok(argument_error(Some(argument), &found, shown))
         };
         build().unwrap_or_else(|error| error)
     })

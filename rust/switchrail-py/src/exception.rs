@@ -16,6 +16,21 @@ pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     }
 }
 
+/// Creates an `ArgumentError` with the fields `found` and, if the argument is known, `argument`.
+pub fn argument_error(argument: Option<&str>, found: &Bound<'_, PyAny>, message: String) -> PyErr {
+    let fields = PyDict::new(found.py());
+    let fill = || -> PyResult<()> {
+        if let Some(argument) = argument {
+            fields.set_item("argument", argument)?;
+        }
+        fields.set_item("found", found)
+    };
+    match fill() {
+        Ok(()) => exception(found.py(), "ArgumentError", message, Some(&fields)),
+        Err(error) => error,
+    }
+}
+
 /// Creates an exception of `switchrail.errors`, given the name of its class.
 pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
     let build = || -> PyResult<PyErr> {

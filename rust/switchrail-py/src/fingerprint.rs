@@ -1,9 +1,15 @@
 //! Mirror of the core's `fingerprint`.
 
 use pyo3::prelude::*;
-use switchrail::{FingerprintInputs, HookChain, PluginRecord};
+use switchrail::{FingerprintInputs, HookChain};
 
-use crate::{json, mirror::mirror, plan::RoutePlan, plugin::Plugin, registry::Runtime};
+use crate::{
+    json,
+    mirror::mirror,
+    plan::RoutePlan,
+    plugin::{Plugin, records},
+    registry::Runtime,
+};
 
 mirror! {
     /// A digest of everything that affects routing and hooks.
@@ -21,8 +27,8 @@ mirror! {
     }
 }
 
-/// Digests a runtime's state, its plugins, its hooks (each target with the names of its hooks in order) and
-/// plans.
+/// Digests a runtime's state with plugins, hooks and plans. Each entry of `hooks` is a target with the names of
+/// its hooks, in order.
 #[pyfunction]
 pub fn fingerprint(
     runtime: &Runtime,
@@ -30,10 +36,7 @@ pub fn fingerprint(
     hooks: Vec<(String, Vec<String>)>,
     plans: Vec<Bound<'_, RoutePlan>>,
 ) -> Fingerprint {
-    let plugins: Vec<PluginRecord> = plugins
-        .iter()
-        .map(|plugin| plugin.get().0.record.clone())
-        .collect();
+    let plugins = records(&plugins);
     let hooks: Vec<HookChain> = hooks
         .into_iter()
         .map(|(target, hooks)| HookChain { target, hooks })

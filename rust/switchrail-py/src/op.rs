@@ -48,30 +48,22 @@ impl DeviceForm {
     }
 }
 
-/// Adds the lists of names to the Python module.
+/// Adds the lists of names to the Python module, as tuples of interned strings.
 pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    module.add(
-        "OPS",
-        PyTuple::new(py, Op::ALL.map(|op| PyString::intern(py, op.name())))?,
-    )?;
-    let linear = Op::ALL.into_iter().filter(|op| op.is_linear());
-    module.add(
-        "LINEAR_OPS",
-        PyTuple::new(py, linear.map(Op::name).collect::<Vec<_>>())?,
-    )?;
-    let paged = Op::ALL.into_iter().filter(|op| op.is_paged());
-    module.add(
-        "PAGED_OPS",
-        PyTuple::new(py, paged.map(Op::name).collect::<Vec<_>>())?,
-    )?;
-    module.add(
-        "PHASES",
-        PyTuple::new(py, Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?,
-    )?;
-    module.add("DTYPES", PyTuple::new(py, Dtype::ALL.map(Dtype::name))?)?;
-    module.add(
-        "DEVICES",
-        PyTuple::new(py, DeviceKind::KNOWN.map(|kind| kind.to_string()))?,
-    )
+    let add = |list: &str, names: &[&str]| {
+        let names = names.iter().map(|name| PyString::intern(py, name));
+        module.add(list, PyTuple::new(py, names)?)
+    };
+    let ops_with = |has: fn(Op) -> bool| -> Vec<&str> {
+        let ops = Op::ALL.into_iter().filter(|op| has(*op));
+        ops.map(Op::name).collect()
+    };
+    add("OPS", &Op::ALL.map(Op::name))?;
+    add("LINEAR_OPS", &ops_with(Op::is_linear))?;
+    add("PAGED_OPS", &ops_with(Op::is_paged))?;
+    add("PHASES", &Phase::ALL.map(Phase::name))?;
+    add("DTYPES", &Dtype::ALL.map(Dtype::name))?;
+    let devices = DeviceKind::KNOWN.map(|kind| kind.to_string());
+    add("DEVICES", &devices.each_ref().map(String::as_str))
 }

@@ -26,6 +26,19 @@ impl From<PluginRecord> for Traced {
     }
 }
 
+impl Traced {
+    /// A copy in another state.
+    fn in_state(&self, state: PluginState, traceback: Option<String>) -> Self {
+        Self {
+            record: PluginRecord {
+                state,
+                ..self.record.clone()
+            },
+            traceback,
+        }
+    }
+}
+
 mirror! {
     /// One entry point of an installed distribution, and its state.
     Plugin(Traced) {
@@ -105,24 +118,22 @@ mirror! {
 
         /// A copy in the state loaded.
         fn loaded(&self) -> Self {
-            Self(PluginRecord { state: PluginState::Loaded, ..self.0.record.clone() }.into())
+            Self(self.0.in_state(PluginState::Loaded, None))
         }
 
         /// A copy in the state failed.
         fn failed(&self, reason: String, traceback: String) -> Self {
-            let record = PluginRecord { state: PluginState::Failed { reason }, ..self.0.record.clone() };
-            Self(Traced { record, traceback: Some(traceback) })
+            Self(self.0.in_state(PluginState::Failed { reason }, Some(traceback)))
         }
 
         /// A copy in the state hung.
         fn hung(&self, reason: String, traceback: String) -> Self {
-            let record = PluginRecord { state: PluginState::Hung { reason }, ..self.0.record.clone() };
-            Self(Traced { record, traceback: Some(traceback) })
+            Self(self.0.in_state(PluginState::Hung { reason }, Some(traceback)))
         }
 
         /// A copy in the state blocked.
         fn blocked(&self, reason: String) -> Self {
-            Self(PluginRecord { state: PluginState::Blocked { reason }, ..self.0.record.clone() }.into())
+            Self(self.0.in_state(PluginState::Blocked { reason }, None))
         }
     }
 }
@@ -142,11 +153,13 @@ pub fn select(
 /// The platform that a name of a platform or device means.
 #[pyfunction]
 pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<String> {
-    let records: Vec<PluginRecord> = plugins
-        .iter()
-        .map(|plugin| plugin.get().0.record.clone())
-        .collect();
-    Selection::platform_of(named, &records).map(str::to_owned)
+    Selection::platform_of(named, &records(&plugins)).map(str::to_owned)
+}
+
+/// Copies of the plugins' records.
+pub fn records(plugins: &[Bound<'_, Plugin>]) -> Vec<PluginRecord> {
+    let records = plugins.iter().map(|plugin| &plugin.get().0.record);
+    records.cloned().collect()
 }
 
 /// Applies a change to the plugins' records. The change may append records. Tracebacks are kept.

@@ -21,7 +21,7 @@ use crate::{
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Runtime {
     pub core: Arc<switchrail::Runtime>,
-    /// Has each object from before its registration becomes visible until after the registration is removed.
+    /// An object is stored here before its registration becomes visible, and removed after the registration.
     pub objects: Objects,
 }
 
@@ -49,10 +49,10 @@ impl Runtime {
     /// The active backends of one op or of all ops, sorted by op and name.
     #[pyo3(signature = (op=None))]
     fn backends(&self, op: Option<Text>) -> PyResult<Vec<Registration>> {
-        let ops = op.map_or_else(
-            || Ok(switchrail::Op::ALL.to_vec()),
-            |op| Ok::<_, PyErr>(vec![parse(&op.0)?]),
-        )?;
+        let ops = match op {
+            Some(op) => vec![parse(&op.0)?],
+            None => switchrail::Op::ALL.to_vec(),
+        };
         let snapshot = self.core.snapshot();
         Ok(ops
             .into_iter()
@@ -161,7 +161,7 @@ impl Transaction {
         json::dump(py, &self.origin)
     }
 
-    /// Whether the changes were published. For callers whose commit was interrupted.
+    /// Whether the changes were published. A caller needs this if its commit was interrupted.
     #[getter]
     fn is_committed(&self) -> bool {
         self.lock().committed
@@ -295,7 +295,7 @@ mirror! {
             self.0.backends().iter().cloned().map(Registration).collect()
         }
 
-        /// The state that follows after a commit.
+        /// The state after a commit.
         fn apply(&self, commit: &Commit) -> PyResult<Self> {
             self.0.apply(&commit.0).map(Self).map_err(raise)
         }

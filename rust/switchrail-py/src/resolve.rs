@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pyo3::{
     prelude::*,
-    types::{PyDict, PySequence, PyString},
+    types::{PySequence, PyString},
 };
 use switchrail::{HeadCount, Load, Preferences};
 
@@ -12,7 +12,7 @@ use crate::{
     backend::Heads,
     discovery::Discovery,
     errors::raise,
-    exception::{exception, let_pass_interrupts},
+    exception::{argument_error, let_pass_interrupts},
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
@@ -130,12 +130,8 @@ pub fn sequences(
     let cached = lengths("kv_seqlens", kv_seqlens)?;
     if rows.len() != cached.len() {
         let valid = format!("as many as seqlens, {}", rows.len());
-        return Err(refusal(
-            "kv_seqlens",
-            kv_seqlens,
-            &format!("are {}", cached.len()),
-            &valid,
-        ));
+        let message = format!("kv_seqlens are {}; valid: {valid}", cached.len());
+        return Err(argument_error(Some("kv_seqlens"), kv_seqlens, message));
     }
     Ok(rows.into_iter().zip(cached).collect())
 }
@@ -171,24 +167,10 @@ fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
             Some((index, item)) => (format!("{argument}[{index}]"), item),
             None => (argument.to_owned(), given.clone()),
         };
-        Err(refusal(
-            &argument,
-            &found,
-            &format!("is {}", described(&found)?),
-            "numbers of tokens, one per sequence",
-        ))
+        let shown = described(&found)?;
+        let message = format!("{argument} is {shown}; valid: numbers of tokens, one per sequence");
+        Err(argument_error(Some(&argument), &found, message))
     })
-}
-
-fn refusal(argument: &str, found: &Bound<'_, PyAny>, problem: &str, valid: &str) -> PyErr {
-    let build = || {
-        let fields = PyDict::new(found.py());
-        fields.set_item("argument", argument)?;
-        fields.set_item("found", found)?;
-        let message = format!("{argument} {problem}; valid: {valid}");
-        Ok(exception(found.py(), "ArgumentError", message, Some(&fields)))
-    };
-    build().unwrap_or_else(|error: PyErr| error)
 }
 
 fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot) -> PyResult<Preferences> {

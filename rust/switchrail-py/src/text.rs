@@ -1,12 +1,8 @@
 //! String arguments of public methods. Arguments of other types raise an `ArgumentError`.
 
-use pyo3::{
-    Borrowed,
-    prelude::*,
-    types::{PyDict, PyString},
-};
+use pyo3::{Borrowed, prelude::*, types::PyString};
 
-use crate::exception::{exception, let_pass_interrupts};
+use crate::exception::{argument_error, let_pass_interrupts};
 
 /// A string.
 pub struct Text(pub String);
@@ -47,14 +43,10 @@ impl FromPyObject<'_, '_> for Texts {
 }
 
 fn refuse(found: Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
-    let py = found.py();
-    let build = || {
-        let fields = PyDict::new(py);
-        fields.set_item("found", found)?;
-        let message = format!("got {}, expected {valid}", described(&found)?);
-        Ok(exception(py, "ArgumentError", message, Some(&fields)))
-    };
-    build().unwrap_or_else(|error: PyErr| error)
+    match described(&found) {
+        Ok(shown) => argument_error(None, &found, format!("got {shown}, expected {valid}")),
+        Err(error) => error,
+    }
 }
 
 /// The object's `repr`, shortened; its type if `repr` fails.
