@@ -1,20 +1,20 @@
 # make run    environment, build, and the main job: a hybrid model generates text, with each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
-# make test-families  every family of models with long prompts, all chunk sizes and backends; not part of `make test`
-# make test-engines  the bridges in the real engines, in environments that are kept (8 GB); not part of `make test`
+# make test-families  every model family with long prompts, all chunk sizes and backends; not part of `make test`
+# make test-engines  the bridges in the real engines, in environments in ENGINES (8 GB); not part of `make test`
 # make lint   formatting, clippy, rustdoc, licences and cycles of the crates, ruff, layers, mypy, stubs; CI runs it too
 # make toy-op adds an op to a copy of the repository, as CONTRIBUTING.md describes, and runs it; a separate job in CI
 # make mutants  changes the code in a hundred places, one at a time, and lists the changes that no test notices
-# make soak   the tests again and again in random order, beside busy processes
+# make soak   the tests repeatedly, in random order, while other processes keep the processors busy
 #
-# VENV=DIR         the environment to use (default .venv); an existing one is kept, with the torch in it
+# VENV=DIR         the environment to use (default .venv); if it exists, its torch is kept
 # TORCH=SPEC       what pip installs if torch is missing, such as TORCH=torch==2.11.0
 # VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
 # PYTHON=python3   the interpreter (3.10 or later) that makes the environment
-# ENGINES=DIR      where `make test-engines` keeps its environments (default .engines)
+# ENGINES=DIR      folder in which `make test-engines` keeps its environments (default .engines)
 # ENGINE_TORCH=SPEC  the torch in them (default torch==2.13.0)
 # WORKERS=2        how many processes run the Python tests
-# ORDER=...        their order, such as ORDER=--random-order (the seed is printed; --random-order-seed=N repeats it)
+# ORDER=...        the order of the Python tests: ORDER=--random-order prints a seed for --random-order-seed=SEED
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,17 +26,17 @@ CHECKPOINT ?= tests/checkpoints/kjv-qwen3-next
 
 PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin
-# Compiling all modules takes a minute, and few of them are ever imported.
+# Compiling all modules to bytecode takes a minute, and few of them are ever imported.
 PIP := $(PY) -m pip install --no-compile
-# Many of the tests' processes import these; with PYTHONDONTWRITEBYTECODE set, each would compile them again.
+# Modules that many of the tests' processes import. Without bytecode files, each process would compile them again.
 SLOW := import pytest, setuptools, torch._dynamo, torch.distributed.tensor, transformers; transformers.Qwen3NextForCausalLM
 STAMPS := $(VENV)/.switchrail
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
-# maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
+# maturin and cargo build PyO3 with different settings. In one target directory, each would rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-# Optimised builds of the packages in which the cost of a lookup is measured. With `--release`, or with
-# one of the two packages of `cargo test` alone, cargo would build most of their dependencies again.
+# Optimises only the two packages whose lookup cost is measured. With `--release`, or if `cargo test` got
+# only one of its two packages, cargo would build most of the dependencies again.
 OPTIMISED := \
   --config profile.dev.package.switchrail.opt-level=3 --config profile.dev.package.arc-swap.opt-level=3 \
   --config profile.dev.package.switchrail.debug-assertions=false \
@@ -55,13 +55,13 @@ lint: lint-rust lint-python
 toy-op: build
 	$(PY) tests/add_an_op.py
 
-# Runs all tests once to find which of them reach a change, then tries each change with these tests only.
+# Runs all tests once to find out which of them reach a change, then tries each change with only these tests.
 mutants: build
 	$(PY) -m tests.mutants cover --workers $(WORKERS)
 	$(PY) -m tests.mutants run --workers $(WORKERS)
 	$(PY) -m tests.mutants check
 
-# Everything three times, and fifty times the tests of threads, processes, signals or order.
+# All tests three times, and the tests of threads, processes, signals and ordering fifty times.
 soak: build
 	$(PY) tests/soak.py --rounds 3
 	$(PY) tests/soak.py --rounds 50 --racing
@@ -102,7 +102,7 @@ lint-rust:
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
-# Its processes would otherwise compile our modules and rewrite the tests' assertions again and again.
+# Without bytecode files, each of the tests' processes would compile our modules and rewrite assertions again.
 test-python: build
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) $(ORDER)
 

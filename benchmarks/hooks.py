@@ -41,37 +41,27 @@ TARGETS = {"1 before": 0.7, "1 after": 0.7, "1 around": 0.7, "1 replace": 0.7, "
 
 
 def wrapped(kind, fn, inner):
-    """One link of the closure chain."""
-    if kind == "before":
+    """One link of the closure chain: a wrapper around `inner` that also calls the hook `fn`."""
 
-        @functools.wraps(inner)
-        def link(*args, **kwargs):
-            changed = fn(*args, **kwargs)
-            if changed is not None:
-                args, kwargs = changed
-            return inner(*args, **kwargs)
+    def before(*args, **kwargs):
+        changed = fn(*args, **kwargs)
+        if changed is not None:
+            args, kwargs = changed
+        return inner(*args, **kwargs)
 
-    elif kind == "after":
+    def after(*args, **kwargs):
+        result = inner(*args, **kwargs)
+        changed = fn(result, *args, **kwargs)
+        return result if changed is None else changed
 
-        @functools.wraps(inner)
-        def link(*args, **kwargs):
-            result = inner(*args, **kwargs)
-            changed = fn(result, *args, **kwargs)
-            return result if changed is None else changed
+    def around(*args, **kwargs):
+        return fn(inner, *args, **kwargs)
 
-    elif kind == "around":
+    def replace(*args, **kwargs):
+        return fn(*args, **kwargs)
 
-        @functools.wraps(inner)
-        def link(*args, **kwargs):
-            return fn(inner, *args, **kwargs)
-
-    else:
-
-        @functools.wraps(inner)
-        def link(*args, **kwargs):
-            return fn(*args, **kwargs)
-
-    return link
+    link = {"before": before, "after": after, "around": around, "replace": replace}[kind]
+    return functools.wraps(inner)(link)
 
 
 def before(*args, **kwargs):

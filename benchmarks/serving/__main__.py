@@ -169,9 +169,8 @@ def time_all(
     with ExitStack() as stack:
         peers: list[Contender] = []
         log = options.sglang_log or scratch / "sglang.log"
-        for name, more in SERVED.items() if options.sglang_served else [("SGLang", {})]:
-            if not options.sglang:
-                break
+        served = SERVED if options.sglang_served else {"SGLang": {}}
+        for name, more in served.items() if options.sglang else ():
             sglang = stack.enter_context(
                 SGLang(
                     path,
