@@ -6,8 +6,12 @@ generic arguments, checks of the batch's mode, and two scans of a list for the l
 all layers correctly before it is timed. To check the equivalence, the ratio of the second dispatcher's times
 for the two layouts must match that of SGLang's real backend.
 
-Then measures decode steps of 48 layers, per layer: a plain call with the same arguments, a call object that
-is made and run without a dispatcher, one that is made and dispatched, and the planning of the step.
+Then measures decode steps of 48 layers. The times per layer are those of
+
+- a plain call with the same arguments,
+- a call object that is made and run without a dispatcher,
+- a call object that is made and dispatched,
+- the planning of the step.
 
     python benchmarks/dispatch.py [--json FILE]
 

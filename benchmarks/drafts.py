@@ -10,9 +10,10 @@
     accepted rows and writes states. Steps are timed with and without deferred commits. With deferred commits,
     a verify includes the commit of the previous verify.
 *forced*: tokens per second of such a slice. With random weights, hardly any draft would be accepted. So the
-    slice's embeddings and output layer are set so that each token determines the next one, and the drafted
-    tokens are replaced: the number of correct ones is drawn from the distribution that `--accepted` measured
-    for the trained checkpoint (`ACCEPTED`). An MTP head has random weights and still runs all of its steps.
+    slice's embeddings and output layer are set so that each token determines the next one. The drafted tokens
+    are replaced by correct tokens followed by wrong ones. The number of correct ones is drawn from the
+    distribution that `--accepted` measured for the trained checkpoint (`ACCEPTED`). An MTP head has random
+    weights and still runs all of its steps.
 *texts*: tokens per second of the trained checkpoint, which continues texts greedily without drafts and with
     each kind of draft. The outputs are compared with those without drafts; in bfloat16 some differ by
     rounding.

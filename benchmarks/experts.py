@@ -236,6 +236,7 @@ def measure(
     rate: float,
     options: argparse.Namespace,
 ) -> None:
+    """Check and time the blocks of several layers with `rows` rows and `count` experts; print the results."""
     inputs = []
     for number in range(max(len(layers), 8 if rows == 1 else 4)):
         weights = layers[number % len(layers)]
@@ -282,7 +283,7 @@ def print_candidates(rows: int, count: int, inputs: list[Any], clock: Clock) -> 
         took = graph_us(clock, [partial(run_experts, *each, tiles) for each in inputs])[0]
         found.append((took, tiles))
     found.sort(key=lambda one: one[0])
-    print(f"    {rows * TOP_K / count:.1f} rows an expert")
+    print(f"    {rows * TOP_K / count:.1f} rows per expert")
     for took, tiles in found[:8]:
         first, second = tiles.gate_up, tiles.down
         shown = " | ".join(f"{t.columns:3},{t.depth:3},{t.warps},{t.stages}" for t in (first, second))
@@ -290,6 +291,7 @@ def print_candidates(rows: int, count: int, inputs: list[Any], clock: Clock) -> 
 
 
 def print_kernels(runs: Sequence[Callable[[], object]]) -> None:
+    """Prints each kernel's microseconds per run, by torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -9,9 +9,9 @@ Weights are random, in bfloat16. *prefill* is a run of B prompts of 200 to 600 t
 `generate` with its own cache, on padded prompts.
 
 The floor is computed from this device's measured speeds. For *step*, it is the time for copying the bytes
-that a step needs: the weights for B tokens (of the experts, the expected share for a random choice), the
-states twice, and the cached tokens. For *prefill*, it is the time of the products with the weights, at the
-speed of a large product in bfloat16.
+that a step needs: the weights, the states twice, and the cached tokens. Of the experts' weights, it counts
+the expected share that B tokens use if they choose at random. For *prefill*, the floor is the time of the
+products with the weights, at the speed of a large product in bfloat16.
 """
 
 from __future__ import annotations

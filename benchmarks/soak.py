@@ -5,8 +5,8 @@
 
 Prompts are passages of random length from a text. The model is the repository's trained checkpoint in
 float32, so that a request's tokens don't depend on other requests. Failures are injected into the backend of
-the gated delta rule: it raises in prefill, in `refresh` or during a capture, it adds NaN to its result, or it
-allocates more memory than the device has.
+the gated delta rule. It raises in prefill, in `refresh` or during a capture; or it adds NaN to its result; or
+it allocates more memory than the device has.
 
 Every request must have the tokens of an undisturbed run, up to its cancellation or failure. Requests may fail
 only in steps with an injected failure. At the end, all pages and slots must be free, nothing may have been

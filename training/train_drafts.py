@@ -175,10 +175,10 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
     def drafted(ids: Tensor, hidden: Tensor) -> list[Tensor]:
         """Run the head as in drafting, for all chains at once; return its results for each depth.
 
-        Row (n, i) is position i at depth n of a chain: positions up to i - n take the model's hidden states,
-        the n positions after them the head's results at the position before. So row (n, i) attends to the
-        rows (0, j) with j <= i - n, and to the rows (m, i - n + m) with 0 < m <= n. Rows with i < n belong to
-        no chain; their results are meaningless.
+        Row (n, i) is position i at depth n of a chain. In this chain, positions up to i - n take the model's
+        hidden states. Each of the n positions after them takes the head's result at the position before. So
+        row (n, i) attends to two sets of rows: (0, j) with j <= i - n, and (m, i - n + m) with 0 < m <= n.
+        Rows with i < n belong to no chain; their results are meaningless.
         """
         count = ids.shape[1] - 1
         embedded = model.model.embed_tokens(ids[:, 1:])

@@ -3,8 +3,8 @@
 //!
 //! The cell that holds the current snapshot is replaced by a model. The real cell, arc-swap, is tested by
 //! `stress`, and under Miri by the registry's tests: `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4
-//! cargo +nightly miri test -p switchrail --test registry` (19 passed on 2026-11-21 with nightly 1.97.0 of
-//! 2026-05-19, arc-swap 1.9.3).
+//! cargo +nightly miri test -p switchrail --test registry`. On 2026-11-21, 19 of these tests passed with
+//! nightly 1.97.0 of 2026-05-19 and arc-swap 1.9.3.
 #![cfg(loom)]
 
 mod common;
