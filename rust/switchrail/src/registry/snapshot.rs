@@ -147,7 +147,7 @@ impl Snapshot {
     /// The registration with this id, active or overridden.
     #[must_use]
     pub fn get(&self, id: BackendId) -> Option<&Arc<Registration>> {
-        self.place(id).map(|place| &self.by_id[place])
+        self.position_by_id(id).map(|position| &self.by_id[position])
     }
 
     /// The state after a commit. Applying all commits of a runtime in order to [`Snapshot::default`] yields
@@ -174,16 +174,16 @@ impl Snapshot {
     }
 
     /// The position of a registration in the list that is sorted by id.
-    fn place(&self, id: BackendId) -> Option<usize> {
+    fn position_by_id(&self, id: BackendId) -> Option<usize> {
         self.by_id.binary_search_by_key(&id, |backend| backend.id).ok()
     }
 
     /// The positions of a registration in both lists: by op and name, and by id.
-    fn places(&self, id: BackendId) -> Option<(usize, usize)> {
-        let place = self.place(id)?;
-        let BackendSpec { op, name, .. } = &self.by_id[place].spec;
+    fn positions(&self, id: BackendId) -> Option<(usize, usize)> {
+        let position = self.position_by_id(id)?;
+        let BackendSpec { op, name, .. } = &self.by_id[position].spec;
         let mut stack = self.range(*op, name);
-        Some((stack.find(|index| self.backends[*index].id == id)?, place))
+        Some((stack.find(|index| self.backends[*index].id == id)?, position))
     }
 
     fn change(&mut self, change: &Change) -> Result<(), BackendId> {
@@ -191,22 +191,22 @@ impl Snapshot {
             Change::Add { registration } => {
                 let end = self.range(registration.spec.op, &registration.spec.name).end;
                 self.backends.insert(end, Arc::clone(registration));
-                let place = self
+                let position = self
                     .by_id
                     .partition_point(|backend| backend.id <= registration.id);
-                self.by_id.insert(place, Arc::clone(registration));
+                self.by_id.insert(position, Arc::clone(registration));
             }
             Change::Remove { id } => {
-                let (index, place) = self.places(*id).ok_or(*id)?;
+                let (index, position) = self.positions(*id).ok_or(*id)?;
                 self.backends.remove(index);
-                self.by_id.remove(place);
+                self.by_id.remove(position);
             }
             Change::Configure { id, configuration } => {
-                let (index, place) = self.places(*id).ok_or(*id)?;
+                let (index, position) = self.positions(*id).ok_or(*id)?;
                 let mut registration = Registration::clone(&self.backends[index]);
                 registration.configuration.clone_from(configuration);
                 let registration = Arc::new(registration);
-                self.by_id[place] = Arc::clone(&registration);
+                self.by_id[position] = Arc::clone(&registration);
                 self.backends[index] = registration;
             }
         }

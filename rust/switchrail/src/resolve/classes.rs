@@ -24,8 +24,8 @@ const EQUAL: i64 = OCTAVE * 144 / 10_000;
 /// applies below the first threshold.
 type Thresholds<T> = Vec<(i64, T)>;
 
-fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
-    let reached = thresholds.partition_point(|(from, _)| *from <= place);
+fn at<T>(thresholds: &Thresholds<T>, coordinate: i64) -> &T {
+    let reached = thresholds.partition_point(|(from, _)| *from <= coordinate);
     &thresholds[reached.saturating_sub(1)].1
 }
 
@@ -48,7 +48,7 @@ impl Classes {
         &self.backends
     }
 
-    /// The class of the loads at a pair of coordinates ([`Load::place`](super::Load::place)).
+    /// The class of the loads at a pair of coordinates ([`Load::coordinates`](super::Load::coordinates)).
     pub(super) fn at(&self, (rows, second): (i64, i64)) -> usize {
         *at(at(&self.bands, rows), second)
     }
@@ -150,7 +150,7 @@ impl Plane {
     fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Self {
         let mut lines: BTreeMap<i64, BTreeMap<i64, Times>> = BTreeMap::new();
         for sample in samples {
-            let (rows, second) = sample.load.place(op, phase);
+            let (rows, second) = sample.load.coordinates(op, phase);
             let times = names
                 .iter()
                 .map(|name| sample.nanoseconds.get((*name)?).map(|time| log2(*time)));
@@ -187,16 +187,20 @@ impl Plane {
         let mut filled = Vec::new();
         for (index, (rows, line)) in self.lines.iter().enumerate() {
             if let Some((below, low)) = index.checked_sub(1).map(|index| &self.lines[index]) {
-                let places: BTreeSet<i64> = low.iter().chain(line).map(|(place, _)| *place).collect();
-                let sides: Vec<_> = places
+                let coordinates: BTreeSet<i64> = low
+                    .iter()
+                    .chain(line)
+                    .map(|(coordinate, _)| *coordinate)
+                    .collect();
+                let sides: Vec<_> = coordinates
                     .into_iter()
-                    .map(|place| (place, along(low, place), along(line, place)))
+                    .map(|coordinate| (coordinate, along(low, coordinate), along(line, coordinate)))
                     .collect();
                 let whole = rows - below;
                 for part in (1..whole / STEP).map(|step| step * STEP) {
                     let times = sides
                         .iter()
-                        .map(|(place, low, high)| (*place, between(low, high, part, whole)));
+                        .map(|(coordinate, low, high)| (*coordinate, between(low, high, part, whole)));
                     let line: Line = times
                         .filter(|(_, times)| times.iter().any(Option::is_some))
                         .collect();
@@ -243,11 +247,11 @@ impl Plane {
 
 /// The logarithms of all backends' times at a coordinate on a line, interpolated linearly between the
 /// measured ones.
-fn along(line: &Line, place: i64) -> Times {
-    let above = line.partition_point(|(other, _)| *other < place);
+fn along(line: &Line, coordinate: i64) -> Times {
+    let above = line.partition_point(|(other, _)| *other < coordinate);
     match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
-        (Some((low, below)), Some((high, above))) if *high > place => {
-            between(below, above, place - low, high - low)
+        (Some((low, below)), Some((high, above))) if *high > coordinate => {
+            between(below, above, coordinate - low, high - low)
         }
         (_, Some((_, times))) | (Some((_, times)), None) => times.clone(),
         (None, None) => Times::new(),

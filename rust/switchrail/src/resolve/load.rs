@@ -52,7 +52,7 @@ impl Load {
     /// In decode and verify of a paged op, the second number is rows * length, the number of tokens read. In all
     /// other cases it is rows / length, an estimate of the number of sequences. (For prefill of a paged op
     /// without cached tokens, the estimate is twice the number.)
-    pub(super) fn place(self, op: Op, phase: Phase) -> (i64, i64) {
+    pub(super) fn coordinates(self, op: Op, phase: Phase) -> (i64, i64) {
         let (rows, length) = (log2(self.rows), log2(self.length));
         let is_product = op.is_paged() && phase != Phase::Prefill;
         (rows, if is_product { rows + length } else { rows - length })
@@ -115,7 +115,7 @@ mod tests {
     fn an_empty_batch_has_coordinates() {
         let empty = Load::of(Op::Kda, []);
         assert_eq!(
-            (empty, empty.place(Op::Kda, Phase::Prefill)),
+            (empty, empty.coordinates(Op::Kda, Phase::Prefill)),
             (Load { rows: 0, length: 0 }, (0, 0))
         );
         assert_eq!(log2(0), 0);
@@ -128,6 +128,6 @@ mod tests {
         assert!((load.rows, load.length >= most / 4) == (2, true), "{load:?}");
         let load = Load::of(Op::Mla, [(most, most), (most, 0)]);
         assert_eq!(load.rows, most);
-        assert!(load.place(Op::Mla, Phase::Decode).0 < 64 * OCTAVE);
+        assert!(load.coordinates(Op::Mla, Phase::Decode).0 < 64 * OCTAVE);
     }
 }

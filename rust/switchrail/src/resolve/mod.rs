@@ -181,7 +181,7 @@ impl Decision {
         }
         let classes = self.classes.as_ref();
         classes.map_or(0, |classes| {
-            classes.at(load.place(self.query.op, self.query.phase))
+            classes.at(load.coordinates(self.query.op, self.query.phase))
         })
     }
 }
