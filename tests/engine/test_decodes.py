@@ -14,7 +14,7 @@ import torch
 from switchrail import engine as package
 from switchrail.engine import Engine, SamplingParams, sampling
 from switchrail.engine.flight import Sent, Spare
-from switchrail.engine.inputs import DecodeInputs
+from switchrail.engine.inputs import DecodeInputs, Tables, decode_rows
 from switchrail.platforms.operations import ChooseTokens
 from torch.overrides import TorchFunctionMode
 
@@ -246,17 +246,14 @@ def test_memory_of_tokens_is_reused_after_they_are_read(monkeypatch: pytest.Monk
 
 
 def test_rows_move_on_without_padding() -> None:
-    from switchrail.engine.inputs import decode_rows
-
-    made = DecodeInputs(
+    tables = Tables(
         torch.arange(12, dtype=torch.int32).view(3, 4),
         torch.zeros(3, dtype=torch.int64),
         sequences=2,
         page_size=4,
-        device=torch.device("cpu"),
         pin_memory=False,
-        derived=decode_rows,
     )
+    made = DecodeInputs(tables, decode_rows)
     step = made.step(2, 16)
     made._rows[:2] = torch.tensor([[6, 3], [2, -1]])
     for position in (6, 7, 8):

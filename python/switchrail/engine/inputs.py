@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +14,30 @@ from switchrail.platforms.serving import Forward
 from switchrail.pools import pages_of
 
 _POSITIONS, _SLOTS, _STEPS = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables that captured inputs are derived from, and the limits of the inputs.
+
+    Attributes:
+        page_table: [slots, pages] int32, the pages of the sequence in each slot.
+        last_tokens: [slots] int64, the newest token of the sequence in each slot.
+        sequences: Maximum number of sequences in a step.
+        page_size: Page size in tokens.
+        pin_memory: Whether the device copies from pinned memory asynchronously.
+    """
+
+    page_table: torch.Tensor
+    last_tokens: torch.Tensor
+    sequences: int
+    page_size: int
+    pin_memory: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tables."""
+        return self.page_table.device
 
 
 class DecodeInputs:
@@ -28,40 +52,23 @@ class DecodeInputs:
             more.
     """
 
-    def __init__(
-        self,
-        page_table: torch.Tensor,
-        last_tokens: torch.Tensor,
-        *,
-        sequences: int,
-        page_size: int,
-        device: torch.device,
-        pin_memory: bool,
-        derived: Forward,
-        apart: int = 0,
-    ) -> None:
+    def __init__(self, tables: Tables, derived: Forward, apart: int = 0) -> None:
         """Allocate the tensors.
 
         Args:
-            page_table: [slots, pages] int32, the pages of the sequence in each slot.
-            last_tokens: [slots] int64, the newest token of the sequence in each slot.
-            sequences: Maximum number of rows.
-            page_size: Page size in tokens.
-            device: The device of the model.
-            pin_memory: Whether the device copies from pinned memory asynchronously.
+            tables: The tables; each sequence has one row.
             derived: The function for the operation `DecodeRows`.
             apart: The difference between a sequence's second slot and its first; 0 if sequences have one
                 slot. States are written to the second slot. They are read from the second slot too, unless
                 the step is fresh.
         """
+        sequences, device = tables.sequences, tables.device
         self.padding = 0
         self._apart = apart
         self._states = torch.full((2, sequences), -1, dtype=torch.int64, device=device)
         self._derived = derived
-        self._page_table = page_table
-        self._last_tokens = last_tokens
-        self._page_size = page_size
-        self._pin_memory = pin_memory
+        self._page_table, self._last_tokens = tables.page_table, tables.last_tokens
+        self._page_size, self._pin_memory = tables.page_size, tables.pin_memory
         self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
         self._filled: tuple[list[int], list[int]] = [], []  # the lengths and slots of the last `fill`

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from switchrail._core import PAGED_OPS, BoundPlan
 from switchrail.dispatch import Dispatcher, Prepared
 from switchrail.engine.capturer import Captured, Capturer
 from switchrail.engine.drafts import Verified
-from switchrail.engine.inputs import DecodeInputs
+from switchrail.engine.inputs import DecodeInputs, Tables
 from switchrail.engine.keys import Key
 from switchrail.engine.pieces import Pieces
 from switchrail.engine.step import Step
@@ -92,13 +91,7 @@ class Proposals:
         dispatcher: Dispatcher,
         routes: tuple[BoundPlan, BoundPlan],
         decodes: DecodeInputs,
-        newest: torch.Tensor,
-        *,
-        sequences: int,
-        page_table: torch.Tensor,
-        page_size: int,
-        device: torch.device,
-        pin_memory: bool,
+        tables: Tables,
         derived: serving.Forward,
     ) -> None:
         """Allocate the inputs. This captures nothing.
@@ -110,35 +103,22 @@ class Proposals:
             dispatcher: Dispatches the layers' calls to backends.
             routes: The routes of decodes and of verifications.
             decodes: Inputs of decodes with second slots.
-            newest: [slots] int64, receives the newest draft of each sequence; `decodes` reads it.
-            sequences: Maximum number of sequences.
-            page_table: [slots, pages] int32, the pages of the sequence in each slot.
-            page_size: Page size in tokens.
-            device: The device of the model.
-            pin_memory: Whether the device copies from pinned memory asynchronously.
+            tables: The tables of `decodes`; `last_tokens` receives the newest draft of each sequence.
             derived: The function for the operation `VerifyRows`.
         """
+        sequences, newest, device = tables.sequences, tables.last_tokens, tables.device
         self.form = form
         self._capturer, self._forward, self._dispatcher = capturer, forward, dispatcher
         self._decode_routes, self._verify_routes = routes
         self._decodes, self._newest = decodes, newest
-        self._page_size, self._device, self._pin_memory = page_size, device, pin_memory
-        self._most_cached = page_table.shape[1] * page_size
+        self._page_size, self._device, self._pin_memory = tables.page_size, device, tables.pin_memory
+        self._most_cached = tables.page_table.shape[1] * tables.page_size
         self._has_states = not dispatcher.ops <= {*PAGED_OPS}
         self._first = torch.zeros_like(newest)
-        given: dict[str, Any] = {
-            "sequences": sequences,
-            "page_size": page_size,
-            "device": device,
-            "pin_memory": pin_memory,
-            "derived": derived,
-            "deferred": None,
-        }
-        self._extended = VerifyInputs(page_table, self._first, width=form.width, are_trees=False, **given)
+        first = replace(tables, last_tokens=self._first)
+        self._extended = VerifyInputs(first, width=form.width, are_trees=False, derived=derived)
         widths = range(1 + form.branches, 1 + form.tokens, form.branches) if form.held else ()
-        self._trees = [
-            VerifyInputs(page_table, newest, width=width, are_trees=True, **given) for width in widths
-        ]
+        self._trees = [VerifyInputs(tables, width=width, are_trees=True, derived=derived) for width in widths]
         self._extended.set_branches(1)
         for inputs in self._trees:
             inputs.set_branches(form.branches)

@@ -19,7 +19,7 @@ from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.graphs import Graphs
-from switchrail.engine.inputs import DecodeInputs, decode_rows
+from switchrail.engine.inputs import DecodeInputs, Tables, decode_rows
 from switchrail.engine.memory import Needs, Pools
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
@@ -211,52 +211,45 @@ class Runner:
         # garbage collection
         forward = partial(_forward, self.model, self.dispatcher, self.running)
         capturer = Capturer(forward, capture.graph_class, rows=logits)
-        shared: dict[str, Any] = {
-            "sequences": options.max_sequences,
-            "page_size": options.page_size,
-            "device": device,
-            "pin_memory": self._platform.hardware.pin_memory_available(),
-        }
-        memory = sequences.page_table, sequences.last_tokens if last_tokens is None else last_tokens
+        tables = Tables(
+            sequences.page_table,
+            sequences.last_tokens if last_tokens is None else last_tokens,
+            sequences=options.max_sequences,
+            page_size=options.page_size,
+            pin_memory=self._platform.hardware.pin_memory_available(),
+        )
         verifications = None
         if capture.verify is not None:
-            deferred = self._deferred_commits(capture.verify, width)
             verifications = Verifications(
                 capturer,
                 self.dispatcher,
                 capture.verify,
                 VerifyInputs(
-                    *memory,
+                    tables,
                     width=width,
                     are_trees=has_trees(options),
                     derived=self._verified,
-                    deferred=deferred,
-                    **shared,
+                    deferred=self._deferred_commits(capture.verify, width),
                 ),
                 partial(self._accept, again=True),
-                sequences=options.max_sequences,
-                width=width,
-                choose=choose,
-                deferred=deferred,
+                choose,
             )
-        decode_inputs = partial(DecodeInputs, *memory, derived=self._derived, apart=apart, **shared)
+        decode_inputs = partial(DecodeInputs, tables, self._derived, apart)
         proposals = None
         if capture.propose is not None and form is not None:
-            table, newest = memory
-            given = decode_inputs(), newest
-            shared |= {"page_table": table, "derived": self._verified}
-            proposals = Proposals(form, capturer, forward, self.dispatcher, capture.propose, *given, **shared)
+            proposals = Proposals(
+                form,
+                capturer,
+                forward,
+                self.dispatcher,
+                capture.propose,
+                decode_inputs(),
+                tables,
+                self._verified,
+            )
         self.graphs = Graphs(
             plan,
-            Decodes(
-                capturer,
-                self.dispatcher,
-                capture.bound,
-                decode_inputs(),
-                plan.eager,
-                plan.keys,
-                choose,
-            ),
+            Decodes(capturer, self.dispatcher, capture.bound, decode_inputs(), plan.eager, plan.keys, choose),
             MixedSteps(
                 capturer,
                 self.dispatcher,

@@ -11,7 +11,6 @@ from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
 from switchrail.engine.decodes import GREEDY, are_greedy, is_capturable
-from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.drafts import Drafted, Verified
 from switchrail.engine.keys import Key
 from switchrail.engine.pieces import Pieces
@@ -39,11 +38,7 @@ class Verifications:
         bound: BoundPlan,
         inputs: VerifyInputs,
         accept: Accept,
-        *,
-        sequences: int,
-        width: int,
-        choose: Choose | None = None,
-        deferred: DeferredCommits | None = None,
+        choose: Choose | None,
     ) -> None:
         """Store the arguments. This captures nothing.
 
@@ -53,12 +48,10 @@ class Verifications:
             bound: The routes of captured verifications.
             inputs: The inputs of the verifications.
             accept: Commits accepted drafts.
-            sequences: Maximum number of sequences.
-            width: Rows per sequence.
             choose: Chooses the engine's tokens; None if they are not chosen from these logits.
-            deferred: The commits that are left to the next verification; None if no commits are deferred.
         """
-        self._deferred = deferred
+        sequences, width = inputs.numbers.shape[1], inputs.width
+        self._deferred = inputs.deferred
         self._settle: Pieces | None = None
         self._commits: list[Callable[[], None]] = []
         self._is_settled = True

@@ -12,6 +12,7 @@ import torch
 from switchrail.dispatch import Part
 from switchrail.engine.deferred import DeferredCommits
 from switchrail.engine.drafts import NONE, Drafted
+from switchrail.engine.inputs import Tables
 from switchrail.engine.speculation import flat_tokens
 from switchrail.engine.step import DraftRows, Step, part_of
 from switchrail.engine.task import Task
@@ -37,48 +38,38 @@ class VerifyInputs:
 
     Attributes:
         device: The device of the model.
+        width: X, the number of rows per sequence.
+        deferred: The commits that are left to the next verification; None if no commits are deferred.
     """
 
     def __init__(
         self,
-        page_table: torch.Tensor,
-        last_tokens: torch.Tensor,
+        tables: Tables,
         *,
-        sequences: int,
         width: int,
-        page_size: int,
-        device: torch.device,
-        pin_memory: bool,
         are_trees: bool,
         derived: Forward,
-        deferred: DeferredCommits | None,
+        deferred: DeferredCommits | None = None,
     ) -> None:
         """Allocate the tensors.
 
         Args:
-            page_table: [slots, pages] int32, the pages of the sequence in each slot.
-            last_tokens: [slots] int64, the newest token of the sequence in each slot.
-            sequences: Maximum number of sequences.
+            tables: The tables.
             width: X.
-            page_size: Page size in tokens.
-            device: The device of the model.
-            pin_memory: Whether the device copies from pinned memory asynchronously.
             are_trees: Whether drafts may be trees.
             derived: The function for the operation `VerifyRows`.
-            deferred: The commits that are left to the next verification; None if no commits are deferred.
+            deferred: See the attribute.
         """
+        self.device, self.width, self.deferred = tables.device, width, deferred
+        sequences, device = tables.sequences, tables.device
         self._derived = derived
-        self._deferred = deferred
         self._pending_records, self._records = torch.full(
             (2, sequences), -1, dtype=torch.int64, device=device
         ).unbind()
         self._pending_rows = torch.zeros(sequences, width, dtype=torch.bool, device=device)
-        self._page_table, self._page_size = page_table, page_size
-        self._last_tokens = last_tokens
-        self._pin_memory = pin_memory
+        self._page_table, self._last_tokens = tables.page_table, tables.last_tokens
+        self._page_size, self._pin_memory = tables.page_size, tables.pin_memory
         self._are_trees = are_trees
-        self._width = width
-        self.device = device
         self._columns = torch.arange(width, dtype=torch.int64, device=device)
         rows = sequences * width
         self._sizes = [3 * sequences, 3 * rows, -(-rows // 2)]
@@ -99,7 +90,7 @@ class VerifyInputs:
 
     def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
         """Copy the tasks' numbers and drafts to the device in one transfer. The host doesn't wait."""
-        width, count = self._width, len(tasks)
+        width, count = self.width, len(tasks)
         # torch's cache of pinned memory reuses a block only after the copy from it has finished
         host = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._pin_memory)
         numbers, flat, last = (part.numpy() for part in torch.split(host, self._sizes))
@@ -136,7 +127,7 @@ class VerifyInputs:
         before[0] = -1
         self._table[_PARENTS] = before
         self._table[_DEPTHS] = (self._columns + branches - 1) // branches
-        self._parents.view(-1, self._width).copy_(before)
+        self._parents.view(-1, self.width).copy_(before)
 
     def take(self, numbers: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor | None = None) -> None:
         """Take sequences from tensors on the device; replaces `fill`.
@@ -150,14 +141,14 @@ class VerifyInputs:
         self._tasks[:, :count].copy_(numbers)
         self._table[_TOKENS, :count].copy_(tokens)
         if counts is not None:
-            before = self._parents.view(-1, self._width)[:count]
+            before = self._parents.view(-1, self.width)[:count]
             parents = before.where(self._columns < counts.unsqueeze(1), NONE)
             self._table[_PARENTS, :count].copy_(parents)
 
     def step(self, sequences: int, tokens: int) -> Step:
         """The step of the first `sequences` sequences, with caches of up to `tokens` tokens."""
         table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
-        rows = slice(0, sequences * self._width)
+        rows = slice(0, sequences * self.width)
         return Step(
             input_ids=self._ids[rows].unsqueeze(0),
             position_ids=self._positions[rows].unsqueeze(0),
@@ -168,9 +159,9 @@ class VerifyInputs:
             parts=(self._part(table, (0,) * sequences),),
             real_rows=self._real_rows,
             drafts=DraftRows(
-                self._rows[rows].view(sequences, self._width),
+                self._rows[rows].view(sequences, self.width),
                 self._table[_PARENTS, :sequences],
-                (self._width,) * sequences,
+                (self.width,) * sequences,
                 self._are_trees,
             ),
         )
@@ -179,7 +170,7 @@ class VerifyInputs:
         """The part of a step made by `step`. With `bounded`, the lengths are upper bounds."""
         (made,) = step.parts
         assert made.pages is not None
-        own = [length + self._width for length in lengths]
+        own = [length + self.width for length in lengths]
         padding = [0] * (len(made.lengths) - len(own))
         part = self._part(made.pages.page_table, (*own, *padding))
         if not bounded:
@@ -195,7 +186,7 @@ class VerifyInputs:
     @property
     def newest(self) -> torch.Tensor:
         """[sequences] int64, the first token of each sequence's rows."""
-        return self._ids.view(-1, self._width)[:, 0]
+        return self._ids.view(-1, self.width)[:, 0]
 
     def derive(self, step: Step) -> None:
         """Compute the remaining inputs on the device."""
@@ -203,11 +194,11 @@ class VerifyInputs:
         assert part.pages is not None
         count = len(part.lengths)
         pending = None
-        if self._deferred is not None:
+        if self.deferred is not None:
             assert part.deferred is not None
             made = part.deferred
             pending = (
-                *(self._deferred.records, self._deferred.rows),
+                *(self.deferred.records, self.deferred.rows),
                 *(made.pending_records, made.pending_rows, made.records),
             )
         self._derived(
@@ -225,11 +216,11 @@ class VerifyInputs:
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         count = len(lengths)
-        rows = slice(0, count * self._width)
+        rows = slice(0, count * self.width)
         part = part_of(
             "verify",
             rows,
-            seqlens=(self._width,) * count,
+            seqlens=(self.width,) * count,
             cu_seqlens=self._cu_seqlens[: count + 1],
             slots=self._tasks[_SLOT, :count],
             has_initial_state=self._yes[:count],
@@ -239,11 +230,11 @@ class VerifyInputs:
             parents=self._parents[rows],
             are_trees=self._are_trees,
         )
-        if self._deferred is None:
+        if self.deferred is None:
             return part
         assert isinstance(part.states, VerifyBatch)
         tables = self._pending_records[:count], self._pending_rows[:count], self._records[:count]
-        return replace(part, deferred=self._deferred.defer(part.states, tables))
+        return replace(part, deferred=self.deferred.defer(part.states, tables))
 
 
 def verify_rows(
