@@ -51,6 +51,7 @@ class Capturer:
     """Captures forward passes that are never replayed concurrently.
 
     Attributes:
+        rows: Maximum number of rows of logits.
         logits: [rows, vocabulary], the shared buffer of logits; None before the first capture.
     """
 
@@ -64,7 +65,7 @@ class Capturer:
         """
         self._forward = forward
         self._graph_class = graph_class
-        self._rows = rows
+        self.rows = rows
         self._shares: Graph | None = None  # the last graph, whose memory later graphs share if possible
         self.logits: torch.Tensor | None = None
 
@@ -104,7 +105,7 @@ class Capturer:
         logits = self._forward(step, prepared, elsewhere)
         form = logits.dtype, logits.shape[-1]
         if self.logits is None or form != (self.logits.dtype, self.logits.shape[-1]):  # hooks can change both
-            self.logits = logits.new_empty(self._rows, logits.shape[-1])
+            self.logits = logits.new_empty(self.rows, logits.shape[-1])
         self.logits[: len(logits)].copy_(logits)
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,32 +80,19 @@ class DraftModel(Drafts):
     _form: Form | None = None
     _begun: _Proposed | None = None
 
-    def __init__(
-        self,
-        runner: Runner,
-        *,
-        slots: int,
-        rows: int,
-        most: int,
-        pin_memory: bool,
-        choose_tokens: Choose,
-    ) -> None:
+    def __init__(self, runner: Runner, options: EngineOptions, choose_tokens: Choose) -> None:
         """Use a runner whose pools have two slots per sequence.
 
         Args:
             runner: Runs the model.
-            slots: The difference between a sequence's second slot and its first.
-            rows: Maximum rows of a step.
-            most: Maximum tokens per proposal.
-            pin_memory: Whether the device copies from pinned memory.
+            options: The engine's options.
             choose_tokens: Chooses the tokens of sampled requests.
         """
         self.runner, self.runners = runner, [runner]
-        self._most = most
         self._choose_tokens = choose_tokens
-        self._slots = slots
-        self._rows = rows
-        self._pin_memory = pin_memory
+        self._most, self._rows = options.draft_tokens, options.max_tokens_per_step
+        self._slots = options.max_sequences  # the difference between a sequence's second slot and its first
+        self._pin_memory = runner.pin_memory
         self._newest = torch.zeros_like(runner.sequences.last_tokens)
 
     @torch.inference_mode()
@@ -304,16 +290,10 @@ class DraftTrees(DraftModel):
     are_trees = True
     kept_newest = 0
 
-    def __init__(self, branches: int, runner: Runner, **given: Any) -> None:
-        """Use a runner.
-
-        Args:
-            branches: The number of branches.
-            runner: Runs the model.
-            **given: See `DraftModel`.
-        """
-        super().__init__(runner, **given)
-        self.branches = branches
+    def __init__(self, runner: Runner, options: EngineOptions, choose_tokens: Choose) -> None:
+        """Same arguments as `DraftModel`."""
+        super().__init__(runner, options, choose_tokens)
+        self.branches = options.draft_branches
 
     def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Proposed:
         active, logits = self._extend(tasks)
@@ -544,17 +524,6 @@ def runner_options(options: EngineOptions) -> EngineOptions:
     )
 
 
-def proposing(options: EngineOptions, platform: Platform, choose_tokens: Choose) -> dict[str, Any]:
-    """The arguments of `DraftModel` that follow from an engine's options."""
-    return {
-        "slots": options.max_sequences,
-        "rows": options.max_tokens_per_step,
-        "most": options.draft_tokens,
-        "pin_memory": platform.hardware.pin_memory_available(),
-        "choose_tokens": choose_tokens,
-    }
-
-
 def load_draft(
     runtime: Runtime,
     draft: DraftCheckpoint,
@@ -599,8 +568,7 @@ def load_draft(
     )
     model = loaded.checkpoint
     _check_sizes(draft.path, model.vocab_size, vocab_size, model.max_length, max_length)
-    kind = partial(DraftTrees, options.draft_branches) if are_trees else DraftModel
-    given = proposing(options, platform, choose_tokens)
+    kind = DraftTrees if are_trees else DraftModel
     return LoadedDraft(
         [loaded],
         own,
@@ -612,5 +580,5 @@ def load_draft(
             proposes="trees" if are_trees else "chains",
         ),
         max_length,
-        lambda target, runners: kind(runners[0], **given),
+        lambda target, runners: kind(runners[0], options, choose_tokens),
     )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from switchrail.dispatch import NOTHING, Dispatcher
 from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.inputs import Tables
 from switchrail.engine.keys import Key
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Ran, Step, StepBuilder
 from switchrail.engine.verifications import Accept
 
@@ -28,12 +27,10 @@ class MixedSteps:
         capturer: Capturer,
         dispatcher: Dispatcher,
         builder: StepBuilder,
-        memory: Sequences[Any],
+        tables: Tables,
         accept: Accept,
         *,
         rows: int,
-        logits: int,
-        device: torch.device,
     ) -> None:
         """Allocate the inputs of the captured parts.
 
@@ -41,17 +38,15 @@ class MixedSteps:
             capturer: Captures steps.
             dispatcher: Dispatches the layers' calls to backends.
             builder: Converts schedules to steps.
-            memory: The sequences, which own slots and pages.
+            tables: The tables of the sequences.
             accept: Commits accepted drafts.
             rows: Rows of the largest captured step.
-            logits: Maximum rows of logits.
-            device: The device of the model.
         """
+        device = tables.device
         self._capturer = capturer
         self._dispatcher = dispatcher
         self._builder = builder
-        self._page_table, self._last_tokens = memory.page_table, memory.last_tokens
-        self._most_logits = logits
+        self._page_table, self._last_tokens = tables.page_table, tables.last_tokens
         self._accept = accept
         self._ids, self._positions, self._kv_rows, self._logit_rows = torch.zeros(
             4, rows, dtype=torch.int64, device=device
@@ -98,7 +93,7 @@ class MixedSteps:
         return Ran(logits[:count], made.logit_slots, widths, partial(self._accept, made, slots=slots))
 
     def _logits(self, rows: int) -> int:
-        return min(rows, self._most_logits)
+        return min(rows, self._capturer.rows)
 
 
 def _varying(step: Step) -> tuple[torch.Tensor, ...]:

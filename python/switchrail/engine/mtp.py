@@ -17,7 +17,7 @@ from torch import nn
 from switchrail._core import Layout
 from switchrail.engine.capture import has_trees
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.draft_model import DraftModel, LoadedDraft, Text, proposing, runner_options
+from switchrail.engine.draft_model import DraftModel, LoadedDraft, Text, runner_options
 from switchrail.engine.drafts import NONE
 from switchrail.engine.loading import ready_model
 from switchrail.engine.memory import Needs
@@ -138,36 +138,29 @@ class MtpDrafts(DraftModel):
         self,
         target: Runner,
         runners: Sequence[Runner],
-        *,
-        page_size: int,
-        **given: Any,
+        options: EngineOptions,
+        choose_tokens: Choose,
     ) -> None:
         """Allocate memory for the model's hidden states, and connect the steps.
 
         Args:
             target: Runs the model.
             runners: Run the head's steps. Their pools have two slots per sequence.
-            page_size: Page size in tokens.
-            **given: See `DraftModel`.
+            options: The engine's options.
+            choose_tokens: Chooses the tokens of sampled requests.
         """
-        super().__init__(runners[0], **given)
+        super().__init__(runners[0], options, choose_tokens)
         self.runners, self.ahead = list(runners), len(runners)
         model: Any = target.model
         weight: torch.Tensor = model.get_input_embeddings().weight
+        pages = target.pools.pages.capacity + 1
         pools = [
-            HiddenPool(
-                target.pools.pages.capacity + 1,
-                page_size,
-                weight.shape[1],
-                model.dtype,
-                weight.device,
-            )
-            for _ in runners
+            HiddenPool(pages, options.page_size, weight.shape[1], model.dtype, weight.device) for _ in runners
         ]
         target.pools.more += pools  # forks copy them too
         hidden = [pool.rows for pool in pools]  # the hidden states that each step reads
         for own in hidden:
-            own[:page_size] = 0  # padding reads page 0
+            own[: options.page_size] = 0  # padding reads page 0
         self._newest_hidden = weight.new_zeros(len(self._newest), weight.shape[1], dtype=model.dtype)
         for runner, own, results in zip(runners, hidden, [*hidden[1:], None], strict=True):
             runner.model = HeadModel(
@@ -264,17 +257,12 @@ class MtpTrees(MtpDrafts):
 
     are_trees = True
 
-    def __init__(self, siblings: int, target: Runner, runners: Sequence[Runner], **given: Any) -> None:
-        """Allocate memory for the model's hidden states, and connect the steps.
-
-        Args:
-            siblings: Tokens proposed for each position of the chain.
-            target: Runs the model.
-            runners: Run the head's steps.
-            **given: See `MtpDrafts`.
-        """
-        super().__init__(target, runners, **given)
-        self.siblings = siblings
+    def __init__(
+        self, target: Runner, runners: Sequence[Runner], options: EngineOptions, choose_tokens: Choose
+    ) -> None:
+        """Same arguments as `MtpDrafts`."""
+        super().__init__(target, runners, options, choose_tokens)
+        self.siblings = options.draft_branches
 
 
 def _keep(rows: torch.Tensor, running: Running, module: nn.Module, args: Any, output: Any) -> None:
@@ -326,7 +314,7 @@ def load_mtp(
             )
         )
     each = [step.needs(own) for step in steps]
-    kind = partial(MtpTrees, options.draft_branches) if has_trees(options) else MtpDrafts
+    kind = MtpTrees if has_trees(options) else MtpDrafts
     hidden = options.page_size * target.model.get_input_embeddings().weight.shape[1] * dtype.itemsize
     capture = None
     if len(steps) == 1:  # longer heads run eagerly, since the host reads their drafts
@@ -338,7 +326,7 @@ def load_mtp(
         Needs(sum(one.page + hidden for one in each), sum(one.slots for one in each)),
         capture,
         max_length,
-        partial(kind, page_size=options.page_size, **proposing(options, platform, choose_tokens)),
+        lambda target, runners: kind(target, runners, options, choose_tokens),
     )
 
 

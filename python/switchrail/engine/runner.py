@@ -74,6 +74,7 @@ class Runner:
         blocks: The compiled layers; None without compiling.
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
+        pin_memory: Whether the device copies from pinned memory asynchronously.
         disconnect: Disconnects the model, before another runner uses it or when it is no longer used.
     """
 
@@ -118,9 +119,9 @@ class Runner:
         shapes = read_shapes(mixers)
         self.model = checkpoint.model
         self.vocab_size = checkpoint.vocab_size
+        self.pin_memory = platform.hardware.pin_memory_available()
         self.graphs: Graphs | None = None
         self.choose: Choose | None = None
-        self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
         self._verified = forward_of(VerifyRows) or verify_rows
         self._options = options
@@ -138,7 +139,7 @@ class Runner:
             num_slots=options.max_sequences + 1,
             page_size=options.page_size,
             device=torch.device(platform.device),
-            pin_memory=platform.hardware.pin_memory_available(),
+            pin_memory=self.pin_memory,
         )
         self.dispatcher = Dispatcher(bound, flags=options.step_flags)
         self.running = Running()
@@ -148,7 +149,7 @@ class Runner:
             page_size=options.page_size,
             max_pages=pages_of(max_length, options.page_size),
             device=torch.device(platform.device),
-            pin_memory=platform.hardware.pin_memory_available(),
+            pin_memory=self.pin_memory,
         )
         self.disconnect = connect(
             self.model,
@@ -203,20 +204,18 @@ class Runner:
             form: How a draft model proposes; None for other models.
         """
         self.choose = choose
-        options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
-        plan = capture.plan
+        options, sequences, plan = self._options, self.sequences, capture.plan
         width = 1 if options.draft is None else 1 + options.draft_tokens
-        logits = options.max_sequences * width
         # no reference to the runner: a reference cycle would keep a closed engine's memory until the next
         # garbage collection
         forward = partial(_forward, self.model, self.dispatcher, self.running)
-        capturer = Capturer(forward, capture.graph_class, rows=logits)
+        capturer = Capturer(forward, capture.graph_class, rows=options.max_sequences * width)
         tables = Tables(
             sequences.page_table,
             sequences.last_tokens if last_tokens is None else last_tokens,
             sequences=options.max_sequences,
             page_size=options.page_size,
-            pin_memory=self._platform.hardware.pin_memory_available(),
+            pin_memory=self.pin_memory,
         )
         verifications = None
         if capture.verify is not None:
@@ -254,11 +253,9 @@ class Runner:
                 capturer,
                 self.dispatcher,
                 self.builder,
-                sequences,
+                tables,
                 self._accept,
                 rows=max(plan.keys.rows, default=0),
-                logits=logits,
-                device=device,
             ),
             verifications,
             proposals,
@@ -270,8 +267,8 @@ class Runner:
         """The deferred commits of captured verifications; None if commits are not deferred."""
         if DEFERRED not in commits(verify.plan).values():
             return None
-        slots, device = len(self.sequences.last_tokens), torch.device(self._platform.device)
-        return DeferredCommits(slots=slots, width=width, device=device)
+        last_tokens = self.sequences.last_tokens
+        return DeferredCommits(slots=len(last_tokens), width=width, device=last_tokens.device)
 
     def run(self, schedule: Schedule) -> Ran:
         """Run a schedule's tokens, from a graph if there is one."""
