@@ -26,7 +26,7 @@ class SamplingParams:
 
     Attributes:
         n: Number of samples of the prompt, at most 1,024. The samples equal those of n requests with the
-            seeds `seed`, `seed` + 1 and so on, but samples that run together share the prompt's prefill and
+            seeds `seed`, `seed` + 1 and so on. Samples that run together share the prompt's prefill and
             pages.
         max_new_tokens: Maximum number of tokens to generate.
         temperature: 0 takes the most likely token. With any other temperature, the logits are divided by it

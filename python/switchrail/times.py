@@ -24,14 +24,15 @@ NOISY = 0.2
 """A time with a larger spread is measured again. If the spread stays larger, it is added to the time."""
 
 Machine = dict[str, Any]
-"""The measured times on one device with certain versions.
+"""The times that were measured on one device with certain versions.
 
-Keys: `device` (its kind, name and capability), `packages` (name -> version) and `measurements`. Each
-measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an op without
-heads), `no_decay` (whether all gates were 0), `samples`, `ways` (backend -> how it was timed) and `left_out`
-(backend -> why it wasn't). Each sample has `rows`, `length`, `nanoseconds` (backend -> time of a call) and
-`spread` (backend -> difference between the slowest and the fastest quintile of rounds, divided by the
-median).
+- `device` has the kind, the name and the capability of the device.
+- `packages` has the version of each package.
+- `measurements` is a list. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k,
+  and of v; None for an op without heads), `no_decay` (whether all gates were 0) and `samples`. By backend,
+  `ways` tells how the backend was timed, and `left_out` why it was not.
+- Each of the `samples` has `rows` and `length`. By backend, `nanoseconds` is the time of a call, and `spread`
+  is the difference between the slowest and the fastest quintile of rounds, divided by the median.
 """
 
 

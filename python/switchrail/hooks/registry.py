@@ -225,10 +225,10 @@ class Hooks:
     def retry(self) -> tuple[Hook, ...]:
         """Puts waiting hooks on targets that exist now. Returns this object's hooks that still wait.
 
-        Hooks on an imported module are put on it before the import returns. A retry is needed for modules
+        Hooks on an imported module are put on it before the import returns. Other modules need a retry: those
         that are loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by
-        hand, or found by a finder in front of Switchrail's. It is also needed for attributes that a module
-        gets after its import. `add`, `enable`, `list` and `explain` retry as well.
+        hand, or found by a finder in front of Switchrail's. So do attributes that a module gets after its
+        import. `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
         return self.waiting()

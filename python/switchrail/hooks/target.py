@@ -1,8 +1,8 @@
 """Finds the site of a hook's target, which is given as a dotted path or an object.
 
 A target has the same site with and without active hooks, so it can be looked up without the lock, while other
-threads change hooks. For this, attributes that hooks have set on a class are ignored, a stand-in counts as
-the object that it replaces, and a site remains the same object as long as anything refers to it.
+threads change hooks. For this, attributes that hooks have set on a class are ignored, and a stand-in counts
+as the object that it replaces. A site remains the same object as long as anything refers to it.
 """
 
 from __future__ import annotations

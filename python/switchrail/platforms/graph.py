@@ -44,6 +44,6 @@ class Graph:
         """A tensor at the address of `tensor`, for use between replays of graphs that share memory.
 
         If the memory lives as long as the graph, an implementation may return a tensor that does not own the
-        memory, so that later captures can use this memory too.
+        memory. Then later captures can use this memory too.
         """
         return tensor

@@ -193,7 +193,7 @@ class RaggedAttention(Operation):
     """Softmax attention over keys and values that are packed like the queries, without a cache.
 
     `forward(q, k, v, batch, *, scale, causal)` returns the output [T, H, V] in q's dtype and its log-sum-exp
-    [T, H] float32 (natural log, -inf for rows that attend to nothing, whose outputs are zeros). q is [T, H,
+    [T, H] float32, with the natural logarithm. Rows that attend to nothing have zeros and -inf. q is [T, H,
     D], k [S, HKV, D] and v [S, HKV, V], with H a multiple of HKV. All may be strided views with a contiguous
     last axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows
     and the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform as host
 import sys
 from typing import Any, ClassVar, Final
 
@@ -71,7 +70,7 @@ class MpsHardware(Accelerator):
 
     def name(self) -> str:
         """The processor's name, as the operating system reports it; its architecture if that is unknown."""
-        return host.processor() or host.machine()
+        return CpuHardware().name()
 
     def total_memory(self) -> int:
         """The most memory that the operating system recommends using, in bytes.

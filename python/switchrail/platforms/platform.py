@@ -22,8 +22,8 @@ class Platform:
     """One device, with the classes and defaults of engines on it.
 
     The two parts are attributes, not base classes. So a vendor can combine the device part of one family with
-    the serving part of another by naming both classes, without conflicts in the method resolution order. The
-    serving part refers to the device part; the device part does not refer to the serving part.
+    the serving part of another by naming both classes. The serving part refers to the device part, but not
+    the reverse.
 
     ```
     class AcmePlatform(Platform):

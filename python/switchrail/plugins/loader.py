@@ -136,8 +136,8 @@ class Loader:
             allow: Names of the plugins that may be loaded; None means those in `SWITCHRAIL_PLUGINS`, or else
                 all.
             strict: Whether to raise an error, after all plugins were tried, if a plugin fails, hangs or
-                differs from the lock. A plugin then also fails if the target of one of its hooks does not
-                exist, or if the target of one of its `replace` hooks already has a `replace` hook.
+                differs from the lock. A plugin then also fails if a target of its hooks does not exist, or if
+                it puts a second `replace` hook on a target.
             timeout: Time limit in seconds for one plugin's import and function together; None means
                 `SWITCHRAIL_LOAD_TIMEOUT`, or else `Runtime.default_timeout`. With a limit, each plugin's code
                 runs in a separate thread, and the log names plugins that take longer than 5 s. After the

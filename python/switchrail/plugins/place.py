@@ -18,8 +18,8 @@ _OTHERS = {"switchrail", "torch", "transformers", *sys.stdlib_module_names}
 def failing_place(error: BaseException) -> str:
     """The line in which a backend failed, as `FILE:LINE`; empty if the error has no traceback.
 
-    This is the innermost line in the backend's own package (`switchrail` for a built-in backend), even if
-    another package that the backend calls, such as torch, raised the error.
+    This is the innermost line in the backend's own package (`switchrail` for a built-in backend). Lines of
+    packages that the backend calls, such as torch, are skipped.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]

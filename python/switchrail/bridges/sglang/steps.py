@@ -21,8 +21,8 @@ _log = logging.getLogger("switchrail")
 class Steps:
     """The forward passes of one model runner, each a step of a dispatcher.
 
-    SGLang announces the start of a pass, but not its end. So a pass ends when the next one starts or when a
-    layer is called again, as SGLang runs a pass several times before it captures the pass.
+    SGLang announces the start of a pass, but not its end. So a pass ends when the next pass starts. It also
+    ends when a layer is called again: SGLang repeats a pass, for example before capturing it.
 
     Attributes:
         dispatchers: By phase, the dispatcher that runs the layers' calls.

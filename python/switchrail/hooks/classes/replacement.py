@@ -71,7 +71,7 @@ class Class(Site):
                 inherited = before.own if extends(state, self.cls) else {}
                 wanted = Namespace({**inherited, **namespace_of(state)})
                 remember(state, self.cls)
-                # Before any method of `state` runs, since methods may use `super`.
+                # Set before any method of `state` runs, since methods may use `super`.
                 replaced[self.cls] = Replacement(state, before.own, wanted)
                 self._set(wanted, before.put)
         except BaseException as error:
