@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Final, TypeGuard, TypeVar
+from collections.abc import Mapping
+from typing import Final, TypeGuard
 
 from switchrail.errors import SwitchrailError
 
 _BEYOND: Final = 2**64
 
-Error = TypeVar("Error", bound=SwitchrailError)
 
-
-def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, bool, str]]) -> None:
-    """Raises one error that lists all invalid values, if there are any.
+def refuse(error: type[SwitchrailError], options: object, checks: Mapping[str, tuple[bool, str]]) -> None:
+    """Raises one error that lists all invalid attributes of an options object, if there are any.
 
     Args:
         error: The class to raise, with the fields `problems` (name -> message) and `valid` (name -> text).
-        owner: The name of the object that has the values, for the message.
-        checks: For each value its name, the value, whether it is valid, and a description of valid values.
+        options: The object.
+        checks: For each attribute, whether its value is valid, and a description of valid values.
     """
-    wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
-    if wrong:
-        problems = {name: f"{name} must be {valid}, got {shown(found)}" for name, found, valid in wrong}
-        raise error(
-            f"{owner}: " + "; ".join(problems.values()),
-            problems=problems,
-            valid={name: valid for name, _, valid in wrong},
-        )
+    valid = {name: description for name, (is_valid, description) in checks.items() if not is_valid}
+    if valid:
+        problems = {
+            name: f"{name} must be {description}, got {shown(getattr(options, name))}"
+            for name, description in valid.items()
+        }
+        message = f"{type(options).__name__}: {'; '.join(problems.values())}"
+        raise error(message, problems=problems, valid=valid)
 
 
 def shown(found: object) -> str:

@@ -97,8 +97,7 @@ class SamplingParams:
             ),
             "ignore_eos": (isinstance(self.ignore_eos, bool), "True or False"),
         }
-        values = [(name, getattr(self, name), *check) for name, check in checks.items()]
-        refuse(RequestError, "SamplingParams", values)
+        refuse(RequestError, self, checks)
 
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of the `n` samples, as for separate prompts."""

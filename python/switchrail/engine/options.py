@@ -142,8 +142,7 @@ class EngineOptions:
             "state_dtype": (self.state_dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
             "seed": (optional(self.seed, 0), "None or an integer of at least 0"),
         }
-        values = [(name, getattr(self, name), *check) for name, check in checks.items()]
-        refuse(ConfigError, "EngineOptions", values)
+        refuse(ConfigError, self, checks)
 
     def _least_rows(self) -> tuple[int, str]:
         """The least `max_tokens_per_step`, and the description of valid values."""
