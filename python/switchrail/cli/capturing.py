@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import switchrail
+from switchrail.cli.show import progress_bar
 
 if TYPE_CHECKING:
     from switchrail import Engine
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 @contextmanager
 def capturing(console: Console) -> Iterator[Callable[[int, int], None]]:
     """Yields the callback `progress` for `Engine`. On a terminal, the callback shows a progress bar."""
-    columns = TextColumn("capturing steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = None
 
         def show(done: int, total: int) -> None:
             nonlocal task
             if task is None:
-                task = bar.add_task("", total=total)
+                task = bar.add_task("capturing steps", total=total)
             bar.update(task, completed=done)
 
         yield show

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -12,7 +11,7 @@ import typer
 
 from switchrail.cli import complete, flags
 from switchrail.cli.choices import loaded_runtime, read_choices
-from switchrail.cli.show import console, platform_text, print_json, table
+from switchrail.cli.show import console, platform_text, print_json, progress_bar, table
 from switchrail.errors import BackendImportError, NoCaseError, SwitchrailError
 from switchrail.foreign import in_lines, one_line
 from switchrail.plugins.place import failing_place
@@ -121,20 +120,9 @@ def _check_builds(subject: Subject) -> None:
 
 
 def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from switchrail.testing.conformance import run_case
 
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console(stderr=True),
-        transient=True,
-        disable=quiet or not sys.stderr.isatty(),
-    )
-    with progress:
+    with progress_bar(console(stderr=True, quiet=quiet)) as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
             progress.update(task, description=case.id)

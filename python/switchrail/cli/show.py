@@ -18,6 +18,8 @@ from switchrail.plugins import GROUP
 from switchrail.plugins.place import placed_reason
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from switchrail import Platform, Plugin, RoutePlan
 
 
@@ -44,6 +46,21 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     stream = sys.stderr if stderr else output()
     width = None if stream.isatty() else PIPE_WIDTH
     return _Plain(file=stream, width=width, stderr=stderr, quiet=quiet)
+
+
+def progress_bar(out: Console) -> Progress:
+    """A progress bar with its task's description. Shows nothing unless the console is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=out,
+        transient=True,
+        disable=out.quiet or not out.is_terminal,
+    )
 
 
 def print_json(document: Any) -> None:
