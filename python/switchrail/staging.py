@@ -264,12 +264,12 @@ class StagedHooks(Hooks):
             staging.unstage(*staging.staged(), *self.list(), *self.disabled(), *self.waiting())
 
     def disable(self, *hooks: Hook) -> None:
-        """Disables hooks, which keep their places in the order. Refused to a plugin that is being loaded."""
+        """Disables hooks, which keep their positions in the order. Plugins that are being loaded may not."""
         self._refuse_plugins("disable", hooks)
         super().disable(*hooks)
 
     def enable(self, *hooks: Hook) -> None:
-        """Enables disabled hooks. Refused to a plugin that is being loaded."""
+        """Enables disabled hooks. Plugins that are being loaded may not."""
         self._refuse_plugins("enable", hooks)
         super().enable(*hooks)
 

@@ -32,6 +32,6 @@ def capturing(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def make_engine(told: Console, checkpoint: Path, **options: Any) -> Engine:
-    """Makes an engine, with a progress bar on `told` while it captures. `options` are those of `Engine`."""
+    """Makes an engine with the options of `Engine`. A progress bar on `told` shows its captures."""
     with capturing(told) as progress:
         return switchrail.Engine(checkpoint, progress=progress, **options)

@@ -130,10 +130,10 @@ def _requested(
 ) -> Mapping[Hook, tuple[Site, ...]]:
     """All hooks after the change, with their sites."""
     sites = dict(before)
-    for hook, places in add.items():
+    for hook, own in add.items():
         if hook in sites:
             raise HookError(f"{hook!r} was already added", target=hook.target_name)
-        sites[hook] = tuple(places)
+        sites[hook] = tuple(own)
     for hook, site in attach.items():
         if hook in sites and site not in sites[hook]:
             sites[hook] = (*sites[hook], site)
@@ -180,8 +180,8 @@ def _by_site(
     sites: Mapping[Hook, tuple[Site, ...]], moved: Mapping[Site, Site]
 ) -> Mapping[Site, tuple[Hook, ...]]:
     hooks: dict[Site, tuple[Hook, ...]] = {}
-    for hook, places in sites.items():
-        for site in dict.fromkeys(moved.get(site, site) for site in places):
+    for hook, own in sites.items():
+        for site in dict.fromkeys(moved.get(site, site) for site in own):
             hooks[site] = (*hooks.get(site, ()), hook)
     return hooks
 
@@ -273,8 +273,8 @@ def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[
 def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
     """Refuses waiting hooks whose constraints form a cycle, even though their target doesn't exist yet."""
     waiting: dict[str, list[Hook]] = {}
-    for hook, places in wanted.sites.items():
-        if not places and hook not in wanted.disabled:
+    for hook, sites in wanted.sites.items():
+        if not sites and hook not in wanted.disabled:
             waiting.setdefault(hook.target_name, []).append(hook)
     for hooks in waiting.values():
         if not before.sites.keys() >= {*hooks}:

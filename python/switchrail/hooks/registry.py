@@ -46,17 +46,17 @@ class Hooks:
         strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
             imports.watch(target)  # first of all, since another thread may start the import
-        place: Site | None = None
+        site: Site | None = None
         missing: MissingTargetError | None = None
         try:
             found = resolve(target)
-            place = None if isinstance(found, Awaited) else found
+            site = None if isinstance(found, Awaited) else found
         except MissingTargetError as error:
             if strict:
                 raise
             missing = error
-        name = target if isinstance(target, str) else place.name if place is not None else repr(target)
-        path = name if isinstance(target, str) or _leads_to(name, place) else None
+        name = target if isinstance(target, str) else site.name if site is not None else repr(target)
+        path = name if isinstance(target, str) or _leads_to(name, site) else None
         hook = Hook(
             target_name=name,
             fn=fn,
@@ -66,14 +66,14 @@ class Hooks:
             before=(*as_list("before", given["before"]),),
             after=(*as_list("after", given["after"]),),
             owner=self,
-            site=place,
+            site=site,
             path=path,
             plugin=given["plugin"],
             version=given["version"],
             strict=strict,
         )
-        if place is not None:
-            place.check(hook)
+        if site is not None:
+            site.check(hook)
         if missing is not None:
             _log.warning("%r waits for its target: %s", hook, missing)
         return hook
@@ -167,7 +167,7 @@ class Hooks:
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
     def disable(self, *hooks: Hook) -> None:
-        """Disables hooks: they don't run, but keep their places in the order."""
+        """Disables hooks: they don't run, but keep their positions in the order."""
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:

@@ -8,7 +8,7 @@ import torch
 
 
 class Pool:
-    """A model's memory in numbered places (pages or slots). A place has the same number in all layers."""
+    """A model's memory in numbered pages or slots. A page or slot has the same number in all layers."""
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates a contiguous tensor, which need not be cleared."""
@@ -16,14 +16,14 @@ class Pool:
 
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors of all layers, each [places, ...]."""
+        """All tensors of all layers, each [pages, ...] or [slots, ...]."""
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies places, in all layers.
+        """Copies pages or slots, in all layers.
 
         Args:
-            sources: [N] int64, the places to copy.
-            targets: [N] int64, the place to copy each source to; no target is also a source.
+            sources: [N] int64, the numbers to copy from.
+            targets: [N] int64, the numbers to copy to; no number is both a source and a target.
         """
         for tensor in self.tensors():
             tensor[targets] = tensor[sources]

@@ -53,7 +53,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         self._page = int(model_runner.page_size)
         self._locate = _location if version.location else _plain
         self._drafts = drafts_of(version, model_runner)
-        # Drafts may follow the longest context; SGLang's table of tokens has room for them.
+        # Drafts may follow the longest context: SGLang's table of tokens has columns for them.
         self._longest = self.max_context_len + (0 if self._drafts is None else self._drafts.tokens)
         _check(model_runner)
         # SGLang's lightning layers also have modules of this class, which store no keys and values.

@@ -181,7 +181,7 @@ class Extended:
     def _split(self, tracked: Tracked) -> list[Part]:
         """Splits each sequence after the state to keep, so that the backend writes this state to its slot."""
         own, kept = self.slots, tracked.slots.to(self.slots.dtype)
-        # for each part, its pieces of sequences: sequence, rows, whether to read and to write the kept slot
+        # for each part: (sequence, rows, whether to read the kept slot, whether to write it)
         groups: list[list[tuple[int, int, bool, bool]]] = [[]]
         for n, (length, after) in enumerate(zip(self.seqlens, tracked.after, strict=True)):
             if not 0 < after < length:

@@ -146,15 +146,15 @@ class Class(Site):
 
         A class that takes part in two replacements would mix their hooks.
         """
-        for place, others in wanted.items():
-            if not isinstance(place, Class) or hook in others:  # the same hook: its module was imported again
+        for site, others in wanted.items():
+            if not isinstance(site, Class) or hook in others:  # the same hook: its module was imported again
                 continue
             for other in others:
                 if other.fn is hook.fn:
-                    return f"the class already replaces {place.name}; valid: a separate class for each target"
+                    return f"the class already replaces {site.name}; valid: a separate class for each target"
                 if other.fn is self.cls:
-                    return f"the target replaces {place.name}; valid: to replace {place.name}"
-                if place.cls is hook.fn:
+                    return f"the target replaces {site.name}; valid: to replace {site.name}"
+                if site.cls is hook.fn:
                     return f"the class itself is replaced by {other.name}; valid: {other.name}"
         return None
 
