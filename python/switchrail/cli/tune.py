@@ -131,8 +131,8 @@ def _print(out: Console, timings: Sequence[Timing]) -> None:
 
 _WAYS = {
     "graph": "in a CUDA graph",
-    "queued": "with the host ahead",
-    "eager": "as the host calls",
+    "queued": "queued ahead of the device",
+    "eager": "launched one by one",
     "host": "on the host",
 }
 
