@@ -43,15 +43,7 @@ class Call:
         Raises:
             BridgeError: An argument needs something that Switchrail does not serve.
         """
-        if base.training:
-            raise BridgeError("got a call in training mode, expected eval mode: call model.eval()")
-        if _wanted(given, base, "output_attentions"):
-            raise BridgeError("got output_attentions, which no backend returns; expected False")
-        packed = [key for key in _PACKED if given.get(key) is not None]
-        if packed:
-            raise BridgeError(
-                f"got {', '.join(packed)}, expected a row for each sequence, padded", found=packed
-            )
+        _check_served(given, base)
         name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
         tokens = given.get(name)
         if tokens is None:
@@ -63,28 +55,12 @@ class Call:
             found = DynamicCache(config=base.config)
         if found is not None:
             check_adoptable(found)
-        mask = given.get("attention_mask")
-        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
-            raise BridgeError(
-                f"got an attention mask of {_described(mask)}, expected [sequences, columns], which tells "
-                "tokens from padding"
-            )
         seen = found.get_seq_length() if isinstance(found, ServedCache) else 0
-        if mask is not None and mask.shape != (self.sequences, seen + self.columns):
-            raise BridgeError(
-                f"got an attention mask of {_described(mask)}, expected [{self.sequences}, "
-                f"{seen + self.columns}], for the columns in the cache and then the columns of the call"
-            )
         self._before: torch.Tensor | None = None
         self._index: torch.Tensor | None = None
         self.counts = [self.columns] * self.sequences
-        if mask is not None:
-            real = mask != 0
-            parts = torch.split(real, [seen, self.columns], dim=1)
-            self._before = parts[0]
-            self._lengths, self.counts = torch.stack([part.sum(1) for part in parts]).tolist()
-            if min(self.counts) < self.columns:
-                self._index = parts[1].flatten().nonzero().squeeze(1)
+        if given.get("attention_mask") is not None:
+            self._read_mask(given["attention_mask"], seen)
         if not any(self.counts):
             raise BridgeError("got padding only, expected at least one token")
         positions = given.get("position_ids")
@@ -106,6 +82,23 @@ class Call:
         }
         self._has_gradient = tokens.requires_grad
         self.cache = None if found is None else adopt(found)
+
+    def _read_mask(self, mask: object, seen: int) -> None:
+        """Finds the padding in the call's columns, which come after `seen` columns in the cache."""
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            raise BridgeError(
+                f"got an attention mask of {_described(mask)}, expected [sequences, columns], which tells "
+                "tokens from padding"
+            )
+        if mask.shape != (self.sequences, seen + self.columns):
+            raise BridgeError(
+                f"got an attention mask of {_described(mask)}, expected [{self.sequences}, "
+                f"{seen + self.columns}], for the columns in the cache and then the columns of the call"
+            )
+        self._before, real = torch.split(mask != 0, [seen, self.columns], dim=1)
+        self._lengths, self.counts = torch.stack([self._before.sum(1), real.sum(1)]).tolist()
+        if min(self.counts) < self.columns:
+            self._index = real.flatten().nonzero().squeeze(1)
 
     def check(self, memory: Memory) -> None:
         """Checks that the call continues the sequences in memory.
@@ -179,6 +172,17 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         raise BridgeError("a served model has no gradients; call remove() of its handle before training")
+
+
+def _check_served(given: Mapping[str, Any], base: Any) -> None:
+    """Refuses modes and arguments that the bridge does not serve."""
+    if base.training:
+        raise BridgeError("got a call in training mode, expected eval mode: call model.eval()")
+    if _wanted(given, base, "output_attentions"):
+        raise BridgeError("got output_attentions, which no backend returns; expected False")
+    packed = [key for key in _PACKED if given.get(key) is not None]
+    if packed:
+        raise BridgeError(f"got {', '.join(packed)}, expected a row for each sequence, padded", found=packed)
 
 
 def _wanted(given: Mapping[str, Any], base: Any, name: str, *, default: bool = False) -> Any:
