@@ -41,7 +41,7 @@ class Call:
             base: The model without its head.
 
         Raises:
-            BridgeError: An argument needs something that Switchrail does not serve.
+            BridgeError: Switchrail does not serve an argument, or the mode of the model.
         """
         _check_served(given, base)
         name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
