@@ -5,8 +5,8 @@
     python -m benchmarks.drafts --part texts     # only one part: steps, forced or texts
     python -m benchmarks.drafts --accepted       # only counts accepted drafts, on the CPU
 
-*steps*: times of steps of a Qwen3-Next slice with random weights on the device (medians): a *decode*; a
-    *verify* of 4 rows per sequence, up to the logits; and the *commit* after it, which determines the
+*steps*: times of steps of a slice of Qwen3-Next (fewer layers and experts, random weights) on the device, as
+    medians. A *verify* computes 4 rows per sequence, up to the logits. The *commit* after it determines the
     accepted rows and writes states. Steps are timed with and without deferred commits. With deferred commits,
     a verify includes the commit of the previous verify.
 *forced*: tokens per second of such a slice. With random weights, hardly any draft would be accepted. So the

@@ -1,4 +1,4 @@
-"""Times slices of Kimi-Linear, MiniMax and Nemotron-H at real widths, beside transformers and a floor.
+"""Times slices (few layers at real widths) of Kimi-Linear, MiniMax and Nemotron-H, transformers and a floor.
 
     python -m benchmarks.families                        # all three; B = 1, 32, 128
     python -m benchmarks.families --family minimax --batch 32 --json FILE

@@ -1,4 +1,5 @@
-"""The checkpoints to serve, slices of Qwen3-Next with random weights, and prompts."""
+"""Makes checkpoints and prompts. A checkpoint is a slice of Qwen3-Next: fewer layers and experts at the real
+widths, with random weights."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ WIDTHS: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 1,
 }
-"""Sizes of the published model."""
+"""Sizes of the published model that a slice keeps."""
 
 TINY: dict[str, Any] = {
     **WIDTHS,
