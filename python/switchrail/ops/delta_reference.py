@@ -40,12 +40,17 @@ class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
         weight = beta.double()
         if layer.beta_scale is not None:
             weight = layer.beta_scale / (1 + (-weight).exp())
+        # by row, with the axes of the state [HV, V, K]
+        alphas, weights, values = (
+            each.unbind() for each in (alpha[:, :, None], weight[:, :, None, None], v.double()[..., None])
+        )
+        all_keys, all_queries = keys[:, :, None].unbind(), queries[:, :, None].unbind()
 
         def token(s: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
-            k_t, q_t = keys[t][:, None, :], queries[t][:, None, :]
-            s = alpha[t][:, None, :] * s
+            k_t, q_t = all_keys[t], all_queries[t]
+            s = alphas[t] * s
             prediction = (s * k_t).sum(-1, keepdim=True)
-            s = s + weight[t][:, None, None] * (v[t].double()[:, :, None] - prediction) * k_t
+            s = s + weights[t] * (values[t] - prediction) * k_t
             return s, layer.scale * (s * q_t).sum(-1)
 
         return token

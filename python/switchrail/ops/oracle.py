@@ -54,22 +54,25 @@ def _walk(
         if length and batch.has_initial_state[n]:
             first = state[batch.read_slots[n]].double()
         after = [first]
+        results = []
         for i, t in enumerate(rows):
             parent = int(batch.parents[t]) if isinstance(batch, VerifyBatch) else i - 1
             s, result = token(after[parent + 1], t)
-            out[t] = result.to(out.dtype)
+            results.append(result)
             after.append(s)
+        if results:
+            out[rows.start : rows.stop] = torch.stack(results).to(out.dtype)
         states.append(after)
     return states
 
 
-def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> list[int]:
-    """The positions visible to row i of sequence n, which is the packed row `row`; empty for padding."""
+def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> slice | list[int]:
+    """The positions visible to row i of sequence n, which is the packed row `row`; none for padding."""
     past = int(batch.kv_lens[n]) - batch.seqlens[n]
     if batch.kv_lens[n] == 0:
-        return []
+        return slice(0)
     if not isinstance(batch, PagedTreeBatch):
-        return list(range(0 if window is None else max(0, past + i + 1 - window), past + i + 1))
+        return slice(0 if window is None else max(0, past + i + 1 - window), past + i + 1)
     followed = [i]
     while (parent := int(batch.parents[row - i + followed[-1]])) >= 0:
         followed.append(parent)

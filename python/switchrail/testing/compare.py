@@ -121,14 +121,16 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
     slots = call.written_slots
     before = call.state.cpu()
     lasts = range(-1, max(call.batch.seqlens, default=0))
+    accepted = {last: _accepted(call, last) for last in lasts}
     truths = {}
     for last in lasts:
         truths[last] = oracle.state.clone()
-        expected.commit(_accepted(call, last), truths[last])
+        expected.commit(accepted[last], truths[last])
     state = call.clone().state
+    may_change = [*slots, *_spare(call)]
     for last in lasts:
         state.copy_(call.state)
-        verification.commit(_accepted(call, last).to(state.device), state)
+        verification.commit(accepted[last].to(state.device), state)
         result = state.cpu()
         problems = []
         off = measure(result[slots], truths[last][slots])
@@ -152,7 +154,7 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
             )
             headline = f"{call.op}: the state after row {last} is off by {off}, the bound is {bound}"
             problems.append(Problem(headline, found))
-        stray = _changed_slots(before, result, [*slots, *_spare(call)])
+        stray = _changed_slots(before, result, may_change)
         if stray:
             findings = stray_slots(call, stray, result.double(), truths[last], bound)
             headline = f"{call.op}: the commit wrote a slot that no sequence owns"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,17 +65,19 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     if expected.numel() == 0:
         return Error(0.0, 0.0)
     a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
-    if not (a.isfinite().all() and e.isfinite().all()):
+    norm = torch.linalg.vector_norm
+    difference, size = norm(a - e, dim=-1), norm(e, dim=-1)
+    total, expected_total = float(norm(difference)), float(norm(size))
+    # a number that is not finite makes a total that is not
+    if not (math.isfinite(total + expected_total) or (a.isfinite().all() and e.isfinite().all())):
         return Error(float("inf"), float("inf"))
-    difference = (a - e).norm(dim=-1)
-    size = e.norm(dim=-1)
     if not size.any():
         worst = float("inf") if difference.any() else 0.0
         return Error(worst, worst)
     least = torch.finfo(actual.dtype).tiny
     floor = (FLOOR * size.square().mean().sqrt()).clamp_min(least)
     return Error(
-        float(difference.norm() / size.norm().clamp_min(least)),
+        total / max(expected_total, least),
         float((difference / size.clamp_min(floor)).max()),
     )
 

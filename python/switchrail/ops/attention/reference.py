@@ -27,13 +27,14 @@ class ReferenceAttention(AttentionBackend):
             values = v_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             for i in range(length):
                 seen = seen_by(batch, n, i, row, window)
-                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[seen])
+                seen_keys, seen_values = keys[seen], values[seen]
+                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), seen_keys)
                 if soft_cap is not None:
                     logits = soft_cap * torch.tanh(logits / soft_cap)
-                if sinks is not None and seen:
+                if sinks is not None and len(seen_keys):
                     logits = torch.cat([logits, sinks.double()[:, None]], dim=1)
-                weights = torch.softmax(logits, dim=-1)[:, : len(seen)]
-                out[row] = torch.einsum("hs,shd->hd", weights, values[seen]).to(out.dtype)
+                weights = torch.softmax(logits, dim=-1)[:, : len(seen_keys)]
+                out[row] = torch.einsum("hs,shd->hd", weights, seen_values).to(out.dtype)
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1

@@ -20,9 +20,12 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
         """The function that runs one row of a call."""
         layer, q, k, v, _ = call
         decay = layer.g.double().exp()[:, None, None]
+        # by row, with the axes of the state [H, V, K]
+        queries, keys = (each.double()[:, :, None].unbind() for each in (q, k))
+        values = v.double()[..., None].unbind()
 
         def token(s: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
-            s = decay * s + v[t].double()[:, :, None] * k[t].double()[:, None, :]
-            return s, layer.scale * (s * q[t].double()[:, None, :]).sum(-1)
+            s = decay * s + values[t] * keys[t]
+            return s, layer.scale * (s * queries[t]).sum(-1)
 
         return token

@@ -19,22 +19,23 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     def token_of(self, call: Mamba2Call) -> Token:
         """The function that runs one row of a call."""
         layer, x, B, C, dt, _ = call
-        A, D = layer.A, layer.D
         group = x.shape[1] // B.shape[1]
         steps = dt.double()
         if layer.dt_bias is not None:
             steps = steps + layer.dt_bias.double()
         if layer.dt_softplus:
             steps = torch.logaddexp(steps, torch.zeros_like(steps))
-        steps = steps.clamp(layer.dt_min, layer.dt_max)
+        steps = steps.clamp(layer.dt_min, layer.dt_max)[:, :, None]
+        inputs = x.double()
+        skipped = None if layer.D is None else layer.D.double()[:, None] * inputs
+        # by row, with the axes of the state [H, P, N]
+        decays = (steps * layer.A.double()[:, None]).exp()[..., None].unbind()
+        stepped = (steps * inputs)[..., None].unbind()
+        bs, cs = (each.double().repeat_interleave(group, dim=1)[:, :, None].unbind() for each in (B, C))
 
         def token(h: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
-            step = steps[t][:, None, None]
-            x_t = x[t].double()[:, :, None]
-            b_t = B[t].double().repeat_interleave(group, dim=0)[:, None, :]
-            c_t = C[t].double().repeat_interleave(group, dim=0)[:, None, :]
-            h = (step * A.double()[:, None, None]).exp() * h + step * x_t * b_t
-            y = (h * c_t).sum(-1)
-            return h, y if D is None else y + D.double()[:, None] * x[t].double()
+            h = decays[t] * h + stepped[t] * bs[t]
+            y = (h * cs[t]).sum(-1)
+            return h, y if skipped is None else y + skipped[t]
 
         return token

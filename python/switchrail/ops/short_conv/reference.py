@@ -16,13 +16,15 @@ class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
     def token_of(self, call: ShortConvCall) -> Token:
         """The function that runs one row of a call."""
         layer, x, _ = call
-        weight, bias = layer.weight, layer.bias
+        weight = layer.weight.double()
+        bias = None if layer.bias is None else layer.bias.double()
+        rows = x.double()[..., None].unbind()
 
         def token(window: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs = torch.cat([window, x[t].double()[:, None]], dim=1)
-            y = (inputs * weight.double()).sum(dim=1)
+            inputs = torch.cat([window, rows[t]], dim=1)
+            y = (inputs * weight).sum(dim=1)
             if bias is not None:
-                y = y + bias.double()
+                y = y + bias
             if layer.activation == "silu":
                 y = y / (1 + (-y).exp())
             return inputs[:, 1:], y
