@@ -10,6 +10,7 @@ from switchrail._core import OPS
 from switchrail.cli.new_plugin import write_plugin
 from switchrail.errors import NewPluginError, UnknownOpError
 from switchrail.testing import isolated
+from switchrail.testing.conformance import select_named
 
 RUN = ["attention", "gated_delta", "short_conv"]
 """The ops of the checkpoint."""
@@ -50,9 +51,12 @@ def runtime(made, monkeypatch):
 
 
 def test_their_own_tests(processes, made):
+    """Of the conformance suite two checks per setting run. All run in `test_torch`, on the classes from which
+    these backends inherit; `test_they_claim_no_more_than_they_inherit` says that they are the same cases."""
     folder, site = made
     program = "import pytest; raise SystemExit(pytest.console_main())"
     command = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-rA"]
+    command += ["-k", "not test_it_keeps_the_contract or ragged or refusals"]
     tests = [folder / name_of(op) / "tests" for op in OPS]
     environment = os.environ | {"PYTHONPATH": str(site)}
     done = processes.run(program, [*command, *tests], cwd=folder, env=environment)
@@ -62,7 +66,20 @@ def test_their_own_tests(processes, made):
     assert passed.count("test_its_platform") == len(WITH_PLATFORM)
     assert passed.count("test_its_hook_runs") == len(WITH_HOOK)
     for op in OPS:
-        assert any(name.startswith(f"test_it_keeps_the_contract[{op}/decode/float32/") for name in passed)
+        for phase in ("prefill", "decode"):
+            assert f"test_it_keeps_the_contract[{op}/{phase}/float32/ragged]" in passed
+            assert f"test_it_keeps_the_contract[{op}/{phase}/float32/refusals]" in passed
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_they_claim_no_more_than_they_inherit(runtime, op):
+    cases = []
+    for name in (name_of(op), "torch"):
+        platform = runtime.find_platform("cpu")
+        found = select_named(runtime, name, platform=platform, op=op, quick=True).cases
+        cases.append({case.id for case in found})
+    assert len(cases[0]) > 50
+    assert cases[0] <= cases[1]
 
 
 def speak(runtime, checkpoint, **options):
