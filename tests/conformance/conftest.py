@@ -45,7 +45,9 @@ def _mutated(
     entry, _, attribute = path.partition(":")
 
     def is_reloaded(module: str) -> bool:
-        return module in (entry, name) or not reloaded.isdisjoint((module, module.split(".")[0]))
+        return module.startswith("switchrail") and (
+            module in (entry, name) or not reloaded.isdisjoint((module, module.split(".")[0]))
+        )
 
     before = {module: sys.modules.pop(module) for module in list(sys.modules) if is_reloaded(module)}
     try:
