@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import switchrail
@@ -104,7 +104,8 @@ class _Run:
         self.place: str | None = None
         self.second_rests = threading.Event()
         self._point, self._traced_files = point, traced
-        self._seen: set[tuple[Any, int]] = set()
+        self._is_traced: dict[str, bool] = {}
+        self._seen: set[tuple[CodeType, int]] = set()
         self._first = threading.Thread(target=self._traced, args=(first,))
         self.second = threading.Thread(target=self._kept, args=(second,))
 
@@ -134,18 +135,24 @@ class _Run:
                 self.second_rests.set()
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        file = frame.f_code.co_filename
-        if not file.startswith(self._traced_files) or os.path.basename(file) in _PURE:
+        code = frame.f_code
+        file = code.co_filename
+        is_traced = self._is_traced.get(file)
+        if is_traced is None:
+            is_traced = file.startswith(self._traced_files) and os.path.basename(file) not in _PURE
+            self._is_traced[file] = is_traced
+        if not is_traced or self.place is not None:
             return None
-        point = frame.f_code, frame.f_lineno
-        if self.place is None and event in ("call", "line") and point not in self._seen:
+        point = code, frame.f_lineno
+        if event in ("call", "line") and point not in self._seen:
             if len(self._seen) == self._point:
                 self.place = f"{file}:{frame.f_lineno}"
+                sys.settrace(None)
                 self.second.start()
                 self.second_rests.wait(_PATIENCE)
                 return None
             self._seen.add(point)
-        return self._trace if self.place is None else None
+        return self._trace
 
 
 class _Watched:
