@@ -56,14 +56,8 @@ class _Shape:
         kv_heads = layer.k_cache.shape[2]
         group = heads // kv_heads
         factor = abs(scale) * (LOG2E.value if soft_cap is None else 1 / soft_cap)
-        numbers = (
-            factor,
-            0.0 if soft_cap is None else soft_cap * LOG2E.value,
-            window or 0,
-            *q.stride()[:2],
-            batch.page_table.stride(0),
-            kv_heads,
-        )
+        cap = 0.0 if soft_cap is None else soft_cap * LOG2E.value
+        numbers = (factor, cap, window or 0, *q.stride()[:2], batch.page_table.stride(0), kv_heads)
         given = (window, soft_cap, layer.sinks, lse)
         features = (scale < 0, *[feature is not None for feature in given])
         caches = (layer.k_cache, layer.v_cache)

@@ -364,11 +364,8 @@ def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) 
     if total or deferred:
         sums = torch.empty((total, *record.g.shape[1:], 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
-        while (
-            not channels
-            and block_v > 16
-            and len(batch.seqlens) * v.shape[1] * value_size < PROGRAMS * block_v
-        ):
+        values = len(batch.seqlens) * value_heads * value_size
+        while not channels and block_v > 16 and values < PROGRAMS * block_v:
             block_v //= 2
         given = (q, k, v, *gate_tensors(call), layer.state, out, plan.paths)
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)

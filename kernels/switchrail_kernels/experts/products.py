@@ -103,9 +103,8 @@ def down_tiles(
 
 @triton.jit
 def weigh(
-    p_each, p_weights, p_rows, p_out, T, H: tl.constexpr, KS: tl.constexpr, BN: tl.constexpr,
-    PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
+    p_each, p_weights, p_rows, p_out, T,
+    H: tl.constexpr, KS: tl.constexpr, BN: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sum the results of a row's experts, in the order of its experts; zeros for padding rows."""
     wait(EARLY)
@@ -126,20 +125,10 @@ def weigh(
 
 @triton.jit
 def gate_up_pairs(
-    p_x,
-    p_weight,
-    p_experts,
-    p_rows,
-    p_inner,
-    s_x,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741
-    KS: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_x, p_weight, p_experts, p_rows, p_inner, s_x,
+    H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
+    BN: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """silu(x gate) (x up) for one pair, and `BN` of the inner channels."""
     wait_first(EARLY)
     i_p = tl.program_id(0) // tl.cdiv(I, BN)
@@ -167,21 +156,10 @@ def gate_up_pairs(
 
 @triton.jit
 def down_pairs(
-    p_inner,
-    p_weight,
-    p_experts,
-    p_weights,
-    p_rows,
-    p_out,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741
-    KS: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PADDED: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    p_inner, p_weight, p_experts, p_weights, p_rows, p_out,
+    H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
+    BN: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Compute `BN` outputs of one row: the weighted sum of its pairs' products with `down`.
 
     With AHEAD, which requires that `BK` covers all of I, a program reads all its weights before it waits for

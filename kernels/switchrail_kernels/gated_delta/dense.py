@@ -96,15 +96,9 @@ def _pack(
 
 @triton.jit
 def _rescale(
-    p_out,
-    p_factors,
-    rows,
-    HV: tl.constexpr,
-    GROUP: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    p_out, p_factors, rows,
+    HV: tl.constexpr, GROUP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     i_hv = tl.program_id(0) % HV
     o_t = (tl.program_id(0) // HV).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_v = tl.arange(0, BV)[None, :]
@@ -192,14 +186,8 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     value_heads, value_size = v.shape[1:]
     log_decay = q.new_empty((rows, value_heads), dtype=torch.float32)
     factors = q.new_empty((rows, heads), dtype=torch.float32) if layer.qk_l2norm else None
-    dense = Dense(
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        log_decay,
-        torch.empty_like(log_decay),
-        factors,
-    )
+    to_q, to_k, to_v = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+    dense = Dense(to_q, to_k, to_v, log_decay, torch.empty_like(log_decay), factors)
     sizes = (heads, value_heads // heads, key_size, value_size, padded(key_size), padded(value_size))
     _launch_pack(
         (-(-rows // _ROWS) * heads, 1, 1),

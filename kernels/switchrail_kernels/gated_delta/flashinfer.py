@@ -92,15 +92,9 @@ def _stage(
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _finish(
-    p_result,
-    p_factors,
-    p_slots,
-    p_out,
-    H: tl.constexpr,
-    HV: tl.constexpr,
-    V: tl.constexpr,
-    L2NORM: tl.constexpr,
-):
+    p_result, p_factors, p_slots, p_out,
+    H: tl.constexpr, HV: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
+):  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     i_t = i // HV
     o = i * V + tl.arange(0, V)

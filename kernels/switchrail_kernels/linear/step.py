@@ -68,20 +68,12 @@ def step(operands: Operands, batch: StateBatch) -> None:
     sequences = operands.out.shape[0]
     heads, group, key_size, value_size = operands.sizes
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
+    strides = (*operands.row_strides, *operands.dt_strides, operands.state.stride(0))
+    sizes = (group, key_size, value_size, padded(key_size), block_v)
     _launch_step(
         (-(-value_size // block_v), heads, sequences),
         (*operands.tensors, batch.read_slots, batch.write_slots),
-        (
-            operands.scale,
-            *operands.limits,
-            *operands.row_strides,
-            *operands.dt_strides,
-            operands.state.stride(0),
-            heads,
-        ),
-        (
-            *(group, key_size, value_size, padded(key_size), block_v, *operands.flags),
-            is_transposed(operands.state),
-        ),
+        (operands.scale, *operands.limits, *strides, heads),
+        (*sizes, *operands.flags, is_transposed(operands.state)),
         num_warps=1,
     )

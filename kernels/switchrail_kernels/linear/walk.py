@@ -265,23 +265,11 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
     lengths = (segments.first * chunk, segments.length * chunk, segments.most)
     sizes = (heads, group, key_size, value_size, block_k, block_v, chunk)
+    inputs = (operands.q, operands.k, operands.v, operands.rate, operands.skip, scores, gates)
     for number, programs in segments.programs(sequences):
         _launch_walk(
             (value_blocks, heads, programs),
-            (
-                *(
-                    operands.q,
-                    operands.k,
-                    operands.v,
-                    operands.rate,
-                    operands.skip,
-                    scores,
-                    gates,
-                    operands.state,
-                    operands.out,
-                ),
-                *(ends, chunks.sequences, *slots),
-            ),
+            (*inputs, operands.state, operands.out, ends, chunks.sequences, *slots),
             (operands.scale, operands.state.stride(0), *kept, sequences, *lengths),
             (
                 *(*operands.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),

@@ -14,7 +14,6 @@ from switchrail.testing import pytest_summary
 from switchrail.testing.conformance.cases import Case, select_named
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.run import causes_of
-from switchrail.testing.diagnosis import Mismatch
 from switchrail.testing.isolated import isolated
 
 _Record = Callable[[str, object], None]
@@ -70,20 +69,14 @@ def backend_test(
         plugins = request.config.pluginmanager
         if not plugins.is_registered(pytest_summary):
             plugins.register(pytest_summary)
-        told: dict[str, Any] = {
-            "id": case.id,
-            "causes": [],
-            "possible": [],
-            "traits": list(case.check.traits),
-        }
+        told: dict[str, Any] = {"id": case.id, "causes": [], "possible": [], "traits": [*case.check.traits]}
         record_property(pytest_summary.PROPERTY, told)
         try:
             case()
         except Unavailable as reason:
             pytest.skip(str(reason))
         except Exception as failure:
-            told["causes"] = list(causes_of(failure))
-            told["possible"] = list(failure.possible) if isinstance(failure, Mismatch) else []
+            told |= {name: list(causes) for name, causes in causes_of(failure).items()}
             raise
 
     return test

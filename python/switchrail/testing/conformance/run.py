@@ -75,35 +75,31 @@ def run_case(case: Case) -> Outcome:
     start = time.perf_counter()
     status: Status = "passed"
     measured: Measured | None = None
-    message = ""
-    trace = ""
-    causes: tuple[str, ...] = ()
-    possible: tuple[str, ...] = ()
+    message = trace = ""
+    found: dict[str, tuple[str, ...]] = {"causes": (), "possible": ()}
     try:
         measured = case()
     except Unavailable as reason:
         status, message = "skipped", str(reason)
-    except AssertionError as failure:
-        status, message, causes = "failed", str(failure), causes_of(failure)
-        possible = failure.possible if isinstance(failure, Mismatch) else ()
-    except Exception as error:
-        status, causes = "failed", causes_of(error)
-        message = f"it raised {error!r} ({failing_place(error)})"
-        trace = cut(encodable("".join(traceback.format_exception(error))))
+    except Exception as failure:
+        status, message, found = "failed", str(failure), causes_of(failure)
+        if not isinstance(failure, AssertionError):
+            message = f"it raised {failure!r} ({failing_place(failure)})"
+            trace = cut(encodable("".join(traceback.format_exception(failure))))
     return Outcome(
         case=case,
         status=status,
         measured=measured,
         message=message,
         traceback=trace,
-        causes=causes,
-        possible=possible,
         seconds=time.perf_counter() - start,
+        **found,
     )
 
 
-def causes_of(failure: Exception) -> tuple[str, ...]:
-    """The causes that a case's exception reports."""
+def causes_of(failure: Exception) -> dict[str, tuple[str, ...]]:
+    """The fields `causes` and `possible` of an outcome, from the exception that the case raised."""
     if isinstance(failure, Mismatch):
-        return failure.causes
-    return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)
+        return {"causes": failure.causes, "possible": failure.possible}
+    causes = () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)
+    return {"causes": causes, "possible": ()}
