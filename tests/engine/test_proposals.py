@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from switchrail.testing.graph import RecordedGraph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .capturable import CAPTURABLE
-from .conftest import make_checkpoint
-from .drafting import FORCED, Oracle, Trees, use
+from .conftest import Plain, make_checkpoint
+from .drafting import FORCED, Oracle, Trees
 from .heads import FULL, LINEAR, make_head
 from .idle import is_idle
 from .test_drafts import DRAFTED, FREE, OPTIONS
@@ -33,8 +33,12 @@ WAITS = {
 }
 
 
-@pytest.fixture
-def runtime() -> switchrail.Runtime:
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
+
+
+def make_runtime() -> switchrail.Runtime:
     """A runtime whose backends can be captured in proposals and in verifications."""
     runtime = switchrail.Runtime()
     runtime.use_platform(GraphPlatform())
@@ -96,41 +100,50 @@ def drafted(
     return checkpoint, make_checkpoint(folder, seed=9, **changes)
 
 
-@pytest.mark.parametrize("branches", [1, 2], ids=["chains", "trees"])
+@pytest.fixture(scope="session", params=[1, 2], ids=["chains", "trees"])
+def engines(request: pytest.FixtureRequest, drafted: tuple[Path, Any]) -> Iterator[tuple[Engine, Engine]]:
+    """An engine without graphs, and one that captures its proposals."""
+    path, draft = drafted
+    options = {**DRAFTED, "draft": draft, "draft_branches": request.param}
+    with (
+        Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options) as eager,
+        Engine(path, runtime=make_runtime(), device=GraphPlatform(), options=options) as capturing,
+    ):
+        yield eager, capturing
+
+
 @pytest.mark.parametrize("kind", ["own", *FORCED])
 def test_proposals_are_those_of_eager_steps(
-    kind: str,
-    branches: int,
-    make_engine: Make,
-    drafted: tuple[Path, Any],
-    runtime: switchrail.Runtime,
+    kind: str, engines: tuple[Engine, Engine], plain_engine: Callable[..., Plain]
 ) -> None:
     """Proposals from graphs equal those without graphs, whatever was accepted before, in ragged batches with
     chunked prompts.
 
     With an oracle in place of the draft's own proposals, the accepted tokens differ from the draft's.
     """
-    path, draft = drafted
     prompts = make_prompts(12)
-    expected = make_engine(path, options=OPTIONS).generate(prompts, FREE)
-    options = {**DRAFTED, "draft": draft, "draft_branches": branches}
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     found = []
-    for given in ({}, {"runtime": runtime, "device": GraphPlatform()}):
-        engine = make_engine(path, options=options, **given)
-        drafts = drafts_of(engine)
+    for engine in engines:
+        core = engine._core
+        drafts = core.drafts
+        assert isinstance(drafts, DraftModel)
         oracle = None
         if kind != "own":
-            oracle = (Trees if branches > 1 else Oracle)(expected, FORCED[kind], ragged=kind == "random")
-        replaced = Replaced(drafts, oracle)
-        use(engine, replaced)
-        assert engine.generate(prompts, FREE) == expected
+            oracle = (Trees if engine.options.draft_branches > 1 else Oracle)(
+                expected, FORCED[kind], ragged=kind == "random"
+            )
+        core.drafts = replaced = Replaced(drafts, oracle)
+        try:
+            assert engine.generate(prompts, FREE) == expected
+        finally:
+            core.drafts = drafts
         assert is_idle(engine)
         found.append(dict(replaced.found))
-        if given:
-            graphs = drafts.runner.graphs
-            assert graphs is not None
-            assert not graphs.refused
-            assert {key.kind for key in graphs.captured} == {"decode", "mixed", "propose"}
+    graphs = drafts.runner.graphs
+    assert graphs is not None
+    assert not graphs.refused
+    assert {key.kind for key in graphs.captured} == {"decode", "mixed", "propose"}
     assert len(found[1]) > 30
     both = found[0].keys() & found[1].keys()
     assert len(both) > 30
@@ -169,7 +182,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_a_step_launches_four_graphs_and_reads_once(
-    make_engine: Make, checkpoint: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+    make_engine: Make, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graphs are a verification, the acceptance, the copy of the accepted tokens, and the next proposal;
     then the host reads the tokens.
@@ -180,7 +193,7 @@ def test_a_step_launches_four_graphs_and_reads_once(
     for at_once in (True, False):
         draft = make_head(checkpoint, checkpoint.parent / f"launches-{at_once}")
         engine = make_engine(
-            draft, runtime=runtime, device=GraphPlatform(), options={**OPTIONS, "draft": "mtp"}
+            draft, runtime=make_runtime(), device=GraphPlatform(), options={**OPTIONS, "draft": "mtp"}
         )
         drafts = drafts_of(engine)
         if not at_once:
