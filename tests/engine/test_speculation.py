@@ -380,14 +380,20 @@ def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: in
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [
+        *(("model", 0.7), ("linear", 1.3), ("trees of a linear", 0.7), ("trees of a model", 1.3)),
+        *(("mtp", 0.7), ("mtp", 1.3), ("trees of mtp", 0.7), ("trees of mtp", 1.3)),
+    ],
+)
 def test_pairs_of_tokens_of_each_kind_of_draft(
     kind: str, temperature: float, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts draw their proposals from the distributions that they report.
 
-    The logits come from two models and a head with random weights, whose proposals are all bad.
+    The logits come from two models and a head with random weights, whose proposals are all bad. Each class of
+    drafts runs at both temperatures, and at the higher one with a mutant.
     """
     name, own, attributes = KINDS[kind]
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
