@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from tests.engine.capturable import DeferringDelta
 from tests.engine.test_graphs import GraphPlatform
 from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
+from tests.processes import Helper
 
 QWEN3_NEXT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
 DRAFTED = {**OPTIONS, "draft_tokens": 2}
@@ -134,13 +133,14 @@ def test_a_kept_row_has_the_bytes_of_tritons_records(op: str) -> None:
     assert row_bytes(op, sizes, k.dtype) == made.u.nbytes + made.k.nbytes + made.g.nbytes
 
 
-def test_the_command_counts_the_records_of_deferred_commits() -> None:
+def test_the_command_counts_the_records_of_deferred_commits(processes: Helper) -> None:
     def states(*arguments: str) -> int:
-        command = [sys.executable, "-m", "switchrail", "plan", str(QWEN3_NEXT), "--as", "cuda:9.0", "--json"]
-        command += ["--dtype", "bfloat16", "--memory", "1G", *arguments]
+        command = ["plan", QWEN3_NEXT, "--as", "cuda:9.0", "--json", "--dtype", "bfloat16", "--memory", "1G"]
         compiled = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        found = subprocess.run(command, env=compiled, check=True, capture_output=True).stdout
-        return int(json.loads(found)["states"])
+        program = "from switchrail.cli import main; main()"
+        run = processes.run(program, [*command, *arguments], env=compiled)
+        assert run.returncode == 0, run.stderr
+        return int(json.loads(run.stdout)["states"])
 
     sizes = {"k_heads": 4, "head_size_k": 32, "v_heads": 8, "head_size_v": 32}
     records = 6 * 2 * 33 * 5 * row_bytes("gated_delta", sizes, torch.bfloat16)
