@@ -96,11 +96,9 @@ def reasons(engine: Engine) -> dict[str, str | None]:
     return {state.kind: state.reason for state in engine.blocks}
 
 
-@pytest.mark.parametrize("layers", [12, 48])
-def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
-    compiled: Make, tmp_path: Path, layers: int
-) -> None:
+def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(compiled: Make, tmp_path: Path) -> None:
     """A kind of layer is compiled once for one row, and once for any other number of rows."""
+    layers = 48
     path = make_checkpoint(
         tmp_path,
         num_hidden_layers=layers,
@@ -205,6 +203,7 @@ def test_inductor_copies_no_pool_and_caches_its_code_on_disk(
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # no compilations that only find the processor's vector instructions
         "SWITCHRAIL_PLUGINS": "",
     }
     expected = [list(each) for each in tokens(compiled(compile="off"), ONE)]
