@@ -64,7 +64,7 @@ def trained() -> Iterator[tuple[Engine, list[Output]]]:
         start = draw.randrange(len(chapters) - 400)
         prompts.append(chapters[start : start + draw.randint(1, 120)])
     params = [SamplingParams(max_new_tokens=draw.randint(1, 16)) for _ in prompts]
-    options = {"max_sequences": 40, "max_tokens_per_step": 320, "page_size": 8, "max_length": 256}
+    options = {"max_sequences": 64, "max_tokens_per_step": 512, "page_size": 8, "max_length": 256}
     folder = CHECKPOINTS / "kjv-qwen3-next"
     with Engine(folder, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
         outputs = engine.generate(prompts, params)
@@ -142,22 +142,31 @@ def use_samples(
     return oracle
 
 
-@pytest.mark.parametrize("kind", FORCED)
-def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make) -> None:
-    """With drafts, outputs end by length, token or text where they end without drafts.
+@pytest.fixture(scope="module")
+def roomy(checkpoint: Path) -> Iterator[Engine]:
+    """An engine without drafts, with more pages than a request needs."""
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=OPTIONS) as engine:
+        yield engine
 
-    Some requests have several samples.
-    """
+
+@pytest.fixture(scope="module")
+def ended(roomy: Engine) -> tuple[list[list[int]], list[SamplingParams], list[Output]]:
+    """Requests that end by length, token or text, some with several samples, and their outputs."""
     prompts, params = make_prompts(24), make_params(24)
-    plain = make_engine(options=OPTIONS)
     for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-        (first, *_) = plain.generate([prompt], param)
+        (first, *_) = roomy.generate([prompt], param)
         middle = first.tokens[len(first.tokens) // 2]
         if number % 3 == 1:
             params[number] = replace(param, stop_token_ids=(middle,))
         elif number % 3 == 2 and len(first.text) > 2:
             params[number] = replace(param, stop=(first.text[len(first.text) // 2],))
-    expected = plain.generate(prompts, params)
+    return prompts, params, roomy.generate(prompts, params)
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make, ended: Any) -> None:
+    """With drafts, outputs end by length, token or text where they end without drafts."""
+    prompts, params, expected = ended
     engine = make_engine(options=DRAFTED)
     oracle = use_samples(engine, kind, params, expected)
     assert engine.generate(prompts, params) == expected
@@ -209,7 +218,9 @@ class Repeats(Drafts):
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("new", [1, 2, 3, 9, 24])
-def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, make_engine: Make) -> None:
+def test_drafts_end_with_the_length_and_the_last_page(
+    prompt: int, new: int, make_engine: Make, roomy: Engine
+) -> None:
     """No token is drafted beyond the request's length or its last page.
 
     The pool has exactly the pages that the request needs; the last token has no key.
@@ -218,7 +229,7 @@ def test_drafts_end_with_the_length_and_the_last_page(prompt: int, new: int, mak
     pages = -(-(prompt + new - 1) // 4)
     options = {**DRAFTED, "max_sequences": 1, "num_pages": pages + 1, "max_length": prompt + new}
     options |= {"max_tokens_per_step": 36}
-    expected = make_engine(options={**options, "draft": None}).generate([ids], params)
+    expected = roomy.generate([ids], params)
     engine = make_engine(options=options)
     for drafts in (Oracle(expected, FORCED["all"], ragged=False), Repeats()):
         use(engine, drafts)
@@ -712,9 +723,8 @@ def test_commits_are_not_deferred_to_another_backend(
     assert engine.generate(prompts, FREE) == expected
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3])
 def test_padding_reads_no_other_sequence(
-    limit: int, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
+    make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Sequences have padding rows in a captured verification, and the pools contain only NaN before.
 
@@ -722,21 +732,26 @@ def test_padding_reads_no_other_sequence(
     """
 
     class Few(Drafts):
+        limit = 0
+
         def propose(self, tasks: Any, limits: Any) -> Drafted:
-            count = [min(limit, most) if number else most for number, most in enumerate(limits)]
+            count = [min(self.limit, most) if number else most for number, most in enumerate(limits)]
             return Drafted([[7] * each for each in count])
 
     prompts = [[*range(n)] for n in (5, 6, 9, 11)]
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    drafts = Few()
     engine = make_engine(
-        runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": Few()}
+        runtime=verified_runtime, device=GraphPlatform(), options={**OPTIONS, "draft": drafts}
     )
-    engine.generate([[*range(40)]] * 6, FREE)
     seen = count_replays(engine)
-    for cache in engine.pools.kv["mha"].tensors():
-        cache.fill_(float("nan"))
-    assert engine.generate(prompts, FREE) == expected
-    assert "verify" in {key.kind for key in seen}
+    for drafts.limit in (0, 1, 3):
+        engine.generate([[*range(40)]] * 6, FREE)
+        seen.clear()
+        for cache in engine.pools.kv["mha"].tensors():
+            cache.fill_(float("nan"))
+        assert engine.generate(prompts, FREE) == expected, drafts.limit
+        assert "verify" in {key.kind for key in seen}
 
 
 @pytest.mark.parametrize(
@@ -744,9 +759,8 @@ def test_padding_reads_no_other_sequence(
     [("eager", "committed"), ("captured", "committed"), ("captured", "deferred")],
     indirect=["verified_runtime"],
 )
-@pytest.mark.parametrize("kind", FORCED)
 def test_trees(
-    kind: str, where: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
+    where: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Accepted keys move to their positions, and states follow the accepted path.
 
@@ -754,21 +768,24 @@ def test_trees(
     """
     prompts, params = make_prompts(24), make_params(24)
     expected = plain_engine(OPTIONS).generate(prompts, params)
-    trees = Trees([], FORCED[kind])
-    outputs = iter(expected)
-    for param in params:
-        for sample in param.samples():
-            trees.expect(sample.seed, next(outputs))
     given = {"runtime": verified_runtime, "device": GraphPlatform()} if where == "captured" else {}
-    engine = make_engine(options={**OPTIONS, "draft": trees}, **given)
+    engine = make_engine(options={**OPTIONS, "draft": Trees([], FORCED["none"])}, **given)
     seen = count_replays(engine) if given else []
-    before = engine.stats
-    assert engine.generate(prompts, params) == expected
-    assert is_idle(engine)
-    assert len(trees.steps) > 10
-    assert engine.stats.drafted_tokens - before.drafted_tokens == sum(count for _, count in trees.steps)
-    if given:
-        assert "verify" in {key.kind for key in seen}
+    for kind in FORCED:
+        trees = Trees([], FORCED[kind])
+        outputs = iter(expected)
+        for param in params:
+            for sample in param.samples():
+                trees.expect(sample.seed, next(outputs))
+        use(engine, trees)
+        seen.clear()
+        before = engine.stats
+        assert engine.generate(prompts, params) == expected, kind
+        assert is_idle(engine)
+        assert len(trees.steps) > 10
+        assert engine.stats.drafted_tokens - before.drafted_tokens == sum(count for _, count in trees.steps)
+        if given:
+            assert "verify" in {key.kind for key in seen}
 
 
 def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
