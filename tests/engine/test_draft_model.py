@@ -109,12 +109,11 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
     plain = make_engine(options=OPTIONS)
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
     greedy = [number for number, param in enumerate(params) if param.temperature == 0]
+    expected = {number: plain.generate([prompts[number]], params[number]) for number in greedy}
     for _ in range(2):
         outputs = iter(engine.generate(prompts, params))
         found = [[next(outputs) for _ in range(param.n)] for param in params]
-        for number in greedy:
-            expected = plain.generate([prompts[number]], params[number])
-            assert found[number] == expected
+        assert {number: found[number] for number in greedy} == expected
         assert is_idle(engine)
     before = engine.stats
     assert engine.generate(prompts, FREE) == plain.generate(prompts, FREE)

@@ -85,10 +85,7 @@ class Steered(Drafts):
         return proposal if self.own else self.oracle.propose(tasks, limits)
 
 
-@pytest.mark.parametrize("kind", FORCED)
-def test_proposals_are_those_from_scratch(
-    kind: str, make_engine: Make, plain_engine: Any, headed: Path
-) -> None:
+def test_proposals_are_those_from_scratch(make_engine: Make, plain_engine: Any, headed: Path) -> None:
     """Proposals are those from scratch, whatever was accepted before: rejected tokens leave nothing in
     memory.
 
@@ -96,15 +93,15 @@ def test_proposals_are_those_from_scratch(
     """
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
-    engine = make_engine(headed, options=MTP)
-    steered = Steered(drafts_of(engine), Oracle(expected, FORCED[kind], ragged=kind == "random"))
-    use(engine, steered)
-    assert engine.generate(prompts, FREE) == expected
-    assert is_idle(engine)
-    assert len(steered.found) > 30
-    head = scratch(headed)
-    for text, tokens in random.Random(0).sample(steered.found, 15):
-        assert tokens == head.propose(text, len(tokens))
+    engine, head = make_engine(headed, options=MTP), scratch(headed)
+    for kind in FORCED:
+        steered = Steered(drafts_of(engine), Oracle(expected, FORCED[kind], ragged=kind == "random"))
+        use(engine, steered)
+        assert engine.generate(prompts, FREE) == expected, kind
+        assert is_idle(engine)
+        assert len(steered.found) > 30
+        for text, tokens in random.Random(0).sample(steered.found, 15):
+            assert tokens == head.propose(text, len(tokens)), kind
 
 
 def second_best(head: Scratch, text: list[int], drafts: list[int]) -> int:
@@ -124,8 +121,8 @@ def test_trees_of_a_head(
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     options = {**MTP, "draft_branches": 2, "draft_tokens": tokens, "max_tokens_per_step": 48}
+    engine, head = make_engine(headed, options=options), scratch(headed)
     for kind in kinds:
-        engine = make_engine(headed, options=options)
         trees = Trees(expected, FORCED.get(kind, FORCED["all"]), ragged=kind == "random")
         steered = Steered(drafts_of(engine), trees, own=kind == "own")
         use(engine, steered)
@@ -133,7 +130,6 @@ def test_trees_of_a_head(
         assert is_idle(engine)
         full = [(text, drafts) for text, drafts in steered.found if len(drafts) == tokens]
         assert len(full) > 20
-        head = scratch(headed)
         for text, drafts in random.Random(0).sample(full, 6):
             chain = drafts[::2]
             assert chain == head.propose(text, len(chain))
@@ -169,6 +165,7 @@ def test_hidden_states_move_in_captured_verifications(
 def test_steps_of_the_head_are_captured(
     kinds: list[str],
     make_engine: Make,
+    plain_engine: Any,
     checkpoint: Path,
     tmp_path: Path,
     captured_runtime: switchrail.Runtime,
@@ -176,7 +173,7 @@ def test_steps_of_the_head_are_captured(
     """Decodes of the head are captured whole, other steps in pieces; proposals are those of eager steps."""
     path = make_head(checkpoint, tmp_path, kinds)
     prompts = make_prompts(12)
-    expected = make_engine(path, options=OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, FREE)
     found = []
     for given in ({}, {"runtime": captured_runtime, "device": GraphPlatform()}):
         engine = make_engine(path, options=MTP, **given)
@@ -201,13 +198,14 @@ def recorded(steps: list[Any], forward: Callable[[Any], torch.Tensor], step: Any
     return forward(step)
 
 
-def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: Path) -> None:
+def test_samples_of_a_prompt_copy_its_hidden_states(
+    make_engine: Make, plain_engine: Any, headed: Path
+) -> None:
     """Samples share full pages and copy the last page, while requests come and go."""
     prompts, params = make_prompts(24), make_params(24)
-    plain = make_engine(options=OPTIONS)
     engine = make_engine(headed, options=MTP)
     greedy = [replace(param, temperature=0.0) for param in params]
-    expected = plain.generate(prompts, greedy)
+    expected = plain_engine(OPTIONS).generate(prompts, greedy)
     oracle = Oracle(expected, FORCED["random"])
     steered = Steered(drafts_of(engine), oracle)
     for output, seed in zip(expected, (one.seed for param in greedy for one in param.samples()), strict=True):
@@ -221,20 +219,12 @@ def test_samples_of_a_prompt_copy_its_hidden_states(make_engine: Make, headed: P
 
 
 @pytest.mark.parametrize(
-    ("headed", "length"),
-    [
-        ("several", 7),
-        ("several", 8),
-        ("several", 9),
-        ("several", 10),
-        ("full", 8),
-        ("full", 9),
-        ("linear", 8),
-    ],
+    ("headed", "lengths"),
+    [("several", (7, 8, 9, 10)), ("full", (8, 9)), ("linear", (8,))],
     indirect=["headed"],
 )
 def test_samples_share_no_keys_that_depend_on_their_own_tokens(
-    length: int, make_engine: Make, headed: Path
+    lengths: tuple[int, ...], make_engine: Make, headed: Path
 ) -> None:
     """Samples share no page with entries of the head that depend on sampled tokens.
 
@@ -243,10 +233,11 @@ def test_samples_share_no_keys_that_depend_on_their_own_tokens(
     """
     engine = make_engine(headed, options={**MTP, "draft_tokens": 3, "max_tokens_per_step": 64})
     params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.5, n=4, seed=7)
-    prompt = [*range(length)]
-    together = engine.generate([prompt], params)
-    assert len({output.tokens[0] for output in together}) > 1
-    assert together == [engine.generate([prompt], one)[0] for one in params.samples()]
+    for length in lengths:
+        prompt = [*range(length)]
+        together = engine.generate([prompt], params)
+        assert len({output.tokens[0] for output in together}) > 1
+        assert together == [engine.generate([prompt], one)[0] for one in params.samples()], length
 
 
 def keys_after(engine: Engine, prompt: list[int], params: SamplingParams = FREE) -> torch.Tensor:
