@@ -21,11 +21,13 @@ from .conftest import Plain, make_checkpoint
 from .drafting import FORCED, Oracle, Trees
 from .heads import FULL, LINEAR, make_head
 from .idle import is_idle
-from .test_drafts import DRAFTED, FREE, OPTIONS
+from .test_drafts import DRAFTED, OPTIONS
 from .test_graphs import GraphPlatform
 from .test_overlap import make_prompts
 
 Make = Callable[..., Engine]
+FREE = SamplingParams(max_new_tokens=18, ignore_eos=True)
+"""At least four verifications of at most four drafts each."""
 WAITS = {
     torch.ops.aten.item.default,
     torch.ops.aten._local_scalar_dense.default,
