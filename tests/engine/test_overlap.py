@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 Make = Callable[..., Engine]
 OPTIONS = {"max_sequences": 6, "max_tokens_per_step": 24, "page_size": 4, "num_pages": 90, "max_length": 64}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
 
 
 def make_params(count: int) -> list[SamplingParams]:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ SMALL = {"max_sequences": 3, "num_pages": 40, "page_size": 4, "max_tokens_per_st
 PROMPTS = ["In the beginning", "the", "and the other thing " * 3, "x", "seven days"]
 
 FREE = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(small_checkpoint: Path) -> Path:
+    return small_checkpoint
 
 
 def texts(events: list[Event], request: Any) -> str:
