@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,54 @@ class Helper:
         """End the process."""
         self._socket.close()
         self._process.wait()
+
+
+COMMAND = """#!{python} -IS
+import json, os, socket, sys
+variables = {{**os.environ, "COMMAND_PROCESS": str(os.getpid())}}
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [json.dumps([sys.argv[1:], variables, os.getcwd()]).encode()], [0, 1, 2])
+    sys.exit(int(server.recv(16)))
+"""
+
+
+@contextmanager
+def command(path: Path, helper: Helper, program: str) -> Iterator[None]:
+    """While this is active, the script at `path` runs `program` with its own arguments, environment variables
+    and streams in a forked process. `COMMAND_PROCESS` is the script's own process."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        address = f"{path}.socket"
+        listening.bind(address)
+        listening.listen()
+        server = threading.Thread(target=_serve, args=(listening, helper, program), name="commands")
+        server.start()
+        path.write_text(COMMAND.format(python=sys.executable, address=address))
+        path.chmod(0o755)
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            server.join()
+
+
+def _serve(listening: socket.socket, helper: Helper, program: str) -> None:
+    """Run the requested commands one after another, until the socket is shut down."""
+    while True:
+        try:
+            client, _ = listening.accept()
+        except OSError:
+            return
+        with client:
+            request, streams, *_ = socket.recv_fds(client, 1 << 20, 3)
+            arguments, variables, folder = json.loads(request)
+            standard_input, output, errors = streams
+            helper.start(
+                program, arguments, streams=(standard_input, output, errors), env=variables, cwd=folder
+            )
+            for stream in streams:
+                os.close(stream)
+            client.sendall(b"%d" % helper.wait())
 
 
 @pytest.fixture(scope="session")

@@ -3,20 +3,17 @@ environment."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import sysconfig
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes import Helper
+from tests.processes import Helper, command
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "plugins.md"
@@ -38,36 +35,7 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, found, re.DOTALL) is not None
 
 
-COMMAND = """#!{python} -IS
-import json, os, socket, sys
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])
-    socket.send_fds(server, [request.encode()], [0, 1, 2])
-    sys.exit(int(server.recv(16)))
-"""
-"""The command in the environment. It asks `serve` to run the real command in a forked process."""
-
 PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
-
-
-def serve(listening: socket.socket, helper: Helper, program: str) -> None:
-    """Run the requested commands one after another, until the socket is shut down."""
-    while True:
-        try:
-            client, _ = listening.accept()
-        except OSError:
-            return
-        with client:
-            request, streams, *_ = socket.recv_fds(client, 1 << 20, 3)
-            arguments, variables, folder = json.loads(request)
-            standard_input, output, errors = streams
-            helper.start(
-                program, arguments, streams=(standard_input, output, errors), env=variables, cwd=folder
-            )
-            for stream in streams:
-                os.close(stream)
-            client.sendall(b"%d" % helper.wait())
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +50,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
     )
     parent = sysconfig.get_path("purelib")
     (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
-    address = str(folder / "socket")
     scripts = {
         "pip": f'#!/bin/sh\nexec {python} -m pip "$@"\n',
         "pytest": f'#!/bin/sh\nexec {python} -m pytest -p no:cacheprovider "$@"\n',
-        "switchrail": COMMAND.format(python=python, address=address),
     }
     for name, text in scripts.items():
         script = folder / "bin" / name
@@ -105,15 +71,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen()
-        program = PROGRAM.format(site=str(site))
-        server = threading.Thread(target=serve, args=(listening, processes, program), name="commands")
-        server.start()
+    with command(folder / "bin" / "switchrail", processes, PROGRAM.format(site=str(site))):
         yield variables
-        listening.shutdown(socket.SHUT_RDWR)
-        server.join()
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)

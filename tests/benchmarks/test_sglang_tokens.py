@@ -7,6 +7,7 @@ from safetensors import safe_open
 
 from benchmarks import sglang_tokens
 from benchmarks.serving.trained import TRAINED, for_sglang
+from tests.processes import command
 
 STAND_IN = '''
 """The parts of SGLang that the comparison needs."""
@@ -43,12 +44,24 @@ class Engine:
 '''
 
 
+PROGRAM = """
+import os, runpy, sys
+sys.path.insert(0, {folder!r})
+script, answers = sys.argv[1:]
+sys.argv[:] = [script, str(os.open(f"/proc/{{os.environ['COMMAND_PROCESS']}}/fd/{{answers}}", os.O_WRONLY))]
+runpy.run_path(script, run_name="__main__")
+"""
+"""Runs the script of the peer, which writes its answers to an open file of the process that asked for it."""
+
+
 @pytest.fixture
-def run(python_with_sglang):
+def run(processes, tmp_path):
     """Runs the comparison with a stand-in for SGLang, and returns its exit status."""
-    python = python_with_sglang(STAND_IN)
+    (tmp_path / "sglang.py").write_text(STAND_IN)
+    python = tmp_path / "python"
     small = ["--prompts", "2", "--new-tokens", "3", "--way", "own"]
-    return lambda **options: sglang_tokens.main([python, *small, "--options", json.dumps(options)])
+    with command(python, processes, PROGRAM.format(folder=str(tmp_path))):
+        yield lambda **options: sglang_tokens.main([str(python), *small, "--options", json.dumps(options)])
 
 
 def test_prompts_are_chosen_by_the_near_ties_of_transformers():
