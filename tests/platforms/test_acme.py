@@ -20,6 +20,8 @@ from switchrail.platforms import detect
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
+from tests.processes import Helper
+
 from .conftest import CHECKPOINT
 
 SOURCE = Path(__file__).parents[1] / "plugins" / "acme-platform"
@@ -180,21 +182,20 @@ def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.R
 
 
 @pytest.mark.parametrize("asked", ["acme", "instance"])
-def test_in_a_process_that_is_made_like_this_one(asked: str, acme: switchrail.Runtime, site: Path) -> None:
+def test_in_a_process_that_is_made_like_this_one(
+    asked: str, acme: switchrail.Runtime, site: Path, processes: Helper, tmp_path: Path
+) -> None:
     acme.use_platform(acme.platform if asked == "instance" else asked)
     program = (
         "import os, pickle, sys\n"
         f"sys.path.insert(0, {str(site)!r})\n"
-        "platform = pickle.load(sys.stdin.buffer).restore().platform\n"
+        "platform = pickle.load(open(sys.argv[1], 'rb')).restore().platform\n"
         "print(platform.kind, platform.device)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=pickle.dumps(RuntimeState.of(acme)),
-        capture_output=True,
-        check=False,
-    )
-    assert done.stdout.decode().split() == ["oot:acme", "cpu"], done.stderr.decode()
+    state = tmp_path / "state"
+    state.write_bytes(pickle.dumps(RuntimeState.of(acme)))
+    done = processes.run(program, [state])
+    assert done.stdout.split() == ["oot:acme", "cpu"], done.stderr
 
 
 def run() -> Any:
