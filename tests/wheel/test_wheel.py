@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import Helper
+
 ROOT = Path(__file__).parents[2]
 
 # All tests of this file run in one process: two concurrent builds remove each other's files.
@@ -52,6 +54,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.fixture(scope="session")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which this interpreter's pip installed the wheel. All interpreters use it, since an abi3
+    wheel is the same for all."""
+    folder = tmp_path_factory.mktemp("site")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    subprocess.run([*install, "--target", folder, wheel], check=True)
+    return folder
+
+
 def test_the_wheel_is_abi3(wheel: Path) -> None:
     assert "-cp310-abi3-" in wheel.name
 
@@ -84,35 +96,28 @@ def test_what_the_engine_needs_is_an_extra(wheel: Path) -> None:
     assert extra == {"torch", "transformers"}
 
 
-def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_the_readme_s_example_with_the_wheel_alone(processes: Helper, site: Path, tmp_path: Path) -> None:
     """The example runs outside the source tree, from which only the checkpoint is copied."""
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
-    subprocess.run([*install, wheel], check=True)
     readme = (ROOT / "README.md").read_text("utf-8")
     ((program, printed),) = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", readme, re.DOTALL)
     folder = tmp_path / "clone"
     shutil.copytree(ROOT / "tests" / "checkpoints", folder / "tests" / "checkpoints")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHRAIL_")}
-    environment |= {"PYTHONPATH": str(tmp_path / "site"), "SWITCHRAIL_PLUGINS": ""}
+    environment |= {"PYTHONPATH": str(site), "SWITCHRAIL_PLUGINS": ""}
     program += "import switchrail; print(switchrail.__file__, switchrail.__version__)\n"
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    run = processes.run(program, cwd=folder, env=environment)
     assert run.returncode == 0, run.stderr
     *lines, where = run.stdout.splitlines()
     assert [line.rstrip() for line in lines] == printed.splitlines()
-    assert where.startswith(str(tmp_path / "site"))
+    assert where.startswith(str(site))
 
 
 @pytest.mark.parametrize("version", sorted(candidates()))
-def test_wheel_works_alone(wheel: Path, version: str, tmp_path: Path) -> None:
+def test_wheel_works_alone(site: Path, version: str) -> None:
     python = interpreter(version)
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    # Installed with this interpreter's pip and used by another, since an abi3 wheel is the same for all.
-    subprocess.run([*install, "--target", str(tmp_path / "site"), str(wheel)], check=True)
     run = subprocess.run(
         [python, "-S", str(Path(__file__).with_name("smoke.py"))],
-        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": os.environ["PATH"]},
+        env={"PYTHONPATH": str(site), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
     )
