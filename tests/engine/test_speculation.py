@@ -26,6 +26,7 @@ from .conftest import CONFIG
 from .heads import FULL, Scratch, randomize
 
 VOCABULARY, DRAWS, CHUNK = 16, 100_000, 10_000
+ABSENT = -2
 Proposal = Callable[[torch.Tensor], torch.Tensor]
 """Takes the model's probabilities [..., 16] and returns those of the proposal."""
 
@@ -89,8 +90,8 @@ class Tape:
 
 def verify(
     logits: torch.Tensor, drafted: Drafted, params: Any, draws: Any, choose: Any = choose
-) -> list[list[int]]:
-    """The new tokens of each sequence: the accepted drafts, and the model's own token."""
+) -> torch.Tensor:
+    """[N, X], new tokens of each sequence: the accepted drafts, and the model's own token; then ABSENT."""
     widths = [1 + len(tokens) for tokens in drafted.tokens]
     states = [one.getstate() for one in draws]
     chosen = choose_rows(logits, widths, drafted, params, draws, choose)
@@ -102,14 +103,12 @@ def verify(
         found = follow(table, tokens, parents, are_trees=False)
         assert all(map(torch.equal, found, (last, count, path, accepted)))
     assert torch.equal(last, path.gather(1, count).squeeze(1))
-    news = table.gather(1, path).tolist()
-    runs = [own[: 1 + n] for own, n in zip(news, count.flatten().tolist(), strict=True)]
     if drafted.probabilities is None:
-        for one, state, run in zip(draws, states, runs, strict=True):
+        for one, state, accepted_drafts in zip(draws, states, count.flatten().tolist(), strict=True):
             one.setstate(state)
-            for _ in run:
+            for _ in range(1 + accepted_drafts):
                 one.random()
-    return runs
+    return table.gather(1, path).masked_fill(torch.arange(path.shape[1]) > count, ABSENT)
 
 
 def table_of(
@@ -193,8 +192,7 @@ def sequences(
     rows = torch.stack([logits[:1].expand(count, -1), *(logits[1 + each] for each in own)], 1)
     drafts = torch.stack(own, 1).tolist()
     drafted = Drafted(drafts, probabilities, [(-1, -1, 0, 1)] * count if tree else None)
-    runs = verify(rows.flatten(0, 1), drafted, [params] * count, draws, choose)
-    tokens = torch.tensor([[*run, -1][:2] for run in runs])
+    tokens = verify(rows.flatten(0, 1), drafted, [params] * count, draws, choose)[:, :2]
     short = (tokens[:, 1] < 0).nonzero()[:, 0]
     if len(short):  # the next step gives them their second token
         before = tokens[short, 0]
@@ -206,8 +204,7 @@ def sequences(
         rows = torch.stack([logits[1 + before], logits[1 + again]], 1).flatten(0, 1)
         drafted = Drafted([[token] for token in again.tolist()], probabilities)
         left = [draws[i] for i in short.tolist()]
-        runs = verify(rows, drafted, [params] * len(left), left, choose)
-        tokens[short, 1] = torch.tensor([run[0] for run in runs])
+        tokens[short, 1] = verify(rows, drafted, [params] * len(left), left, choose)[:, 0]
     return tokens
 
 
@@ -369,8 +366,7 @@ def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: in
         rows = torch.cat([logits[before].unsqueeze(1), logits[1 + proposed]], 1)
         lists = replace(drafted, tokens=proposed.tolist())
         left = [task.draws for task in tasks]
-        runs = verify(rows.flatten(0, 1), lists, [params] * len(tasks), left, choose)
-        found = torch.tensor([[*run, -1][:2] for run in runs])
+        found = verify(rows.flatten(0, 1), lists, [params] * len(tasks), left, choose)[:, :2]
         if limit == 1:
             tokens[[task.slot for task in tasks], 1] = found[:, 0]
             break
@@ -442,7 +438,7 @@ def test_the_better_the_proposal_the_more_is_accepted() -> None:
         rows = logits.expand(2 * CHUNK, -1)
         draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 4, dtype=torch.float64).tolist()]
         runs = verify(rows, Drafted(drafts, q.expand(CHUNK, -1)), [params] * CHUNK, draws, choose)
-        share = sum(len(run) == 2 for run in runs) / CHUNK
+        share = (runs[:, 1] >= 0).sum().item() / CHUNK
         wanted = torch.minimum(p, q).sum().item()
         assert abs(share - wanted) < 4 * math.sqrt(0.25 / CHUNK)
 
@@ -456,5 +452,5 @@ def test_greedy_rows_and_rows_without_finite_logits() -> None:
     draws = [random.Random(0), random.Random(0), random.Random(0)]
     drafted = Drafted([[0, 7], [], [4]], q)
     runs = verify(logits, drafted, [greedy, greedy, sampled], draws, choose)
-    assert runs == [[0, 1], [3], [-1]]
+    assert runs.tolist() == [[0, 1, ABSENT], [3, ABSENT, ABSENT], [-1, ABSENT, ABSENT]]
     assert draws[0].getstate() == random.Random(0).getstate()
