@@ -170,7 +170,7 @@ def plan_capture(
     platform: Platform,
     options: EngineOptions,
     max_length: int,
-    preferences: Mapping[str, str] | None,
+    preferences: Mapping[str, str] | None = None,
     proposes: Literal["chains", "trees"] | None = None,
 ) -> CapturePlan | str:
     """Plan the captures of an engine.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
@@ -16,7 +16,7 @@ from switchrail.engine.drafts import Drafted, Drafts, proposed
 from switchrail.engine.flight import Flight, Sent, Spare, Verification
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
-from switchrail.engine.sampling import choose
+from switchrail.engine.sampling import Choose, choose
 from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.speculation import choose_rows
@@ -49,7 +49,7 @@ class EngineCore:
         options: EngineOptions,
         *,
         hardware: Hardware,
-        choose_tokens: Callable[..., Any] | None = None,
+        choose_tokens: Choose = choose,
         drafts: Drafts | None = None,
     ) -> None:
         """Create the core, without tasks.
@@ -59,7 +59,7 @@ class EngineCore:
             sequences: The memory of the tasks.
             options: The engine's options.
             hardware: The hardware of the model.
-            choose_tokens: Chooses tokens; `switchrail.engine.sampling.choose` if None.
+            choose_tokens: Chooses tokens.
             drafts: Proposes tokens; None without drafts. With drafts, the tokens of a step are read before
                 the next step, because proposals continue these tokens.
         """
@@ -70,7 +70,7 @@ class EngineCore:
         self._scheduler = Scheduler(sequences, options, 0 if drafts is None else drafts.ahead)
         self._hardware = hardware
         self._on_stream = hardware.own_stream()
-        self._choose = choose_tokens or choose
+        self._choose = choose_tokens
         self._inside = False  # whether `step` or `settle` runs
         self.drafts = drafts
         self._most = options.draft_tokens

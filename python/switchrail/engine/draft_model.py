@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from switchrail._core import PHASES
 from switchrail.checks import is_count
 from switchrail.engine.checkpoint import read_config
 from switchrail.engine.drafts import Drafted, Drafts, Verified
@@ -562,8 +561,6 @@ def load_draft(
         dtype=dtype,
         options=own,
         max_length=max_length,
-        backends=None,
-        phases=PHASES if are_trees else ("prefill", "decode"),
         are_trees=are_trees,
     )
     model = loaded.checkpoint
@@ -576,7 +573,6 @@ def load_draft(
         loaded.capture(
             replace(own, max_sequences=sequences),
             max_length=max_length,
-            preferences=None,
             proposes="trees" if are_trees else "chains",
         ),
         max_length,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from switchrail import garbage
-from switchrail._core import PHASES, Layout
+from switchrail._core import Layout
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.capture import GraphState, has_trees
@@ -134,7 +134,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.options = options_on(self.platform, options)
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
-        choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
+        choose_tokens = runtime.forward_of(ChooseTokens, self.platform) or choose
         found = self._find_drafts(runtime, path, config)
         with self.platform.hardware.active():
             loaded = self._load(runtime, path, config, family, backends)
@@ -144,7 +144,7 @@ class Engine(AbstractContextManager["Engine"]):
             if found is None or isinstance(found, Drafts):
                 drafts = found
             else:
-                draft = self._load_draft(runtime, found, loaded.checkpoint, choose_tokens or choose)
+                draft = self._load_draft(runtime, found, loaded.checkpoint, choose_tokens)
             working = None
             if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
                 working = try_out(
@@ -163,7 +163,7 @@ class Engine(AbstractContextManager["Engine"]):
                     drafts = made = draft.make(self._runner)
                     self._unhook_draft = weakref.finalize(self, made.runner.disconnect)
                 if capture is not None:
-                    graphs = [self._runner.prepare_graphs(capture, choose_tokens or choose)]
+                    graphs = [self._runner.prepare_graphs(capture, choose_tokens)]
                     if draft is not None and draft.capture is not None:
                         graphs.append(made.prepare_graphs(draft.capture))
                     capture_all(graphs, progress)
@@ -209,7 +209,6 @@ class Engine(AbstractContextManager["Engine"]):
             options=self.options,
             max_length=self.options.max_length,
             backends=backends,
-            phases=("prefill", "decode") if self.options.draft is None else PHASES,
             are_trees=has_trees(self.options),
         )
         loaded = found.checkpoint

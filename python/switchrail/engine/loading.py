@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from switchrail._core import BoundPlan, Layout, RoutePlan
+from switchrail._core import PHASES, BoundPlan, Layout, RoutePlan
 from switchrail.engine.capture import plan_capture
 from switchrail.engine.checkpoint import Checkpoint, load
 from switchrail.engine.memory import Needs, PoolClasses
@@ -59,8 +59,7 @@ def load_model(
     dtype: torch.dtype,
     options: EngineOptions,
     max_length: int | None,
-    backends: Mapping[str, str] | None,
-    phases: Sequence[str],
+    backends: Mapping[str, str] | None = None,
     are_trees: bool,
 ) -> LoadedModel:
     """Plan the routes from the model's own layout, log the backends' names, and load the model.
@@ -75,7 +74,6 @@ def load_model(
         options: The engine's options.
         max_length: Maximum tokens per sequence; None for the model's own limit.
         backends: Chosen backends, as for `Engine`.
-        phases: The phases to plan.
         are_trees: Whether the model verifies trees.
 
     Raises:
@@ -100,7 +98,6 @@ def load_model(
         dtype=dtype,
         options=options,
         backends=backends,
-        phases=phases,
         are_trees=are_trees,
     )
 
@@ -113,8 +110,7 @@ def ready_model(
     platform: Platform,
     dtype: torch.dtype,
     options: EngineOptions,
-    backends: Mapping[str, str] | None,
-    phases: Sequence[str],
+    backends: Mapping[str, str] | None = None,
     are_trees: bool = False,
 ) -> LoadedModel:
     """Plan the routes of a layout, log the backends' names, and load the model with that layout.
@@ -127,7 +123,6 @@ def ready_model(
         dtype: The dtype of weights and activations.
         options: The engine's options.
         backends: Chosen backends, as for `Engine`.
-        phases: The phases to plan.
         are_trees: Whether the model verifies trees.
 
     Raises:
@@ -140,7 +135,7 @@ def ready_model(
         dtype=str(dtype),
         page_size=options.page_size,
         state_dtype=options.state_dtype,
-        phases=phases,
+        phases=PHASES if are_trees or options.draft is not None else ("prefill", "decode"),
     )
     if are_trees:
         backends = with_trees(partial(plan, runtime), layout, backends)

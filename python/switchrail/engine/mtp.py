@@ -309,8 +309,6 @@ def load_mtp(
                 platform=platform,
                 dtype=dtype,
                 options=own,
-                backends=None,
-                phases=("prefill", "decode"),
             )
         )
     each = [step.needs(own) for step in steps]
@@ -319,7 +317,7 @@ def load_mtp(
     capture = None
     if len(steps) == 1:  # longer heads run eagerly, since the host reads their drafts
         captured = replace(own, max_sequences=options.max_sequences)
-        capture = steps[0].capture(captured, max_length=max_length, preferences=None, proposes="chains")
+        capture = steps[0].capture(captured, max_length=max_length, proposes="chains")
     return LoadedDraft(
         steps,
         own,

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from switchrail.engine.keys import Key
 from switchrail.engine.memory import memory_in_use
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Capture, Runner
-from switchrail.engine.sampling import choose
+from switchrail.engine.sampling import Choose
 from switchrail.engine.task import Task
 from switchrail.params import SamplingParams
 from switchrail.platforms import Platform
@@ -45,7 +45,7 @@ def try_out(
     platform: Platform,
     max_length: int,
     capture: Capture | None,
-    choose_tokens: Callable[..., Any] | None,
+    choose_tokens: Choose,
     draft: LoadedDraft | None = None,
 ) -> int | None:
     """Run the largest steps and capture the largest graphs, on pools with few pages.
@@ -98,7 +98,7 @@ def try_out(
                 _run(core, lengths, params, options.page_size)
             more = 0.0
             if capture is not None:
-                graphs = [runner.prepare_graphs(capture, choose_tokens or choose)]
+                graphs = [runner.prepare_graphs(capture, choose_tokens)]
                 if draft is not None and draft.capture is not None:
                     graphs.append(made.prepare_graphs(draft.capture))
                 more = sum(_capture(each, lambda: memory_in_use(platform, cached=True)) for each in graphs)
