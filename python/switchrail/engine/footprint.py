@@ -194,11 +194,11 @@ def footprint(
         states += slots * (classes.slot_bytes(dtype, state_dtype) + part.records(dtype))
     table = table_bytes(options, max_length)
     fraction = options.memory_fraction or FRACTION
-    room = (memory - weights) * fraction - states - table
-    fits = room >= 0
+    free = (memory - weights) * fraction - states - table
+    fits = free >= 0
     tokens, sequences = None, options.max_sequences if fits else 0
     if page:
-        pages = max(0, int(room // page) - 1)  # page 0 is reserved
+        pages = max(0, int(free // page) - 1)  # page 0 is reserved
         fits = pages > 0
         tokens = pages * options.page_size
         sequences = min(sequences, pages // pages_of(max_length, options.page_size))

@@ -230,7 +230,8 @@ def _count_pages(
 ) -> int:
     """The number of pages, including the reserved page 0.
 
-    By default as many as fit, but not more than all sequences can use.
+    By default as many as fit, but not more than all sequences can use. `page` is the size of a page and
+    `slots` the size of all slots, in bytes.
     """
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)
@@ -244,14 +245,14 @@ def _count_pages(
         memory = (total - used) * fraction - (working or 0)
         given = f"{memory / 2**20:.0f} MiB ({fraction:.0%} of the free memory"
         given += ")" if working is None else f", less {working / 2**20:.0f} MiB that steps take)"
-        room = memory - slots - table
-        count = min(options.max_sequences * columns + 1, max(0, int(room // page)) if page else sys.maxsize)
+        free = memory - slots - table
+        count = min(options.max_sequences * columns + 1, max(0, int(free // page)) if page else sys.maxsize)
     else:
         memory = math.inf if total is None else total
         given = f"{memory / 2**20:.0f} MiB (all memory)"
         count = asked
-        room = memory - slots - table - count * page
-    if room < 0 or count < 2:
+        free = memory - slots - table - count * page
+    if free < 0 or count < 2:
         raise ConfigError(
             f"{given} can't hold the states of {options.max_sequences} sequences ({slots / 2**20:.0f} MiB), "
             f"their page table for {max_length} tokens each ({table / 2**20:.0f} MiB) and "

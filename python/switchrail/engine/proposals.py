@@ -242,12 +242,12 @@ class Proposals:
         logits = self._extend(steps[0], prepared[0], count)
         lengths, slots, pages, counts = self._rows[:, :count]
         ends = lengths + counts
-        room = pages * self._page_size - ends
+        free = pages * self._page_size - ends
         decode.begin(ends, slots, states=self._has_states)
         owners = slots.clamp(min=0)
         for place in range(0, form.tokens, form.siblings):
             if place:
-                decode.pad(room < place // form.siblings)
+                decode.pad(free < place // form.siblings)
                 decode.derive(steps[1])
                 logits = self._forward(steps[1], prepared[1])
                 if place == form.siblings and self._has_states:
