@@ -107,9 +107,9 @@ class Clock:
         self.synchronize()
         return [first.elapsed_time(then) / 1e3 / calls for first, then in pairwise(events)]
 
-    def _host(self, run: Run, repeats: int = 5, calls: int = 8) -> float:
+    def _host(self, run: Run, calls: int = 8) -> float:
         times = []
-        for _ in range(repeats):
+        for _ in range(min(self.replays, 5)):
             self.synchronize()
             began = time.perf_counter()
             for _ in range(calls):
