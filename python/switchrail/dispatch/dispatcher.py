@@ -38,7 +38,7 @@ class _User:
         op: The op.
         backend: The backend.
         name: The backend's name.
-        steps: The backend's optional steps that complete a plan of the part.
+        steps: The backend's optional steps (`switchrail.ops.steps`) that complete a plan of the part.
         defers: Whether the backend has the feature `deferred_commit`.
     """
 

@@ -100,9 +100,9 @@ def _check_accepted_lengths(backend: Any, asked: Mapping[Phase, str]) -> None:
     if getattr(backend, "accept_lens_pool", None) is None or "prefill" not in asked or "verify" in asked:
         return
     raise BridgeError(
-        f"{asked['prefill']} was chosen for prompts, but FlashInfer verifies drafts, and needs states that "
-        f"only SGLang's own kernels write for prompts; choose triton or one of Switchrail's names for "
-        f"--linear-attn-verify-backend",
+        f"{asked['prefill']} was chosen for prompts, but FlashInfer, which verifies drafts, needs states "
+        "that only SGLang's own kernels write for prompts; choose triton or one of Switchrail's names for "
+        "--linear-attn-verify-backend",
         found=asked["prefill"],
     )
 

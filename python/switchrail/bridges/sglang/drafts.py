@@ -121,12 +121,12 @@ def drafts_of(version: Version, model_runner: Any) -> Drafts | None:
         return None
     if chosen.speculative_algorithm == "DSPARK":
         raise BridgeError(
-            "Switchrail does not serve DSPARK in SGLang, whose sequences have different numbers of drafts"
+            "Switchrail does not serve SGLang's DSPARK, in which sequences have different numbers of drafts"
         )
     stable_rows = getattr(import_module(version.linear_module), "pp_spec_stable_rows_enabled", None)
     if stable_rows is not None and stable_rows():
         raise BridgeError(
-            "Switchrail does not serve SGLANG_ENABLE_PP_SPEC, with which SGLang orders drafts' states by "
-            "request, not by their place in the batch"
+            "Switchrail does not serve SGLANG_ENABLE_PP_SPEC: with it, SGLang orders drafts' states by "
+            "request, not as in the batch"
         )
     return Drafts(int(chosen.speculative_num_draft_tokens), (chosen.speculative_eagle_topk or 1) > 1)

@@ -241,8 +241,8 @@ class Memory:
         if self.has_state or old.sum(1).tolist() != before or not is_end:
             raise BridgeError(
                 f"got an attention mask with {mask.sum(1).tolist()} tokens before the call, expected "
-                f"{self.lengths}, as in the cache: a cached token can't be hidden later, except the newest "
-                "tokens of a sequence in a model without recurrent states"
+                f"{self.lengths}, as in the cache: only the newest tokens of a sequence can be hidden later, "
+                "and only if the model has no recurrent states"
             )
         self.lengths = [length + count for length, count in zip(before, kept.tolist(), strict=True)]
         self.unpadded = 0
