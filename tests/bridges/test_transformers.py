@@ -477,7 +477,7 @@ def test_a_batch_in_which_a_sequence_ended_early(small: Small) -> None:
     with sr.use(small.model), torch.no_grad():
         cache = DynamicCache(config=small.model.config)
         small.model(IDS[:, :3], past_key_values=cache)
-        with pytest.raises(BridgeError, match="without recurrent states"):
+        with pytest.raises(BridgeError, match="no recurrent states"):
             small.model(IDS[:, :1], attention_mask=torch.tensor([[1, 1, 0, 1]]), past_key_values=cache)
 
 
