@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,6 +68,12 @@ class OnCpu:
         self.registry.operation(name, path, devices=("cpu",))
 
 
+@cache
+def parameters(function):
+    """The names of a kernel's parameters."""
+    return list(inspect.signature(function).parameters)
+
+
 def unspecialized(kernel):
     """The parameters that a kernel is not specialized for: first by value, then by alignment."""
     if hasattr(kernel, "kwargs"):  # the kernel is interpreted
@@ -87,7 +93,7 @@ def forms(monkeypatch):
 
     def launch(self, grid, tensors, numbers, constants, *, num_warps, num_stages=1, **options):
         kernel = self._kernel
-        names = list(inspect.signature(kernel.fn).parameters)
+        names = parameters(kernel.fn)
         values = dict(zip(names[len(tensors) :], numbers, strict=False))
         free, anywhere = unspecialized(kernel)
         found.add(
