@@ -102,7 +102,7 @@ def drafted(
     return checkpoint, make_checkpoint(folder, seed=9, **changes)
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["chains", "trees"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["chains", "trees"])
 def engines(request: pytest.FixtureRequest, drafted: tuple[Path, Any]) -> Iterator[tuple[Engine, Engine]]:
     """An engine without graphs, and one that captures its proposals."""
     path, draft = drafted
