@@ -14,6 +14,8 @@ from switchrail.times import device_of, times_path, write_machine
 from typer.testing import CliRunner
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tune.md"
+HEADING = "microseconds per measured call; between these batches, thresholds choose the backend"
 
 
 class Split(TorchGatedDelta):
@@ -73,12 +75,13 @@ def test_explain_shows_who_serves_what(runtime):
     assert "late the user fits, but takes 10000.0 us as measured here; the chosen one takes 194.9 us" in lines
     assert any(line.startswith("new the user fits, but was not measured here") for line in lines)
     assert lines[-5:] == [
-        "microseconds per measured call; between these batches, thresholds choose the backend",
+        HEADING,
         "rows longest split torch",
         "64 4 200.0 80.0*",
         "64 64 30.0* 90.0",
         "4,096 4,096 1,234.5* 9,000.0",
     ]
+    assert f"\n{HEADING}\n" in DOCUMENT.read_text("utf-8")
     arguments = ["explain", str(CHECKPOINT), "--device", "cpu", "--phase", "prefill", "--json"]
     routes = json.loads(CliRunner().invoke(app, arguments).output)["routes"]
     (classes,) = (route["decision"]["classes"] for route in routes if "classes" in route["decision"])

@@ -46,7 +46,8 @@ class Allowance:
     Attributes:
         feature: The name of the feature.
         dtypes: Further valid dtypes.
-        free: The number of outermost axes in memory whose strides may have any value except 0.
+        free: The number of outermost axes in memory whose strides may have any value except 0. If the tensor
+            is written, they may only be longer than in dense memory.
         memory: Another valid order of the axes in dense memory.
         unit_stride: Further axes that may have stride 1 instead; one axis with stride 1 is enough.
     """

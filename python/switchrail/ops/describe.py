@@ -40,6 +40,8 @@ suite are made from the same contracts.
 - *{input}* is the dtype of the op's first tensor. *{compute}* is float64 if *{input}* is, else float32.
 - *dense* lists the axes as they lie in memory, innermost last, without gaps. *stride 1 along* names the axis,
   or the alternatives, that must have stride 1; the other strides may have any value.
+- *any strides* may be overlapping and in another order of the axes, but not 0. *gaps* make strides longer:
+  the order of the axes stays, and elements do not overlap.
 - A feature is an ability that a backend of the op may declare. Only backends that declare a feature can serve
   a call that uses it. A call that doesn't use it omits the feature's arguments or passes None. With some
   features, a tensor may have further dtypes or orders in memory, which the tables list.
@@ -136,7 +138,8 @@ def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, .
         if allowance.memory:
             wider.append(f"dense [{', '.join(allowance.memory)}]")
         if allowance.free:
-            wider.append(f"any strides{_outermost(allowance.free, spec)}")
+            kind = "gaps" if spec.mutated else "any strides"
+            wider.append(f"{kind}{_outermost(allowance.free, spec)}")
         if allowance.unit_stride:
             wider.append(f"stride 1 along {_any(allowance.unit_stride)}")
         memory += "".join(f"; with `{allowance.feature}` {text}" for text in wider)
