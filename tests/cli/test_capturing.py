@@ -7,19 +7,34 @@ from rich.console import Console
 from switchrail.cli.capturing import capturing
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_bar_on_a_terminal_alone(is_terminal):
-    out = io.StringIO()
-    with capturing(Console(file=out, force_terminal=is_terminal, width=100)) as show:
+class Terminal(io.StringIO):
+    """A file in memory that counts as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("file", [Terminal, io.StringIO])
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_bar_on_a_terminal_alone(file, forced, monkeypatch):
+    """`FORCE_COLOR` may colour the output in a log, but the frames of a bar would fill the log."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    out = file()
+    with capturing(Console(file=out, width=100)) as show:
         for done in range(4):
             show(done, 3)
             show(done, 3)
-    assert ("capturing steps" in out.getvalue()) is is_terminal
-    assert ("3/3" in out.getvalue()) is is_terminal
+    assert ("capturing steps" in out.getvalue()) is out.isatty()
+    assert ("3/3" in out.getvalue()) is out.isatty()
+    assert out.isatty() or not out.getvalue()
 
 
 def test_nothing_is_shown_where_nothing_is_captured():
-    out = io.StringIO()
+    out = Terminal()
     with capturing(Console(file=out, force_terminal=True, width=100)):
         pass
     assert "capturing" not in out.getvalue()

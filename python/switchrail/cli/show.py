@@ -59,7 +59,8 @@ def progress_bar(out: Console) -> Progress:
         TimeElapsedColumn(),
         console=out,
         transient=True,
-        disable=out.quiet or not out.is_terminal,
+        # `FORCE_COLOR` makes rich take a file for a terminal.
+        disable=out.quiet or not (out.is_terminal and out.file.isatty()),
     )
 
 
