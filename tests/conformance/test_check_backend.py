@@ -52,12 +52,21 @@ class Loud(TorchGatedDelta):
     def run(self, call, batch, plan):
         raise Escape
 
+class Unnamed(Exception):
+    def __str__(self):
+        return self.name
+
+class Mute(TorchGatedDelta):
+    def run(self, call, batch, plan):
+        raise Unnamed
+
 def register(registry):
     claims = {"op": "gated_delta", "phases": ("prefill",), "dtypes": ("float32",), "state_layouts": ("VK",)}
     registry.register("boreal", Boreal, config=Config, head_sizes=(24, (32, 48)), **claims)
     registry.register("broken", Broken, **claims)
     registry.register("intorch", InTorch, **claims)
     registry.register("loud", Loud, **claims)
+    registry.register("mute", Mute, **claims)
     registry.register("short", "boreal_gdn:Short", **claims)
     registry.register("unbuilt", Unbuilt, **claims)
     registry.register("nowhere", "boreal_nowhere:Boreal", **claims)
@@ -151,6 +160,12 @@ def test_what_a_backend_raises_writes_nothing_to_the_terminal(check):
     done = check("loud", "-k", "prefill/float32/ragged")
     assert "it raised \\x1b[2J" in done.output
     assert "\x1b" not in done.output
+
+
+def test_an_exception_whose_message_fails_is_a_failure(check):
+    done = check("mute", "-k", "prefill/float32/ragged")
+    assert "failed: gated_delta/prefill/float32/ragged: it raised Unnamed()" in done.output
+    assert done.output.splitlines()[-1].startswith("1 case: 1 failed; ")
 
 
 def test_one_summary_over_all_failures(check, vendor):

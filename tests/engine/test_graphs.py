@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import switchrail
+import torch
 from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.keys import Key, lengths, mixed_rows, sizes
 from switchrail.engine.watch import HookWatch
@@ -445,3 +446,14 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     graphs._drop()
     graphs.capture(graphs.in_order)
     assert shared[7:] == [True] * 6
+
+
+def test_a_replay_repeats_operations_without_results():
+    """Such an operation may raise, or write to an argument that its schema doesn't name as written."""
+    graph, is_valid = RecordedGraph(), torch.ones(())
+    with graph.capture():
+        torch._assert_async(is_valid)
+    graph.replay()
+    is_valid.zero_()
+    with pytest.raises(RuntimeError, match="got zero"):
+        graph.replay()

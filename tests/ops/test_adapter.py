@@ -240,3 +240,11 @@ def test_served_runs_a_call_on_an_engines_memory():
         assert served.plan("prefill", call.batch).run(call.made) is None
     assert torch.equal(call.out, expected.out)
     assert torch.equal(call.state.nan_to_num(), expected.state.nan_to_num())
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_forms_of_a_batch_without_rows(lengths):
+    call = GENERATORS["gated_delta"](lengths, phase="verify")
+    for form in ("row_states", "strided_pool"):
+        call = FORMS[form](call, False)
+    assert call.tensor("row_states").shape == (0, *call.state.shape[1:])

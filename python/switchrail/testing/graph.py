@@ -76,8 +76,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*args, **(kwargs or {}))
         results = _tensors(found)
         given = {_memory(one) for one in _tensors((args, kwargs))}
+        is_view = bool(results) and func.is_view
         if all(_memory(one) in given for one in results):
             results = []
-        if results or func._schema.is_mutable:
+        if results or not is_view:  # an operation without results may write to memory, or raise
             self._calls.append((func, args, kwargs or {}, results))
         return found

@@ -109,7 +109,7 @@ class StateDraws(Draws):
 
     Attributes:
         state_dtype: The dtype of the state; the default depends on the op.
-        initial: Which sequences start from a state. In decode, all sequences do.
+        initial: Which sequences start from a state. In decode, all but padding do.
         in_place: Whether each sequence reads the slot that it writes.
     """
 

@@ -195,7 +195,7 @@ def _spread(pool: torch.Tensor, gap: int, inner_gap: int, offset: int) -> torch.
     padded = torch.Size([sizes[0], *(size + inner_gap for size in sizes[1:])])
     total = len(pool) * (padded.numel() + gap)
     whole = torch.full((total + 1,), torch.nan, dtype=pool.dtype, device=pool.device)
-    slots = whole[offset : offset + total].view(len(pool), -1)
+    slots = whole[offset : offset + total].view(len(pool), padded.numel() + gap)
     view = slots[:, : padded.numel()].view(len(pool), *padded)[tuple(map(slice, (len(pool), *sizes)))]
     view = view.permute([order.index(axis) for axis in range(pool.ndim)])
     view.copy_(pool)

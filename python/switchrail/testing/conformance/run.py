@@ -82,8 +82,10 @@ def run_case(case: Case) -> Outcome:
     except Unavailable as reason:
         status, message = "skipped", str(reason)
     except Exception as failure:
-        status, message, found = "failed", str(failure), causes_of(failure)
-        if not isinstance(failure, AssertionError):
+        status, found = "failed", causes_of(failure)
+        if isinstance(failure, AssertionError):
+            message = str(failure)
+        else:  # not `str`, which may fail for a backend's own exception
             message = f"it raised {failure!r} ({failing_place(failure)})"
             trace = cut(encodable("".join(traceback.format_exception(failure))))
     return Outcome(
