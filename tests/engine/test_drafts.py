@@ -475,8 +475,9 @@ def test_options() -> None:
     ):
         with pytest.raises(ConfigError, match="draft_branches must be 1; with 'mtp' or a checkpoint"):
             EngineOptions(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="draft must be"):
-        EngineOptions(draft=7)  # type: ignore[arg-type]
+    for draft in (7, np.arange(3)):  # comparing an array with a name gives an array
+        with pytest.raises(ConfigError, match="draft must be"):
+            EngineOptions(draft=draft)  # type: ignore[arg-type]
 
 
 def test_a_warmup_verifies_as_many_drafts_as_possible(make_engine: Make) -> None:

@@ -97,7 +97,7 @@ class EngineOptions:
             return value is None or is_count(value, least)
 
         draft, pause, fraction = self.draft, self.prompt_pause, self.memory_fraction
-        has_branches = draft not in (None, NGRAM) and not isinstance(draft, Drafts)
+        has_branches = isinstance(draft, str | os.PathLike) and draft != NGRAM
         least, per_step = self._least_rows()
         positive, from_two = "an integer of at least 1", "None or an integer of at least 2"
         checks = {
