@@ -40,6 +40,7 @@ def needed_features(phase: Phase, call: Any, batch: SequenceBatch) -> frozenset[
 
     Raises:
         ContractError: The call breaks the contract in a way that no feature allows.
+        TypeError: The object is not a call of an op.
     """
     for contract in CONTRACTS.values():
         if type(call) is contract.call:
@@ -153,7 +154,7 @@ class Served:
         return planned
 
     def explain(self) -> str:
-        """One line per phase: the backend that serves it, its optional steps, and what an adapter adds."""
+        """One line per phase and backend: the backend's optional steps, and the features an adapter adds."""
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:

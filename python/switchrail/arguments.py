@@ -149,12 +149,12 @@ def as_list(argument: str, values: Iterable[T] | None, *, optional: bool = False
         optional: Whether None is accepted, as an empty list.
 
     Raises:
-        ArgumentError: The argument is a single string, or not iterable.
+        ArgumentError: The argument is a single string, a mapping, or not iterable.
     """
     if optional and values is None:
         return []
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise refused(argument, values, "a list or other iterable, but not a string")
+        raise refused(argument, values, "a list or other iterable, but not a string or a mapping")
     return list(values)
 
 
@@ -162,7 +162,7 @@ def texts(argument: str, values: Iterable[str] | None, *, optional: bool = False
     """The values of an argument that takes a list of strings.
 
     Raises:
-        ArgumentError: The argument is a single string, or a value is not a string.
+        ArgumentError: As for `as_list`; or a value is not a string.
     """
     found = as_list(argument, values, optional=optional)
     return [text(f"{argument}[{index}]", value) for index, value in enumerate(found)]

@@ -55,5 +55,5 @@ hook = _Current().hook
 def load(
     plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
 ) -> tuple[Plugin, ...]:
-    """Loads the installed plugins, or the named ones, into the default runtime; see `Loader.load`."""
+    """Loads the installed plugins, or the named ones, into the default runtime; see `Runtime.load`."""
     return current_runtime().load(plugins, strict=strict, timeout=timeout)

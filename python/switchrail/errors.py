@@ -64,7 +64,7 @@ class RegistrationError(SwitchrailError, ValueError):
 
 
 class ArgumentError(SwitchrailError, TypeError):
-    """An argument has a wrong type, or its name is unknown. Fields: `argument`, `found`."""
+    """An argument's name is unknown, or its value is invalid. Fields: `argument`, `found`."""
 
 
 class NameTakenError(RegistrationError):
@@ -97,15 +97,16 @@ class NoBackendError(SwitchrailError, LookupError):
 
 
 class BackendImportError(SwitchrailError, ImportError):
-    """The path of the chosen backend doesn't lead to a backend for the op.
+    """The path of a backend, function or model family can't be imported, or leads to something else.
 
-    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; and, if the
-    backend was to be constructed, `problem`, the message without suggestions.
+    Fields of a backend: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or
+    None; and, if the backend was to be constructed, `problem`, the message without suggestions. Fields of a
+    function or family: `name`, `path`.
     """
 
 
 class ConfigError(SwitchrailError, ValueError):
-    """A configuration or options object has invalid values. Fields: `problems`, `valid`."""
+    """A configuration, its file or an options object is invalid. Fields: `problems`, `valid`."""
 
 
 class LayoutError(SwitchrailError, ValueError):
@@ -176,7 +177,7 @@ class InstallationError(SwitchrailError, RuntimeError):
 
 
 class MissingPackageError(SwitchrailError, ImportError):
-    """A package that is only needed by the engine is not installed. Fields: `found`."""
+    """torch or transformers is needed and not installed. Fields: `found`."""
 
 
 class RankError(SwitchrailError, RuntimeError):
@@ -220,7 +221,7 @@ class EngineError(SwitchrailError, RuntimeError):
 
 
 class DispatchError(SwitchrailError, RuntimeError):
-    """An op of a layer did not run exactly once in a step. Fields: `layer`, `op`, `found`."""
+    """A call can't be dispatched, or an op ran not exactly once. Fields: `layer`, `op`, `found`."""
 
 
 class BridgeError(SwitchrailError, ValueError):

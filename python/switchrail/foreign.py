@@ -30,7 +30,7 @@ def one_line(text: object) -> str:
 
 
 def in_lines(text: object) -> str:
-    """The text with line ends and tabs kept, cut to `LINES` characters."""
+    """The text, escaped except for line ends and tabs, and cut to `LINES` characters."""
     return _shown(str(text), _CONTROL_IN_LINES, LINES)
 
 

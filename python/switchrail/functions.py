@@ -95,10 +95,11 @@ class Functions:
         self._lock = lock_across_forks()
 
     def check(self, function: Function | ModelFamily) -> None:
-        """Checks that a function fits its operation. A family is checked when an engine is created.
+        """Checks that a function fits its operation. Families are checked when an engine is created.
 
         Raises:
-            RegistrationError: There is no such operation, or the function's signature does not match.
+            RegistrationError: There is no such operation, or the function's signature does not match. If the
+                function is given by its path, `find` checks the signature.
         """
         if isinstance(function, ModelFamily):
             return
@@ -113,8 +114,8 @@ class Functions:
         """Adds functions and families: all, or none.
 
         Raises:
-            RegistrationError: An operation already has a function for one of the devices, or a model type
-                already has a family.
+            RegistrationError: An operation already has a function for one of the kinds of device, or a model
+                type already has a family.
         """
         with self._lock:
             every = self._all
@@ -157,7 +158,7 @@ class Functions:
         """The family that was registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: The family's path does not exist.
+            BackendImportError: The family can't be imported from its path.
         """
         found = self._family(model_type)
         if found is None or not isinstance(found.target, str):
@@ -168,7 +169,7 @@ class Functions:
         """The kinds of a configuration's layers; None if no registered family provides them.
 
         Raises:
-            BackendImportError: The path of the family's function does not exist.
+            BackendImportError: The family's function can't be imported from its path.
         """
         found = self._family(config.get("model_type"))
         if found is None or found.kinds is None:

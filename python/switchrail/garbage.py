@@ -50,7 +50,7 @@ def thaw() -> None:
 def referrers(*objects: Any) -> list[Any]:
     """Like `gc.get_referrers`, but also finds objects that `freeze` has excluded.
 
-    Objects that the program excluded with `gc.freeze` are not found.
+    If no `freeze` is in effect, objects that the program excluded with `gc.freeze` are not found.
     """
     with _lock:
         if _engines:

@@ -1,4 +1,4 @@
-"""Other engines that can use Switchrail's backends: which are installed, and which layers are served."""
+"""Other engines: which are installed, and which layers Switchrail can serve in them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ HOSTS: Final = (
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The major and minor release of a version."""
+    """The major and minor numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -130,7 +130,7 @@ def served_in(
 
 
 def _with_ops(layout: Layout, ops: Iterable[str]) -> Layout:
-    """The layout without its other ops."""
+    """The layout with only these ops."""
     document = layout.to_dict()
     for layer in document["layers"]:
         layer["ops"] = [op for op in layer["ops"] if op in ops]

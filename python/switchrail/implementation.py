@@ -25,7 +25,7 @@ class Implementation:
     """The implementation behind a registration.
 
     Attributes:
-        target: The class, or its path `module:Qualified.name`, which is imported when the backend is chosen.
+        target: The class, or its path `module:Qualified.name`, which `build` imports.
         config_type: The type of its configuration; None if it has none.
     """
 
@@ -153,7 +153,7 @@ def _import(name: str, op: str, path: str) -> Any:
 
 
 def _misfit(name: str, op: str, path: str, problem: str) -> BackendImportError:
-    """The error for an imported class that is not a backend for the op."""
+    """The error for an imported class that does not fit its registration."""
     message = f"{op} backend {name!r} can't be used, {path!r}: {problem}"
     return BackendImportError(message, backend=name, op=op, path=path, missing=None)
 

@@ -1,4 +1,4 @@
-"""Packages that only the engine needs: torch and transformers."""
+"""Packages that come with the extra `engine`: torch and transformers."""
 
 from __future__ import annotations
 

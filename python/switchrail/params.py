@@ -33,7 +33,7 @@ class SamplingParams:
             and a token is drawn.
         top_k: Draw among the k most likely tokens; None means all.
         top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
-        min_p: Draw among tokens whose probability is at least this fraction of the most likely token's.
+        min_p: Draw among tokens whose probability is at least this fraction of the greatest probability.
         seed: Seed of the request's own random numbers, one for each token. So other requests do not affect
             the draws. None means a seed from the operating system.
         stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
@@ -131,7 +131,7 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
 
 
 def seed_of(draw: Random) -> float:
-    """A random integer from 0 to 2**53 - 1, from one number of the source."""
+    """A random integer from 0 to 2**53 - 1, as a float, from one number of the source."""
     return draw.random() * _ALL  # `random()` is a multiple of 2**-53
 
 

@@ -136,7 +136,7 @@ class Registrar(ABC):
 
         Args:
             name: The backend's name in preferences and on the command line.
-            target: The class, or its path `module:Class`, which is imported when the backend is chosen.
+            target: The class, or its path `module:Class`, which is imported when the backend is constructed.
             op: The op that it computes.
             phases: The phases that it serves.
             devices: The devices that it runs on.
@@ -244,7 +244,7 @@ class Registrar(ABC):
 
         Raises:
             RegistrationError: There is no such operation, or the function's signature does not match. At the
-                commit: the operation already has a function for one of the devices.
+                commit: the operation already has a function for one of the kinds of device.
             ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """

@@ -125,7 +125,7 @@ class Runtime(Registrar):
         """The model family that is registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: The family's path does not exist.
+            BackendImportError: The family can't be imported from its path.
         """
         return self._functions.family(model_type)
 
@@ -133,7 +133,7 @@ class Runtime(Registrar):
         """The kind of each layer of a model configuration; None if no registered family provides the kinds.
 
         Raises:
-            BackendImportError: The path of the family's function does not exist.
+            BackendImportError: The family's function can't be imported from its path.
         """
         return self._functions.kinds(config)
 
@@ -154,7 +154,7 @@ class Runtime(Registrar):
     def load(
         self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> tuple[Plugin, ...]:
-        """Loads the installed plugins, or the named ones; see `Loader.load`."""
+        """Loads the installed plugins, or the named ones; `plugins` is `allow` in `Loader.load`."""
         self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
         return self.plugins
 
@@ -356,8 +356,8 @@ class Runtime(Registrar):
             state_layout: Axis order of the recurrent state.
             features: Optional features that the backend must have.
             heads: Numbers of q heads and of v heads. The measured times with the nearest numbers are used.
-            no_decay: Whether the gates never decay. Then times measured without decay are used, if there are
-                any.
+            no_decay: Whether the states never decay. Then times measured without decay are used, if there
+                are any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`; `linear` stands for
                 all ops of linear attention. With several names, separated by commas, the first that fits is
                 chosen; if none fits, any other backend may be chosen. `!NAME` denies a backend, even if
@@ -435,7 +435,7 @@ class Runtime(Registrar):
             features: Optional features that backends must have, by op.
             preferences: As for `resolve`.
             phases: The phases to plan.
-            no_decay: The ops whose gates never decay; see `resolve`.
+            no_decay: The ops whose states never decay; see `resolve`.
             measurements: As for `resolve`.
 
         Raises:

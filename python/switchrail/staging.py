@@ -165,7 +165,7 @@ class Staging:
             ConflictError: Another transaction has meanwhile registered one of the names.
             HookError: A hook can't become active.
             OrderError: The constraints of the hooks on one target form a cycle.
-            RegistrationError: An operation already has a function.
+            RegistrationError: An operation already has a function, or a model type a family.
             TransactionClosedError: The transaction has ended.
         """
         with _lock:
@@ -277,6 +277,6 @@ class StagedHooks(Hooks):
         staging = staging_of(self)
         if staging is not None and hooks:
             raise HookError(
-                f"{staging} can't {what} {hooks[0]!r} while it is being loaded; valid: its own hooks",
+                f"{staging} can't {what} {hooks[0]!r} while it is being loaded; valid: to {what} hooks later",
                 target=hooks[0].target_name,
             )

@@ -74,7 +74,7 @@ def read_machines(path: Path) -> list[Machine]:
     """The machines in a times file; none if the file is missing or an older version of Switchrail wrote it.
 
     Raises:
-        TimesError: The file can't be read.
+        TimesError: The file can't be read, or is not a times file.
     """
     try:
         check_file(path)

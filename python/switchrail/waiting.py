@@ -51,7 +51,7 @@ PATIENCE = 60.0
 
 
 def patience(seconds: float | None) -> float | None:
-    """Time limit for code that is not a plugin's: the plugins' limit, but at least `PATIENCE`."""
+    """Time limit in seconds for other work than loading a plugin: a plugin's, but at least `PATIENCE`."""
     return None if seconds is None else max(seconds, PATIENCE)
 
 
@@ -61,7 +61,7 @@ def within(
     """Runs work in another thread with a time limit; without a limit, in the current thread.
 
     Args:
-        seconds: The time limit; None means no limit.
+        seconds: The time limit in seconds; None means no limit.
         work: The work. After the limit its thread keeps running, because Python can't stop it.
         name: The owner of the work, such as `plugin acme:acme`.
         what: The kind of work, such as `its import`.

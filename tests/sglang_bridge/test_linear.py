@@ -575,7 +575,7 @@ def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog, mod
     utils.CHOSEN.update(decode=enum()("triton"), prefill=enum()("triton"))
     assert backend(runner).made
     utils.CHOSEN.update(prefill=enum()("switchrail"))
-    with pytest.raises(BridgeError, match="does not serve the layers with states of Model in this version"):
+    with pytest.raises(BridgeError, match="does not serve Model's layers with states in this version"):
         backend(runner)
     runtime.use_platform(VendorsPlatform())
     assert backend(runner).made

@@ -179,7 +179,7 @@ def _share(measured: Measured) -> float:
 
 
 def _by_reason(left_out: Sequence[LeftOut]) -> dict[str, str]:
-    """The names of skipped cases, shortened, by reason."""
+    """The names of the cases that were left out, shortened and joined, by reason."""
     reasons: dict[str, list[str]] = {}
     for case in left_out:
         names = reasons.setdefault(case.reason, [])

@@ -1,4 +1,4 @@
-"""The options that select a checkpoint."""
+"""The argument that names a checkpoint, and the search for the folders of checkpoints."""
 
 from __future__ import annotations
 

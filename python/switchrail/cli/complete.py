@@ -73,7 +73,7 @@ def dtypes() -> list[str]:
 
 
 def devices() -> list[str]:
-    """The built-in device kinds and the installed platforms."""
+    """The built-in device kinds, and the names of the installed platform plugins."""
     from switchrail.platforms.builtin import KINDS
     from switchrail.plugins.environment import PLATFORMS
     from switchrail.runtime import Runtime

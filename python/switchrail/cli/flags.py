@@ -29,19 +29,19 @@ Config = Annotated[
     ),
 ]
 OpOption = partial(typer.Option, metavar="OP", autocompletion=complete.ops)
-"""The name of an op."""
+"""Makes an option that takes the name of an op."""
 
 CheckpointArgument = partial(typer.Argument, metavar="[CHECKPOINT]")
-"""A checkpoint that may be left out."""
+"""Makes an argument that takes a checkpoint and may be left out."""
 
 DtypeOption = partial(typer.Option, metavar="DTYPE", autocompletion=complete.dtypes)
-"""The name of a dtype."""
+"""Makes an option that takes the name of a dtype."""
 
 Device = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help="Such as cpu, cuda:0, or the name of a platform plugin; by default the platform in use.",
+        help="A device, such as cpu or cuda:0, or a platform plugin's name; by default the platform in use.",
         autocompletion=complete.devices,
     ),
 ]

@@ -110,7 +110,9 @@ def _checked(name: str, op: str) -> str:
         raise _refused(name, f"a module {module!r} already exists", "an unused name")
     taken = [backend.name for backend in Runtime().backends(op)]
     if name in [*taken, "auto"]:
-        raise _refused(name, f"{op} already has backends {', '.join(taken)}, auto", "an unused name")
+        raise _refused(
+            name, f"{op} already has backends {', '.join(taken)}, and auto is reserved", "an unused name"
+        )
     return module
 
 

@@ -89,7 +89,7 @@ class Prepared:
 
 
 NOTHING: Final = Prepared((), (), {}, [])
-"""A prepared step without parts, for dispatchers without ops to plan."""
+"""A prepared step without parts."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from switchrail.waiting import PATIENCE, HungError, patience, within
 
 
 def diagnose() -> list[Finding]:
-    """Checks everything, and loads all plugins that may be loaded into a temporary runtime.
+    """Runs all checks on a temporary runtime, into which it loads all plugins that may be loaded.
 
     Imports the modules that hooks wait for, and constructs each backend for the current platform once.
     Removes all hooks at the end.
@@ -49,7 +49,7 @@ def diagnose() -> list[Finding]:
 
 @contextmanager
 def _without(variables: set[str]) -> Iterator[None]:
-    """Removes invalid variables from the environment, so the remaining checks can run."""
+    """In the block, removes these variables from the environment, so that the checks can run."""
     left_out = {name: os.environ.pop(name) for name in variables if name in os.environ}
     try:
         yield

@@ -20,7 +20,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_device() -> Iterator[Finding]:
-    """If there is an NVIDIA GPU, checks whether torch can use it."""
+    """Checks that torch can be imported, and that it can use the NVIDIA GPU, if there is one."""
     try:
         import torch
     except Exception as error:  # a broken build can raise any exception
@@ -62,7 +62,7 @@ def _gpu_problem() -> tuple[str, str] | None:
 
 
 def check_platform(runtime: Runtime) -> Iterator[Finding]:
-    """Chooses the platform, calls its mandatory methods, and constructs its backends."""
+    """Chooses the platform, calls methods of its device, and constructs its backends."""
     try:
         platform = runtime.platform
     except Exception as error:  # a broken torch can raise any exception
@@ -76,7 +76,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
             work = getattr(platform.hardware, what)
             within(seconds, work, subject, f"its method {what}")
         except Exception as error:  # a vendor's code can raise any exception
-            advice = "ask the platform's vendor: this method is mandatory"
+            advice = "ask the platform's vendor: Switchrail needs this method"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
     for backend in runtime.backends():
         if platform.kind not in {device["kind"] for device in backend.capabilities["devices"]}:
@@ -104,7 +104,7 @@ def _not_constructed(backend: Registration, error: Exception) -> Finding:
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA version that the driver supports; None if there is no driver library."""
+    """The newest CUDA version that the driver supports; None if its library is missing or fails."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks installed distributions: unreadable metadata, shadowed copies, incompatible versions."""
+"""Checks installed distributions: metadata, shadowed copies, entry-point groups, plugin names, versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
-    """Checks the metadata, duplicate copies, plugin names and versions of distributions."""
+    """Runs all checks of distributions."""
     yield from _metadata()
     yield from _copies()
     yield from _groups()
@@ -45,7 +45,7 @@ def _metadata() -> Iterator[Finding]:
 
 
 def _copies() -> Iterator[Finding]:
-    """Reports distributions that are hidden by a copy in an earlier folder of sys.path."""
+    """Reports copies of Switchrail and of plugins that a copy in an earlier folder of sys.path hides."""
     copies: dict[str, list[tuple[str, str]]] = defaultdict(list)
     ours = {CORE, KERNELS}
     for folder in _folders():
@@ -82,7 +82,7 @@ def _is_source_of(name: str, source: str, folder: str) -> bool:
 
 
 def _groups() -> Iterator[Finding]:
-    """Reports misspelt names of entry-point groups, which no program reads."""
+    """Reports entry points in groups that begin with `switchrail` but that Switchrail doesn't read."""
     seen: set[tuple[str, str, str]] = set()
     for distribution in metadata.distributions():
         try:

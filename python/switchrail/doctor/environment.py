@@ -1,4 +1,4 @@
-"""Checks the environment variables."""
+"""Checks the environment variables, and the lock and the policy that they name."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ class Finding:
     """A problem, or a note.
 
     Attributes:
-        check: The check that found the problem.
-        subject: The variable, distribution, plugin, hook or device that the problem concerns.
-        problem: The problem.
+        check: The name of the check.
+        subject: The variable, distribution, plugin, hook, backend or other object that the finding concerns.
+        problem: The problem, or the text of the note.
         advice: The recommended action.
         is_problem: Whether action is needed; False for a note.
     """

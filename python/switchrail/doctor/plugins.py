@@ -23,7 +23,7 @@ _ADVICE = {
 
 
 def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Finding]:
-    """Loads the plugins that may be loaded.
+    """Loads the plugins that may be loaded. Reports those that don't load, and hooks without a target.
 
     Args:
         runtime: The runtime to load into.

@@ -1,4 +1,4 @@
-"""Finds calls that bypass hooks: in caches around a function, and in code compiled from its source."""
+"""Finds calls that bypass hooks: through caches, compiled source, or references to an unhooked object."""
 
 from __future__ import annotations
 

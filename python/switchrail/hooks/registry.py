@@ -149,7 +149,7 @@ class Hooks:
             HookError: The target can't be hooked, already has the hook, doesn't fit it, or in strict mode
                 doesn't exist; or other code has changed the code of the hooked target.
             OrderError: The constraints of the hooks on the target form a cycle.
-            ArgumentError: `before` or `after` is a string, not a list.
+            ArgumentError: An option is unknown, or `before` or `after` is a string, not a list.
         """
         check_names("add", options, HOOK_OPTIONS)
         if fn is None:

@@ -1,7 +1,7 @@
-"""Hooks whose target doesn't exist yet. They are tried again whenever hooks are added, enabled or listed.
+"""Hooks whose target doesn't exist yet. They are tried again when hooks are added, enabled or listed.
 
-This is needed for imports that the module `imports` doesn't notice: of modules that are loaded from a file
-path or put into `sys.modules` by hand; and for attributes that a module gets after its import.
+This is needed because the module `imports` notices neither modules that are loaded from a file path or put
+into `sys.modules` by hand, nor attributes that a module gets after its import.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Accelerator(Hardware):
         self._module().set_device(device)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """A new stream of the family's torch module."""
+        """See `Hardware`. The stream belongs to the family's torch module."""
         module = self._module()
         stream = module.Stream(device=self.device)
         return partial(_launching_on, module, stream, module.Event(), module.Event())

@@ -1,4 +1,4 @@
-"""Reads from torch's files which toolkits it was built for, because importing torch takes seconds."""
+"""Finds which toolkits torch was built for, without importing torch, because that takes seconds."""
 
 from __future__ import annotations
 

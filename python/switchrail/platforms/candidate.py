@@ -36,7 +36,8 @@ class Candidate:
 
     Attributes:
         plugin: The plugin's record as discovered.
-        record: The plugin's record after `ask`: `loaded`, `failed`, `hung`, or `blocked` if it declined.
+        record: The plugin's latest record. `ask` makes it `blocked` if the plugin declines, `make` makes it
+            `loaded`, and both make it `failed` or `hung` if the plugin fails.
     """
 
     def __init__(self, plugin: Plugin, known: Plugin | None, limited: Limited) -> None:
@@ -55,7 +56,7 @@ class Candidate:
         """Calls the plugin's function. Returns the platform's class path, or None if the plugin declines.
 
         Raises:
-            PlatformPluginError: The plugin fails, or an earlier call of the plugin hung.
+            PlatformPluginError: The plugin fails, or can't be called, for instance after a call that hung.
         """
         if self.record.state != "discovered":
             raise self._failure(f"{self.record.state}: {self.record.reason}")

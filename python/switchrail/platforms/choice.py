@@ -43,7 +43,7 @@ class PlatformChoice:
 
         Args:
             plugins: Returns the records of the installed platform plugins. Called without holding a lock.
-            seconds: Returns the time limit for a plugin's import and function; None means no limit.
+            seconds: Returns the time limit for a plugin's import and function, in seconds; None means none.
             choosing: Records which threads are choosing the platform; the runtime's loader reads it.
         """
         self._plugins, self._seconds, self._choosing = plugins, seconds, choosing
@@ -55,7 +55,7 @@ class PlatformChoice:
 
     @property
     def asked(self) -> str | None:
-        """The name that was given to `use`, in a form that other processes can use; or None."""
+        """The name by which other processes can set the platform given to `use`; None if none was given."""
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
@@ -78,7 +78,7 @@ class PlatformChoice:
         return found
 
     def ask_plugins(self) -> None:
-        """Calls the installed platform plugins, so that their records show the result.
+        """Makes the choice among the platform plugins only, so that their records show the result.
 
         Does not look for devices of built-in kinds, which would import torch. Raises the errors of `get`.
         """

@@ -39,7 +39,7 @@ class _Gpu(Accelerator):
 
 
 class CudaHardware(_Gpu):
-    """An NVIDIA GPU. Name, capability and memory are read from the driver, without importing torch."""
+    """An NVIDIA GPU. Name, capability and total memory come from the driver, without importing torch."""
 
     kind = "cuda"
 

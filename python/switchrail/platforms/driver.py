@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 
 @cache
 def gpus(toolkit: str) -> tuple[Gpu, ...]:
-    """The devices in the driver's order; none if the driver is missing or too old.
+    """The devices in the driver's order; none if the driver is missing, too old, or reports an error.
 
     Args:
         toolkit: The CUDA version that torch was built with. The driver must support this major version of

@@ -14,8 +14,8 @@ class Hardware:
     """One device of a family. Families derive from it and implement the methods that their devices support.
 
     A method that is not implemented raises a NotProvidedError (a NotImplementedError) that names the platform
-    and the method. `name`, `total_memory` and `current_memory_usage` are mandatory. The engine and `Identity`
-    use all methods except `distributed_backend`, which is for users who create a process group.
+    and the method. `name`, `total_memory` and `current_memory_usage` are mandatory. Switchrail itself calls
+    all methods except `distributed_backend`, which is for users who create a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.
@@ -97,7 +97,7 @@ class Hardware:
         raise self._not_provided("synchronize")
 
     def empty_cache(self) -> None:
-        """Returns the memory that torch caches to the device."""
+        """Gives the memory that torch's allocator caches back to the device."""
         raise self._not_provided("empty_cache")
 
     def keeps_freed_memory(self) -> bool:

@@ -13,7 +13,7 @@ OUT_OF_TREE: Final = "oot:"
 """Prefix of the kind of a plugin's device family: `oot:NAME`."""
 
 UNSPECIFIED: Final = "unspecified"
-"""The kind of a device part whose class sets no kind."""
+"""The kind of a platform whose device class (a subclass of `Hardware`) sets no kind."""
 
 
 class DeviceCapability(NamedTuple):

@@ -1,11 +1,11 @@
-"""The operations: computations besides attention for which a platform can provide its own functions.
+"""The operations: computations other than the ops, for which a platform can provide its own functions.
 
 Each class is an operation. The class documents the arguments of the operation's functions; its `forward` only
-declares their names. The engine uses the first of these functions that exists:
+declares their names. The engine and the bridges use the first of these functions that exists:
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
-3. the native function: the model definition's own, or the engine's for `ChooseTokens`.
+3. the native function: the model definition's own, or Switchrail's if models define none (`ChooseTokens`).
 """
 
 from __future__ import annotations

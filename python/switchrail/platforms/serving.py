@@ -26,8 +26,8 @@ class Serving:
     """The classes, defaults and functions that a platform provides for engines.
 
     A platform's serving class derives from this class and overrides methods as needed. The methods of this
-    class suit any device on which torch can allocate. The engine calls `initialize` once per platform, and
-    the other methods whenever an engine is created.
+    class suit any device on which torch can allocate. `initialize` is called once per platform; the engine
+    calls the methods that return classes, defaults and functions whenever an engine is created.
 
     Attributes:
         hardware: The device that the engine runs on.
@@ -106,8 +106,8 @@ class Serving:
             override: Whether `forward` may replace another registered function.
 
         Raises:
-            RegistrationError: There is no such operation, it already has another function, or the function's
-                signature does not match the operation's `forward`.
+            RegistrationError: There is no such operation, it already has another function and `override` is
+                False, or the signature of `forward` does not match the operation's `forward`.
         """
         if op not in OPERATIONS:
             raise unknown(RegistrationError, f"there is no operation {op!r}", op, OPERATIONS, name=op)
@@ -126,7 +126,7 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The function for an operation; None means the model definition's or the engine's own function.
+        """The platform's function for an operation; None means the native function (see `operations`).
 
         Raises:
             PlatformError: The dispatch key can't be part of a method name, or the method's signature does not

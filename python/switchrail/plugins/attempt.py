@@ -29,7 +29,7 @@ class Attempt:
     Args:
         plugin: The plugin's record.
         staging: The plugin's transaction.
-        seconds: Time limit for the plugin's import and function together; None means no limit.
+        seconds: Time limit for the plugin's import and function together, in seconds; None means no limit.
 
     Attributes:
         plugin: The plugin's record.
@@ -110,7 +110,7 @@ def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """An exception's message and traceback, each cut to `switchrail.foreign.LINES` characters.
+    """An exception's class and message, and its traceback. Both are cut to `switchrail.foreign.LINES`.
 
     Works for any exception class, even if its `__str__` fails.
     """

@@ -46,7 +46,7 @@ _log: Final = logging.getLogger("switchrail")
 class Loader:
     """Finds and loads the plugins of one runtime, and keeps their records.
 
-    One thread loads at a time; other threads wait for its result. A child process that is forked during a
+    One thread loads at a time; other threads wait for their turn. A child process that is forked during a
     load undoes the unfinished part, and can load again.
 
     Args:
@@ -153,7 +153,7 @@ class Loader:
             PlatformError: `SWITCHRAIL_PLATFORM` names no platform; nothing is loaded then.
             LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded
                 then.
-            PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
+            PluginError: In strict mode, if a plugin failed, hung or differs from the lock.
             LoadReentryError: A plugin called this while it was being loaded.
             PlatformReentryError: A platform plugin called this while the platform was being chosen.
         """

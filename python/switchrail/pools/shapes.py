@@ -46,7 +46,7 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
-    """One sequence's state in a delta-rule layer, [heads, value_size, key_size]."""
+    """One sequence's recurrent state in a linear layer, [heads, value_size, key_size]."""
 
     heads: int
     value_size: int

@@ -50,14 +50,14 @@ def check_ranks(
         runtime: The runtime to compare; None means the current one, with the installed plugins loaded.
         plan: The route plan in use, to be compared too.
         group: The process group of `torch.distributed`; None means all ranks.
-        timeout: Seconds to wait for each rank.
+        timeout: Seconds to wait for the reports of the other ranks.
 
     Returns:
         The fingerprint that all ranks have.
 
     Raises:
         RankError: Ranks differ (the error names each such rank and its differences), a rank did not call this
-            in time, or the process that hosts the job's store has ended.
+            in time, the job has no process group yet, or the process that hosts the job's store has ended.
     """
     reports = _exchanged(_report(runtime, plan), group, timeout)
     alike: dict[str, list[int]] = {}

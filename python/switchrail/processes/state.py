@@ -25,7 +25,8 @@ class BackendState:
 
     Attributes:
         registration: The registration.
-        is_imported: True if the backend was registered with a class, False if with the path of a class.
+        is_imported: True if the user registered the backend with a class; False if with the path of a class,
+            or if a plugin registered the backend.
         config_type: The path of the configuration's type; None if the backend has no configuration, or if a
             plugin registered the backend.
     """
@@ -50,7 +51,7 @@ class HookState:
         priority: Hooks of higher priority are nearer to the caller.
         before: Sources, or names of hooks, that run after this one.
         after: Sources, or names of hooks, that run before this one.
-        strict: Whether a missing target is an error.
+        strict: Whether a missing or unfit target is an error.
         is_enabled: Whether the hook is enabled.
     """
 
@@ -77,7 +78,7 @@ class PlanState:
     """The arguments that a route plan was made from, and its routes.
 
     Attributes:
-        layout: The kind of each layer.
+        layout: The model's layout.
         request: The arguments of `Runtime.plan`.
         routes: Tuples of layer id, op, phase and backend name, as in `RoutePlan.table`.
         fingerprint: The plan's fingerprint.
@@ -104,7 +105,7 @@ class State:
         hooks: All hooks, including waiting and disabled ones, in the order in which they were added.
         chains: For each target, its enabled hooks in the order in which they run.
         strict_hooks: The value of `Hooks.strict`.
-        platform: The chosen platform; None if none is chosen yet.
+        platform: The name of the platform that the program set; None if it set none.
         plans: The plans given to `RuntimeState.of`.
     """
 

@@ -1,4 +1,4 @@
-"""Measures the time of calls: in a CUDA graph, launched one by one, or on the host."""
+"""Measures the time of calls, in one of several ways (see `Way`)."""
 
 from __future__ import annotations
 

@@ -114,12 +114,13 @@ _SMALLER = 16
 
 
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
-    """The grid of batches for an op in a phase, with sizes that are powers of two.
+    """The grid of batches for an op in a phase.
 
     For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length. For
     prefill with a cache, each number of rows is combined with several numbers of cached tokens. One of these
     is the number of rows (nothing was cached before), another is an eighth larger: some backends are much
-    faster if nothing was cached before. For decode and verify, the grid has several numbers of sequences.
+    faster if nothing was cached before. For decode and verify, the grid has several numbers of sequences, and
+    with a cache several numbers of cached tokens.
 
     Args:
         op: The op.

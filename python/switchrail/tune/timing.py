@@ -46,7 +46,7 @@ class Timing:
         op: The op.
         phase: The phase.
         dtype: The dtype's name.
-        size: Heads and head sizes.
+        size: Heads and head sizes, or channels.
         no_decay: Whether all gates are 0 (no decay); otherwise gates are like a trained model's.
         samples: For each batch, the median nanoseconds of a call by backend.
         spreads: For each batch, the spread of that time by backend; see `Time`.
@@ -125,7 +125,7 @@ def tune(
         ops: Only these ops; all if empty.
         phases: Only these phases; all if empty.
         dtypes: The dtypes of activations.
-        sizes: Heads and head sizes, by op; None means `SIZES`.
+        sizes: The sizes to time, by op; None means `SIZES`.
         large: Whether to use GPU-sized calls; None means only on a GPU.
     """
     big = torch.device(platform.device).type == "cuda" if large is None else large

@@ -1,9 +1,10 @@
-"""Serves SGLang's linear attention and full attention layers with Switchrail's backends, on SGLang's memory.
+"""Serves SGLang's layers with Switchrail's backends, on SGLang's memory.
 
 Each process of SGLang finds this bridge by its entry point. With `--linear-attn-backend switchrail`,
-Switchrail chooses the backends; `switchrail:NAME` names one. `--linear-attn-decode-backend` and
-`--linear-attn-prefill-backend` also accept these names. A server without these names runs as if Switchrail
-were not installed.
+Switchrail chooses the backends of the layers with states; `switchrail:NAME` names one backend.
+`--linear-attn-decode-backend` and `--linear-attn-prefill-backend` also accept these names, and so does
+`--attention-backend`, for softmax attention (MLA too). If a platform plugin is in use, these names are the
+default; otherwise a server without them runs its layers with SGLang's own kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def activate() -> None:
-    """Loads Switchrail's plugins and offers their backends to SGLang; the target of the entry point.
+    """Loads Switchrail's plugins and offers their backends to SGLang. The entry point calls this function.
 
     If a step fails, SGLang's lists of choices are restored and the bridge's hooks are removed.
 

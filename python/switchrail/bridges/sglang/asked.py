@@ -1,4 +1,4 @@
-"""Reads which of Switchrail's backends the user chose for linear layers, and hooks SGLang to call them."""
+"""Reads which of Switchrail's names the user chose for layers with states, and hooks SGLang's classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _log = logging.getLogger("switchrail")
 
 
 def serve(runtime: Runtime, version: Version, kind_of: Callable[[Any], Kind], owner: str) -> None:
-    """Hooks a backend class of SGLang. Each instance gets a `ServedLayers`, which plans its forward passes.
+    """Hooks a backend class of SGLang, so that Switchrail can serve its layers.
+
+    Each instance gets an attribute `switchrail`: the `ServedLayers` that plans the instance's forward passes,
+    or None if SGLang's own kernels serve them.
 
     Args:
         runtime: The runtime.
@@ -82,14 +85,14 @@ def refuse(runtime: Runtime, version: Version, owner: str) -> None:
         asked = _asked(model_runner, version)
         if asked:
             model = type(model_runner.model).__name__
-            problem = f"Switchrail does not serve the layers with states of {model} in this version of SGLang"
+            problem = f"Switchrail does not serve {model}'s layers with states in this version of SGLang"
             _leave_to_sglang(runtime, asked, UnknownLayersError(problem, found=model))
 
     runtime.hooks.add(f"{owner}.__init__", refused, "before", source=OURS)
 
 
 def _leave_to_sglang(runtime: Runtime, asked: Mapping[Phase, str], error: UnknownLayersError) -> None:
-    """Raises the error; only logs it if the names are a platform plugin's default, not the user's choice."""
+    """Raises the error, or only logs it if all names may be the default that a platform plugin sets."""
     if not has_plugins_platform(runtime) or {*asked.values()} != {OURS}:
         raise error
     _log.warning("%s; SGLang's own kernels serve them, since no backend was chosen by name", error)
@@ -171,7 +174,7 @@ def _asked(model_runner: Any, version: Version) -> dict[Phase, str]:
 
 
 def _verify_name() -> str:
-    """The name of the backend that verifies drafts; SGLang 0.5.23."""
+    """The name of the backend that verifies drafts. Only for SGLang 0.5.23, where it can be chosen."""
     from sglang.srt.runtime_context import get_exec
 
     chosen = get_exec().mamba

@@ -80,7 +80,7 @@ class Drafts:
     def parents(
         self, count: int, links: Any, device: torch.device
     ) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-        """The parents of all rows of a pass, on the device and on the host; on the host None for trees."""
+        """The parents of all rows of a pass, on the device and on the host; for trees, None on the host."""
         first = getattr(links, "retrieve_next_token", None) if self.tree else None
         if first is not None:
             found = parents_of(first[:count], links.retrieve_next_sibling[:count])
@@ -90,10 +90,10 @@ class Drafts:
 
 
 def parents_of(first_child: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:
-    """The parents [N * X] of drafted tokens.
+    """The parents [N * X] of drafted tokens, as places among the X tokens of a sequence; -1 if there is none.
 
     Args:
-        first_child: [N, X], the first child of each token of a sequence; -1 if there is none.
+        first_child: [N, X], each token's first child; -1 if there is none.
         next_sibling: [N, X], the next token with the same parent; -1 if there is none.
     """
     count, tokens = first_child.shape

@@ -133,7 +133,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         """Runs a layer on one token of each sequence. `forward_extend` runs it on prompts or drafts."""
         used = [name for name, value in options.items() if value is not None]
         if used:
-            raise BridgeError(f"Switchrail's attention takes no {', '.join(used)}", found=used)
+            raise BridgeError(f"Switchrail's attention has no arguments {', '.join(used)}", found=used)
         if save_kv_cache and k is not None and v is not None:
             place = self._locate(forward_batch.out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
@@ -176,7 +176,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         forward_mode: Any,
         spec_info: object,
     ) -> None:
-        """Plans a pass for the capture of a graph; SGLang 0.5.11."""
+        """Plans a pass for the capture of a graph. SGLang 0.5.11 calls this method."""
         self._prepare_graph(bs, req_pool_indices, seq_lens, None, forward_mode, spec_info)
 
     def init_forward_metadata_replay_cuda_graph(
@@ -190,7 +190,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
         spec_info: object,
         seq_lens_cpu: torch.Tensor,
     ) -> None:
-        """Updates the plans of a captured pass; SGLang 0.5.11."""
+        """Updates the plans of a captured pass. SGLang 0.5.11 calls this method."""
         self._prepare_graph(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, spec_info)
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
@@ -296,7 +296,8 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
 def _asked(version: Version, model_runner: Any, name: str, *, verifies: bool) -> dict[Phase, str]:
     """The phases in which SGLang uses the backend `name`, each with that name.
 
-    All phases, if the model runner has no names by phase, as for some draft models.
+    If neither of the model runner's names by phase is `name`, as for some draft models, prefill and decode
+    both use it. If drafts are verified, verification uses the backend of prefill or decode, as SGLang chose.
     """
     phases: tuple[Phase, ...] = ("prefill", "decode")
     live = [

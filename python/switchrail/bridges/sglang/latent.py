@@ -60,7 +60,7 @@ class LatentAttention(FullAttention):
             )
 
     def init_mha_chunk_metadata(self, forward_batch: Any, disable_flashinfer_ragged: bool = False) -> None:
-        """Makes a batch for each chunk of the cached prefixes. Ignores the flag of SGLang's hybrid models."""
+        """Makes a batch for each chunk of the cached prefixes; ignores `disable_flashinfer_ragged`."""
         assert self._own is not None
         self._chunks = [
             RaggedBatch(

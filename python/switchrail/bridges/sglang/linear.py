@@ -26,14 +26,14 @@ class Family(Kind):
     """A kind of delta-rule layers, and SGLang's classes that run these layers.
 
     Attributes:
-        op: The op, and the kind of the layers.
+        op: The op of the delta rule, which is also the name of the kind in a layout.
         module: SGLang's module with the classes `dispatcher` and `backend`.
         dispatcher: The name of the class that chooses SGLang's kernels.
         backend: The name of the class that runs the layers.
-        layer: Makes a layer's constant arguments from SGLang's layer and its pools of states and drafts.
-        call: The class of the calls.
+        layer: Makes the constant arguments of the delta rule from SGLang's layer and its part of the pools.
+        call: The class of the delta rule's calls.
         decays: Returns the shape of one token's decays in a layer.
-        window: Returns SGLang's pool of convolution windows as a view [slots, C, W - 1].
+        window: Returns a pool of convolution windows as a view with the axes slots, channels and inputs.
         activation: The activation of the convolution; None means that of SGLang's layer.
     """
 
@@ -154,7 +154,7 @@ def _attach(runtime: Runtime, version: Version, family: Family) -> None:
     hooks = runtime.hooks
 
     def plain(dispatcher: Any, *backends: Any, **named: Any) -> tuple[Any, Any]:
-        """For layers that Switchrail serves, makes SGLang's dispatcher choose its default kernels."""
+        """For layers that Switchrail serves, makes SGLang's dispatcher choose SGLang's Triton kernels."""
         triton = type(backends[0]).TRITON
         return (dispatcher, *(triton if b is not None and is_ours(b.value) else b for b in backends)), named
 
@@ -225,4 +225,4 @@ FAMILIES = (
         activation="silu",
     ),
 )
-"""The families that the bridge serves."""
+"""Gated delta rule and Kimi delta attention. `Version.linear_ops` says which of them the bridge serves."""

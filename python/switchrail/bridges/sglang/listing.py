@@ -24,7 +24,7 @@ class ListedHook(NamedTuple):
     Attributes:
         target: The dotted path of the target.
         kind: `before`, `after`, `around` or `replace`.
-        source: The distribution or the plugin that added the hook.
+        source: The distribution or the plugin that added the hook; `unknown` if SGLang recorded neither.
         system: `switchrail` or `sglang`, depending on where the hook was registered.
     """
 
@@ -35,7 +35,7 @@ class ListedHook(NamedTuple):
 
 
 def hooks(runtime: Runtime) -> list[ListedHook]:
-    """All hooks on SGLang's modules in this process, sorted by target."""
+    """A runtime's hooks on SGLang's modules, and the hooks registered with SGLang; sorted by target."""
     return sorted([*_ours(runtime), *_sglangs()])
 
 

@@ -23,5 +23,5 @@ def activate() -> str | None:
 
 
 def has_plugins_platform(runtime: Runtime) -> bool:
-    """Whether a plugin provides a runtime's platform. If so, linear layers use Switchrail by default."""
+    """Whether a plugin provides a runtime's platform."""
     return runtime.platform.kind.startswith("oot:")

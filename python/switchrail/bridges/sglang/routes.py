@@ -54,7 +54,8 @@ def bind_layers(
         kind: The kind of the layers.
         layers: The heads of each layer, by id; None for a layer without heads.
         asked: The chosen names, by phase; a group from `planned_together`.
-        needed: The features that the layers' calls need, by op. The chosen names apply to the last op.
+        needed: The features that the layers' calls need, by op. The chosen names apply to the last op, and
+            to each other op with a backend of that name.
         **restrictions: Further arguments of `Runtime.plan`.
 
     Raises:
@@ -116,7 +117,7 @@ def _preferences(
 
 
 def all_have(bound: BoundPlan, ops: Collection[str], feature: str) -> bool:
-    """Whether all backends of some ops have a feature."""
+    """Whether all of a plan's backends for some ops have a feature."""
     backends = [backend for backend in bound.plan.backends if backend.op in ops]
     return all(feature in features_of(backend) for backend in backends)
 

@@ -35,7 +35,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return OURS
 
     def support_mamba_cache_extra_buffer(self) -> bool:
-        """Whether SGLang's prefix cache can keep states from within a prompt."""
+        """True: SGLang's prefix cache can keep states from within a prompt."""
         return True
 
     def get_device_total_memory(self, device_id: int = 0) -> int:

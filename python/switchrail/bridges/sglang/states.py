@@ -82,7 +82,7 @@ class ServedLayers:
     """The layers of one kind in one of SGLang's model runners.
 
     Attributes:
-        asked: The user's names for Switchrail's backends, by phase.
+        asked: The chosen names of Switchrail, by phase.
         steps: The passes of the model.
     """
 
@@ -99,6 +99,7 @@ class ServedLayers:
         """Resolves and binds the layers' backends, and checks SGLang's memory against their contracts.
 
         Raises:
+            UnknownLayersError: The model has layers with states, but none of this kind.
             BridgeError: An option of the server is not supported.
             SwitchrailError: No backend fits, or the chosen backend does not.
         """

@@ -141,7 +141,7 @@ class Extended:
 
     Attributes:
         seqlens: The number of rows of each sequence.
-        cu_seqlens: [N + 1] int32, the first row of each sequence.
+        cu_seqlens: [N + 1] int32, the first row of each sequence, then the number of rows.
         slots: [N], the slots of the states.
         started: [N] bool, whether a sequence already has a state.
         tracked: The states to keep for the prefix cache; None if there are none.
@@ -154,7 +154,7 @@ class Extended:
     tracked: Tracked | None = None
 
     def parts(self, *, checkpoints: bool) -> list[Part]:
-        """The parts of the pass: several if states must be kept and backends lack checkpoints, else one."""
+        """The parts of the pass. States to keep may need several parts if backends lack checkpoints."""
         if self.tracked is None:
             return [_part("prefill", self.seqlens, self.cu_seqlens, self.slots, self.slots, self.started)]
         if not checkpoints:
@@ -213,7 +213,7 @@ class Extended:
         return parts
 
     def last_states(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The slots of final states that the prefix cache keeps, and the slots to copy these states to."""
+        """The slots of final states that the prefix cache keeps and the slots to copy them to, or None."""
         if self.tracked is None:
             return None
         after = self.tracked.after

@@ -12,7 +12,7 @@ from switchrail.nearest import unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One version of SGLang. Functions, methods and modules are given as dotted paths.
+    """One version of SGLang. Modules and functions are dotted paths; a backend's methods are bare names.
 
     Attributes:
         choices: The module with the lists of valid names of backends.
@@ -24,8 +24,9 @@ class Version:
         linear_ops: The ops of those linear layers that the bridge serves.
         records_prompts: The method of a linear attention backend that tells whether prompts can be captured
             in graphs; None if there is none.
-        graph_hooks: Hooks after the methods of a linear attention backend that prepare a pass for a graph.
-        attention_made: The method that makes a model runner's attention backends.
+        graph_hooks: For each method of a linear attention backend that prepares a pass for a graph, the hook
+            that runs after it.
+        attention_made: The dotted path of the method that makes a model runner's attention backends.
         shared_windows: The function that decides whether the convolution windows of drafted tokens overlap in
             memory; None if they never do.
         speculation: Returns a model runner's options of speculative decoding.
@@ -33,7 +34,7 @@ class Version:
         late_drafts: The method of a linear attention backend that reads drafts made after the pass was
             planned; None if there is none.
         chunked_prefixes: Whether cached prefixes of latent attention can be expanded in chunks.
-        location: Whether SGLang's cache takes positions as a `KVWriteLoc`.
+        location: Whether SGLang's cache takes the rows to write as a `KVWriteLoc`.
         captures: Returns whether a model runner's options let decode steps be captured as graphs.
     """
 

@@ -79,7 +79,7 @@ def use(
 
     Raises:
         BridgeError: The model is already served, in training mode, on several devices, or of a type that
-            Switchrail does not serve.
+            Switchrail does not serve in this version of transformers.
         SwitchrailError: As for `Engine`: an unknown backend, no backend that can serve a layer, and so on.
     """
     if runtime is None:
@@ -94,6 +94,7 @@ class Handle(AbstractContextManager["Handle"]):
     Attributes:
         plan: The route plan.
         bound: The plan's backends.
+        eager: The method `forward`, which torch.compile leaves alone.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ def _checked(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         names = ", ".join(sorted(map(str, devices)))
-        raise BridgeError(f"got a model on {names}, expected one device", found=names)
+        raise BridgeError(f"got a model on {names}, expected one device other than meta", found=names)
     return devices.pop(), model.dtype  # type: ignore[return-value]
 
 
@@ -364,7 +365,7 @@ class _Served:
 
 
 class _Keyword:
-    """A forward pre-hook of a mixer: while the model is served, adds `KEYWORD`, and `seq_idx` if `packed`."""
+    """A forward pre-hook of a mixer: in served calls, adds `KEYWORD`, and `seq_idx` if `packed`."""
 
     def __init__(self, running: threading.local, number: int, packed: bool) -> None:
         self._running = running

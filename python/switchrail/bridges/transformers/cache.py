@@ -36,7 +36,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return 0 if self.memory is None else self.memory.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no limit."""
+        """-1, which means no limit to transformers; Switchrail itself checks the limit of a fixed size."""
         return -1
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -80,7 +80,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         """Forgets the newest tokens. As in transformers, their number is given as a negative number.
 
         Raises:
-            BridgeError: The model has recurrent states.
+            BridgeError: The model has recurrent states, or a sequence has padding among these tokens.
         """
         if self.memory is not None:
             self.memory.drop(-tokens_to_remove)
@@ -101,7 +101,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.select([number for number in range(count) for _ in range(repeats)])
 
     def activate_past_recording(self) -> None:
-        """Refuses drafts if the model has recurrent states, which can't be rolled back."""
+        """Records nothing: `crop` needs no record of the past, and refuses to roll back recurrent states."""
         if self.memory is not None:
             self.memory.drop(0)
 

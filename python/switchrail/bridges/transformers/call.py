@@ -13,7 +13,7 @@ from switchrail.bridges.transformers.memory import Memory
 from switchrail.errors import BridgeError
 
 _DROPPED: Final = ("cache_position", "past_key_values", "cache_params")
-"""Arguments that the packed call does not get."""
+"""Arguments whose given values are not passed to the packed call."""
 
 _PACKED: Final = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Arguments for sequences that the caller has packed into one row."""

@@ -155,7 +155,7 @@ class Memory:
             positions: [1, T] int64.
 
         Raises:
-            BridgeError: The memory doesn't grow, and is full.
+            BridgeError: The memory doesn't grow, and is too small for the new tokens.
         """
         before, new = np.array(self.lengths), np.array(counts)
         after = before + new
@@ -164,7 +164,7 @@ class Memory:
         starts = (1 + np.array(self._places) * self.own.pages) * self._model.options.page_size
         first = np.zeros(len(counts) + 1, dtype=np.int32)
         first[1:] = ends
-        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # the position of each row in its sequence
+        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # each row's place in the step's sequence
         rows, owners, cu_seqlens, kv_lens, started = transfer(
             [
                 (starts + before).repeat(new) + numbers,
@@ -313,7 +313,7 @@ class Memory:
         )
 
     def _move(self, sequences: int, pages: int) -> None:
-        """Moves all contents to new pools of a different size."""
+        """Copies all contents to new pools, which may have another size."""
         old, self.own = self.own, _ConnectedPools(self._model, sequences, pages)
         used = pages_of(max(self.lengths), self._model.options.page_size)
         for kind, pool in old.pools.kv.items():
