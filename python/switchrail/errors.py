@@ -12,7 +12,8 @@ class SwitchrailError(Exception):
 
     The message names the problem, the value found and the valid values. It is safe for a terminal: control
     characters are escaped, and text longer than `switchrail.foreign.LINES` is cut. The unmodified values are
-    available as attributes, one per keyword argument, and in `fields`. They survive pickling.
+    available as attributes, one per keyword argument, and in `fields`. They survive pickling. A class lists
+    its usual fields; an error has those that apply to it.
 
     Attributes:
         message: The text for a reader.
@@ -60,7 +61,7 @@ class PreferenceError(SwitchrailError, ValueError):
 
 
 class RegistrationError(SwitchrailError, ValueError):
-    """The registration of a backend or function is invalid. Fields: `op`, `name`, `field`, `problem`."""
+    """A registration is invalid or refused. Fields: `op`, `name`, `field`, `problem`, `found`."""
 
 
 class ArgumentError(SwitchrailError, TypeError):
@@ -142,7 +143,7 @@ class OrderError(SwitchrailError, ValueError):
 
 
 class HookError(SwitchrailError, ValueError):
-    """A hook can't be attached to its target. Fields: `target`, `valid`, `nearest`."""
+    """A hook can't be put on its target, or can't be changed now. Fields: `target`, `valid`, `nearest`."""
 
 
 class PluginError(SwitchrailError, ImportError):
@@ -185,7 +186,7 @@ class RankError(SwitchrailError, RuntimeError):
 
 
 class PlatformError(SwitchrailError, RuntimeError):
-    """A device or platform does not exist, or several match. Fields: `found`, `valid`."""
+    """A device or platform does not exist, can't be used, or is ambiguous. Fields: `found`, `valid`."""
 
 
 class PlatformPluginError(PlatformError):
@@ -209,7 +210,7 @@ class NewPluginError(SwitchrailError, ValueError):
 
 
 class CheckpointError(SwitchrailError, ValueError):
-    """A checkpoint folder can't be read. Fields: `path`."""
+    """A checkpoint can't be found, read or run. Fields: `path`, `found`, `valid`."""
 
 
 class RequestError(SwitchrailError, ValueError):

@@ -210,7 +210,7 @@ class Registrar(ABC):
         return None
 
     def clear(self, op: str, name: str, *, phase: str | None = None) -> None:
-        """Restores an overridden built-in backend, or unregisters a name. Idempotent.
+        """Restores an overridden built-in backend, or unregisters a name. A second call changes nothing.
 
         Args:
             op: The op.

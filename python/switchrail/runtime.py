@@ -160,7 +160,7 @@ class Runtime(Registrar):
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
-        """Commits the block's registrations and hooks at its end; none of them if the block raises an error.
+        """Commits the block's registrations and hooks at its end. If the block raises an error, drops them.
 
         In a plugin that is being loaded, the block is part of the plugin's own transaction.
 

@@ -185,7 +185,7 @@ class Staging:
             raise
 
     def close(self) -> None:
-        """Ends the transaction; uncommitted changes are lost. Idempotent."""
+        """Ends the transaction; uncommitted changes are lost. A second call does nothing."""
         with _lock:
             self._staged = None
         self._transaction.close()
@@ -215,7 +215,7 @@ class Staging:
 
 
 class StagedHooks(Hooks):
-    """A runtime's hooks. Changes by a plugin that is being loaded go into its transaction."""
+    """A runtime's hooks. Hooks that a plugin adds while it is being loaded go into its transaction."""
 
     @property
     def strict(self) -> bool:
@@ -248,7 +248,7 @@ class StagedHooks(Hooks):
             staging.stage(*hooks)
 
     def remove(self, *hooks: Hook) -> None:
-        """Removes hooks. A plugin that is being loaded can remove only its own."""
+        """Removes hooks. A plugin that is being loaded can remove only hooks that it has just added."""
         staging = staging_of(self)
         if staging is None:
             super().remove(*hooks)

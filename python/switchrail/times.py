@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""A time with a larger spread is measured again. If the spread stays larger, it is added to the time."""
+"""A time with a larger spread is measured again. If it stays larger, the time is multiplied by 1 + spread."""
 
 Machine = dict[str, Any]
 """The times that were measured on one device with certain versions.
@@ -30,7 +30,7 @@ Machine = dict[str, Any]
 - `packages` has the version of each package.
 - `measurements` is a list. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k,
   and of v; None for an op without heads), `no_decay` (whether all gates were 0) and `samples`. By backend,
-  `ways` tells how the backend was timed, and `left_out` why it was not.
+  `ways` tells how the backend was timed, and `left_out` why it was not, or not with some batches.
 - Each of the `samples` has `rows` and `length`. By backend, `nanoseconds` is the time of a call, and `spread`
   is the difference between the slowest and the fastest quintile of rounds, divided by the median.
 """
@@ -138,7 +138,7 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Converts measurements to the form that the core takes. Noisy times are increased by their spread.
+    """Converts measurements to the form that the core takes. Noisy times are multiplied by 1 + spread.
 
     Raises:
         ArgumentError: A measurement is invalid; the error names the wrong field.
@@ -161,7 +161,7 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample without spreads, with noisy times increased by their spread."""
+    """A sample without spreads, with noisy times multiplied by 1 + spread."""
     spread = sample.pop("spread")
     noisy = {name for name, apart in spread.items() if apart > NOISY}
     sample["nanoseconds"] = {

@@ -67,7 +67,7 @@ class GatedRMSNorm(Operation):
 
 
 class Rotary(Operation):
-    """The angles of rotary embeddings (Su et al., arXiv 2104.09864); the model definition applies them.
+    """The cosines and sines of rotary embeddings (Su et al., arXiv 2104.09864). The model definition rotates.
 
     `forward(position_ids, inv_freq, *, scaling, dtype)` returns the cosines and the sines of position times
     frequency, computed in float32, times scaling, in dtype. position_ids is [1, T] int64, inv_freq [D / 2]
@@ -225,7 +225,7 @@ class DecodeRows(Operation):
 
 
 class VerifyRows(Operation):
-    """The inputs of a captured verification of drafts, from each sequence's numbers in `tasks`.
+    """The inputs of a captured verification of drafts, from each sequence's length and slot.
 
     `forward(tasks, drafts, last_tokens, page_table, *, page_size, pending, out)` has the arguments of
     `switchrail.engine.verify_inputs.verify_rows`, which documents them.

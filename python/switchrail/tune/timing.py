@@ -112,9 +112,9 @@ def tune(
 ) -> Iterator[Timing]:
     """Times the fitting backends of each op.
 
-    It skips backends of negative priority, which are never chosen automatically, and backends that fail the
-    conformance suite's case `ragged`. On a GPU, a backend that declares the feature `cuda_graph` is timed in
-    a graph. In prefill, other backends are timed with their calls queued ahead of the device. In other phases
+    It skips backends of negative priority, which `auto` chooses only if no other fits, and backends that fail
+    the conformance suite's case `ragged`. On a GPU, a backend with the feature `cuda_graph` is timed in a
+    graph. In prefill, other backends are timed with their calls queued ahead of the device. In other phases
     their calls are launched one by one, so that the slower of host and device determines the time. Calls that
     are timed together use separate memory, enough to evict each other's data from the L2 cache. Caches have
     the platform's default page size for engines, or the nearest page size that the backend supports.
