@@ -276,13 +276,13 @@ class Runtime(Registrar):
             yield
         except (UnknownBackendError, StalePlanError) as error:
             hint = "`Runtime.load()` loads installed plugins"
-            waiting = [
-                one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")
-            ]
             # An error of a backend's constructor may have the hint already.
-            if waiting and hint not in error.message:
+            if hint not in error.message and (waiting := self._waiting_plugins()):
                 error.extend(f"not loaded: {', '.join(waiting)}; {hint}")
             raise
+
+    def _waiting_plugins(self) -> list[str]:
+        return [one.name for one in self._loader.plugins if (one.group, one.state) == (GROUP, "discovered")]
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
         """Whether a later registration overrides a registration of this name.

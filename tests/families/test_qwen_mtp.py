@@ -7,7 +7,6 @@ from pathlib import Path
 import switchrail
 import torch
 from safetensors.torch import load_file, save_file
-from switchrail.engine.models.families import FAMILIES
 from switchrail.engine.models.mtp import load_head
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
@@ -26,7 +25,7 @@ def test_logits_are_those_of_sglang(tmp_path: Path) -> None:
     model.get_input_embeddings().weight.copy_(weights["model.embed_tokens.weight"])
     model.get_output_embeddings().weight.copy_(weights["lm_head.weight"])
     drafts = switchrail.Layout.from_config(CONFIG).drafts
-    (step,) = load_head(tmp_path, model, FAMILIES["qwen3_next"], drafts).steps
+    (step,) = load_head(tmp_path, model, drafts)
     embeddings = model.get_input_embeddings()(KEPT["tokens"][None])
     positions = torch.arange(len(KEPT["tokens"]))[None]
     rotary = model.get_decoder().rotary_emb(embeddings, positions)
