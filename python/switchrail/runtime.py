@@ -45,7 +45,7 @@ _BUILTIN = {"kind": "builtin"}
 
 
 class Runtime(Registrar):
-    """Owns registrations, plugins and hooks. All methods can be called from any thread.
+    """Owns registrations, plugins, hooks and the choice of a platform. Any thread can call all methods.
 
     A new runtime has the built-in backends. `current_runtime()` returns the process's default runtime; tests
     and services create their own runtimes.
@@ -91,7 +91,7 @@ class Runtime(Registrar):
         return self._platforms.get()
 
     def use_platform(self, platform: Platform | str | torch.device) -> None:
-        """Sets the platform for all later uses. Same argument as `find_platform`.
+        """Sets the platform for all later uses. Same argument as `PlatformChoice.find`.
 
         Raises:
             PlatformError: See `PlatformChoice.find`; or a plugin calls this while it is being loaded.

@@ -44,7 +44,7 @@ class Site(ABC):
 
     @abstractmethod
     def found(self) -> object:
-        """The current state."""
+        """The site's current state."""
 
     def own(self, first: Any) -> Any:
         """The state without hooks, given the state before the first hook was added."""

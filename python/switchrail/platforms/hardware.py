@@ -13,9 +13,10 @@ from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 class Hardware:
     """One device of a family. Families derive from it and implement the methods that their devices support.
 
-    A method that is not implemented raises a NotProvidedError (a NotImplementedError) that names the platform
-    and the method. `name`, `total_memory` and `current_memory_usage` are mandatory. Switchrail itself calls
-    all methods except `distributed_backend`, which is for users who create a process group.
+    A method that has no default and is not implemented raises a NotProvidedError (a NotImplementedError) that
+    names the platform and the method. `name`, `total_memory` and `current_memory_usage` are mandatory.
+    Switchrail itself calls all methods except `distributed_backend`, which is for users who create a process
+    group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.

@@ -110,7 +110,7 @@ def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """An exception's class and message, and its traceback. Both are cut to `switchrail.foreign.LINES`.
+    """An exception's class with its message, and its traceback; each at most `foreign.LINES` characters.
 
     Works for any exception class, even if its `__str__` fails.
     """

@@ -1,4 +1,4 @@
-"""Memory of the sequences in attention layers: pages of keys and values, and slots of recurrent state.
+"""Memory of the sequences: pages of keys and values, and slots of recurrent states and convolution windows.
 
 The pools depend on neither platform nor engine. A platform can replace these classes by its own.
 """

@@ -24,7 +24,7 @@ class FreeList:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` numbers. The caller must first check that at least `count` are free."""
+        """Takes and returns `count` free numbers. The caller must first check that so many are free."""
         assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
         split = len(self._free) - count
         numbers = self._free[split:]
@@ -34,7 +34,7 @@ class FreeList:
         return numbers
 
     def give(self, numbers: Iterable[int]) -> None:
-        """Returns numbers to the list."""
+        """Makes taken numbers free again."""
         for number in numbers:
             assert self._taken[number], f"{number} is not taken"
             self._taken[number] = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size of an op in a model.
+    """The heads and head sizes, or the channels, of an op in a model.
 
     Attributes:
         head_size: Head sizes of q and k, and of v; None for an op without heads.

@@ -3,8 +3,8 @@
 Each process of SGLang finds this bridge by its entry point. With `--linear-attn-backend switchrail`,
 Switchrail chooses the backends of the layers with states; `switchrail:NAME` names one backend.
 `--linear-attn-decode-backend` and `--linear-attn-prefill-backend` also accept these names, and so does
-`--attention-backend`, for softmax attention (MLA too). If a platform plugin is in use, these names are the
-default; otherwise a server without them runs its layers with SGLang's own kernels.
+`--attention-backend`, for softmax attention (MLA too). A server without these names runs its layers with
+SGLang's own kernels, unless a plugin's platform makes them the default (see `platform`).
 """
 
 from __future__ import annotations
