@@ -14,7 +14,7 @@ MOST_SAMPLES = 1024
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024
 
-_ALL: Final = 1 << 53  # as top_k, more than any vocabulary; the largest integer up to which floats are exact
+_ALL: Final = 1 << 53  # as top_k, more than any vocabulary; up to it, floats hold all integers
 _GREEDY: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _local = threading.local()
 
-# Guards `Staging._staged`; no foreign code runs under it.
+# Guards `Staging._staged` and `Staging._brought`; no foreign code runs under it.
 _lock = lock_across_forks()
 
 

@@ -177,7 +177,7 @@ class Dispatcher:
         self.bound = bound
         self._flags = checked_flags(flags)
         self._needed = needed or {}
-        self._features: dict[str, set[str]] = {}  # the features that all backends of an op have
+        self._features: dict[str, set[str]] = {}  # by op, the features that all backends have or are given
         self._adapters: dict[int, AnyBackend] = {}
         for backend in bound.plan.backends:
             claimed = set(backend.capabilities["features"])

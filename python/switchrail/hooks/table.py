@@ -15,7 +15,7 @@ class Wanted:
     """The hooks of a process, and their sites."""
 
     sites: Mapping[Hook, tuple[Site, ...]]
-    """The sites of each hook, in the order of addition; empty if the hook waits for its target."""
+    """The hooks in the order of addition, each with its sites; none if the hook waits for its target."""
     disabled: frozenset[Hook]
     moved: Mapping[Site, Site]
     """For methods of replaced classes: the new class's method of the same name, which gets the hooks."""

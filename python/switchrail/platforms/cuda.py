@@ -96,7 +96,7 @@ class _GpuServing(Serving):
 
 
 _LARGE: Final = 70 * 2**30
-"""GPUs with at least this many bytes are large. GPUs sold as 80 GB have a little less than 80 GiB."""
+"""Bytes of memory from which on a GPU is large. GPUs sold as 80 GB have a little less than 80 GiB."""
 
 
 class CudaServing(_GpuServing):

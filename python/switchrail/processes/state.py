@@ -70,7 +70,7 @@ class HookState:
 
 
 HOOK_ARGUMENTS = ("source", "plugin", "version", "priority", "before", "after", "strict")
-"""The fields of a `HookState` that are arguments of `Hooks.prepare`."""
+"""The fields of a `HookState` that are options of `Hooks.prepare`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _LEAST = 5
 
 _MOST = 0.5
 _WARM = 2
-"""Rounds before the timed ones."""
+"""Maximum number of rounds before the timed ones."""
 
 _CYCLES = 3e9
 """Upper bound of the device's clock frequency, in Hz."""

@@ -110,7 +110,7 @@ _MOST_CACHED = 2**20
 """The most cached tokens of a batch, summed over its sequences."""
 
 _SMALLER = 16
-"""Batch sizes are divided by this number on devices other than GPUs."""
+"""On devices other than GPUs, numbers of prefill rows and of cached tokens are divided by this."""
 
 
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:

@@ -63,7 +63,7 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # the gap before and after
+        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # elements around each row
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).view(-1, width)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
         storages[key] = whole[index, gap : width - gap], gap

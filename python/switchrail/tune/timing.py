@@ -148,7 +148,7 @@ def _timings(
     fitting = _fitting(runtime, platform, timing)
     _time(platform, timing, fitting, large)
     yield timing
-    if op in DELTA and phase == "prefill":  # some backends split the time axis if the gates never decay
+    if op in DELTA and phase == "prefill":  # some backends split the time axis if the states never decay
         timing = Timing(
             op=op, phase=phase, dtype=dtype, size=size, no_decay=True, left_out={**timing.left_out}
         )

@@ -164,7 +164,8 @@ class Memory:
         starts = (1 + np.array(self._places) * self.own.pages) * self._model.options.page_size
         first = np.zeros(len(counts) + 1, dtype=np.int32)
         first[1:] = ends
-        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)  # each row's place in the step's sequence
+        # for each row, its place among the new rows of its sequence
+        numbers = np.arange(ends[-1]) - (ends - new).repeat(new)
         rows, owners, cu_seqlens, kv_lens, started = transfer(
             [
                 (starts + before).repeat(new) + numbers,
