@@ -46,7 +46,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
 
 
 def show_hooks(explanations: Sequence[Explanation]) -> None:
-    """Prints the chain of each target, and the callers that bypass the chain."""
+    """Prints the hooks of each target, and the calls that bypass them."""
     out = console()
     if not explanations:
         out.print(Text.assemble(("hooks ", "bold"), "there are none"))

@@ -15,10 +15,10 @@ from switchrail.errors import PlatformError, PlatformPluginError
 
 
 def plugins(
-    hooks: Annotated[bool, typer.Option("--hooks", help="List the active hooks instead, by target.")] = False,
+    hooks: Annotated[bool, typer.Option("--hooks", help="List the hooks instead, by target.")] = False,
     as_json: flags.Json = False,
 ) -> None:
-    """List the installed plugins: loaded, blocked or failed, with the reason."""
+    """List the installed plugins, each with its state and the reason for it."""
     if hooks:
         explanations = loaded_runtime(Choices()).hooks.explain_all()
         if as_json:

@@ -42,7 +42,7 @@ def is_within_change() -> bool:
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
-    """The hooks that run on one site, or on all sites, in their running order."""
+    """The enabled hooks that are on one site, or on any site, in their running order."""
     table = _table
     chains = table.chains
     if site is not None:

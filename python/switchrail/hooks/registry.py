@@ -180,9 +180,12 @@ class Hooks:
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """This object's running hooks, on one target or on all targets, in their running order.
+        """This object's enabled hooks that are on one target, or on any target, in their running order.
 
         First tries to put waiting hooks on their targets.
+
+        Raises:
+            HookError: The target doesn't exist or can't be hooked.
         """
         waiting.retry()
         site = None if target is None else resolve(target)

@@ -27,7 +27,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Chain:
-    """The hooks that run on one site."""
+    """The enabled hooks on one site, and the site's state with and without hooks."""
 
     own: Any
     """The site's state without the hooks."""
