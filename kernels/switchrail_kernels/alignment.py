@@ -1,4 +1,4 @@
-"""The order of states in memory, and the alignment that vectorized copies require."""
+"""Strides and alignment of the kernels' inputs: states, caches and queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from switchrail.ops.contract import Contract
 
 ALIGNMENT = 16
-"""Default alignment in bytes."""
+"""The alignment in bytes that most copies require."""
 
 
 def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:

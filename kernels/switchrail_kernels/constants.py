@@ -1,4 +1,4 @@
-"""Conversion between natural logs, which contracts use, and logs to base 2, which the device computes."""
+"""Factors between natural logs, which contracts use, and logs to base 2, which the device computes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class DecodePlan(PagedPlan, Generic[CallT, SplitT]):
         """Check that the plan can be reused for another batch. Nothing needs to be updated on the device.
 
         Raises:
-            ContractError: The plan has no bounds, or the batch is not within them.
+            ContractError: The plan has no bounds, the batch is not within them, or its page table has too few
+                columns.
         """
         if self.bounds is None:
             raise self.contract.error("plan", "a plan without bounds", "a plan with bounds")

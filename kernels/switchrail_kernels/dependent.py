@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Wait until all earlier kernels have written their results. Every program must call this first.
+    """Wait until all earlier kernels have written their results. Every program must call this.
 
     Before this call, a program may read only data that no recent kernel writes, such as weights. The stores
     of the kernel launched just before this one may not be visible yet. Since all programs wait, a kernel ends

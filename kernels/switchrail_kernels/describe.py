@@ -68,7 +68,7 @@ def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
     A size is one number if q, k and v share it. Otherwise it is `64 / 128`, for instance: first the size of q
     and k, then the size of v.
 
-    If any listed size of q and k can be combined with any listed size of v, the result is, for instance,
+    If there are several numbers and every pair of them is supported, the result is, for instance,
     `64, 128 (in any combination)`.
     """
     if not sizes:

@@ -1,4 +1,4 @@
-"""Device properties that determine tile sizes."""
+"""Device properties and measured constants, which determine tile sizes and plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 
 @cache
 def has_large_shared_memory(device: torch.device) -> bool:
-    """Whether a program may use 160 KB of shared memory, as on an A100, an H100 and their successors."""
+    """Whether a program may use 160 KB of shared memory, as on an A100 or an H100."""
     return compute_capability(device) not in _SMALL
 
 

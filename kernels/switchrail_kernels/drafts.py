@@ -4,7 +4,7 @@ The rows of a sequence form a chain or a tree, and some will not be accepted. St
 would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So
 `verify` reads the state that precedes the drafts once, leaves it unchanged, and records each row's effect on
 a state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
-to the last accepted one. For any number of rows, `verify` and `commit` together move each state three times:
+to the last accepted one. For up to 16 rows, `verify` and `commit` together move each state three times:
 two reads and a write. Storing the state after each row would take a read, and a write per row. If the next
 verification commits instead (`DeferredBatch`), there are two moves: that verification reads the state,
 applies the recorded rows, and writes the result.

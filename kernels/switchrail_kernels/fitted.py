@@ -24,7 +24,8 @@ class Pace:
             that number.
         each: Microseconds per program if there are more programs than at the last point. The time is then
             this number times the number of programs.
-        rounds: Whether the number of programs is first rounded up, because programs run in full rounds.
+        rounds: Whether a number of programs beyond the last point is first rounded up, because programs run in
+            full rounds.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -184,10 +185,10 @@ H200 = Fitted(
 )
 
 DEVICES = (H200,)
-"""All tables, by compute capability."""
+"""The constants of all measured devices, by ascending compute capability."""
 
 
 def nearest(capability: tuple[int, int], devices: tuple[Fitted, ...] = DEVICES) -> Fitted:
-    """The table of this compute capability, else of the nearest lower one, else the first table."""
+    """The constants for this compute capability, else for the nearest lower one, else the first ones."""
     earlier = [fitted for fitted in devices if fitted.capability <= capability]
     return earlier[-1] if earlier else devices[0]

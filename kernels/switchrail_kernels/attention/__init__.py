@@ -3,7 +3,7 @@
 from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""The head sizes that attention claims: those of real models, all tested. The kernels pad to powers of 2."""
+"""The head sizes that the Triton backend claims: all are tested. Its kernels pad sizes to powers of 2."""
 
 BACKENDS: Backends = {
     "triton": (

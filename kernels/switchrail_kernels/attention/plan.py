@@ -34,7 +34,7 @@ WIDEST = 2**30
 class CacheSplit:
     """How a decode's caches are split, and memory for the partial results.
 
-    All layers share the memory, since they run one after another.
+    Layers with the same `Pieces.key` share the memory, since they run one after another.
 
     Attributes:
         pieces: Maximum pieces per sequence.
@@ -108,7 +108,7 @@ class Tiles(PagedPlan):
         self.works: dict[tuple[int, int, int, int, int | None], Work] = {}
 
     def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
-        """The programs, made at the first call.
+        """The programs for these arguments, made at the first call with them.
 
         A sequence's split depends only on its own lengths, so its result does not depend on its neighbours.
 
@@ -134,8 +134,8 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # With this many keys per piece, a partial result in float32 has as many bytes as the piece's keys and
-        # values.
+        # Minimum keys per piece. With `4 * group * rows` keys, the piece's keys and values have four times as
+        # many bytes, in 16 bits, as its partial result in float32.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

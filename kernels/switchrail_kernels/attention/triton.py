@@ -32,7 +32,7 @@ class _Shape:
         group: Query heads per key-value head.
         block_group: `group`, padded to a block.
         block_d: The head size, padded to a block.
-        window: The layer's window, limited to 32 bits.
+        window: The layer's window, at most `WIDEST`; None for no window.
         numbers: The kernel's arguments from `scale` to HKV.
         features: The kernel's constants from NEGATED to LSE.
         strides: The strides of keys and of values along pages, tokens and heads; zeros if both caches are
@@ -68,7 +68,7 @@ class _Shape:
 
 
 class _Program(NamedTuple):
-    """A program of a prefill or a verification.
+    """Tile sizes and compiler options of a prefill or a verification.
 
     Attributes:
         tokens: Tokens per tile.

@@ -17,7 +17,7 @@ def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
 
 
 def gate_numbers(layer: DeltaLayer) -> tuple[float, ...]:
-    """The lower bound of the log decay, and the scale of beta."""
+    """The lower bound of the log decay, and the scale of beta; 0 if absent."""
     return layer.lower_bound or 0.0, layer.beta_scale or 0.0
 
 

@@ -1,9 +1,9 @@
-"""The scan over the chunks on Hopper: like `scan`, for 16-bit inputs and key sizes from 65 to 128.
+"""The scan over the chunks on Hopper: like `scan`, for 16-bit inputs, K from 65 to 128, and V >= 64.
 
 Each warpgroup of a program has 64 rows of the state. With 128 rows per program, the inputs that all rows
 share are read half as often. A chunk takes three products in sequence: S with both k and q, then u, then the
-new state. The product P u runs together with the third. Meanwhile, the program stores the previous chunk's
-output and loads a later chunk.
+new state. The product P u runs together with the third. The program stores the previous chunk's output during
+the first product, and starts to load a later chunk during the last two.
 
 When segments are composed, M and S are each split into a sum of three bfloat16 matrices. Six of the nine
 products of these matrices give the precision of float32.

@@ -101,7 +101,7 @@ def _walk_chunks(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens. Whole chunks run without masks."""
+    """The state after `rows` tokens. With WHOLE and more than one of STAGES, whole chunks run without masks."""
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
@@ -413,6 +413,6 @@ _RESIDENT = 2
 """Programs of `launch_scan_short` that run at the same time on a multiprocessor."""
 
 _MANY = 4 * _RESIDENT
-"""From this number of items per multiprocessor on, `launch_scan_short` is used."""
+"""The minimum number of items per multiprocessor for `launch_scan_short`."""
 
 __all__ = ["Prepared", "scan"]

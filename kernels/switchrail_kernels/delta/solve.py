@@ -14,7 +14,7 @@ CHUNK = tl.constexpr(32)
 
 @triton.jit
 def halves(x):
-    """Splits x [tokens] into the first halves of the chunks and the second halves, [chunks, 16] each."""
+    """Split x [tokens] into the first halves of the chunks and the second halves, [chunks, 16] each."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // CHUNK, 2, 16)), (0, 2, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Kernels for normalisation, activation and rotary embedding, between a layer's matrix products."""
+"""Kernels for normalisation, activation, rotary embedding, and the rows of captured steps."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset
     """Normalise rows; see `switchrail.platforms.operations.RMSNorm`.
 
     Args:
-        x: [..., D]; strided views, such as heads next to their gates, are not copied.
+        x: [..., D]. A strided view is copied only if two strides can't describe its rows, or if its last
+            axis is not contiguous.
         weight: [D].
         eps: Added to the mean of squares.
         weight_offset: Added to the weight.

@@ -36,7 +36,10 @@ def row_offsets(o_r, inner, s_outer, s_inner):
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """The tensor [..., D] and the offsets of its rows. Copied if two strides can't describe the offsets."""
+    """The tensor [..., D] and the offsets of its rows.
+
+    The tensor is copied if two strides can't describe the offsets, or if its last axis is not contiguous.
+    """
     if x.is_contiguous():
         return x, Rows(1, x.shape[-1], 0)
     groups: list[tuple[int, int]] = []  # sizes and strides, innermost first

@@ -1,4 +1,4 @@
-"""The operation `experts` of `switchrail.platforms` in Triton, for compute capability 8.0 and later.
+"""The operations `experts` and `routed_experts` of `switchrail.platforms` in Triton.
 
 Calls can be captured: nothing waits for the device, and all sizes follow from shapes.
 """

@@ -1,8 +1,8 @@
 """Chooses each row's experts, and sorts the pairs (row, expert) by expert.
 
-A program handles a chunk of rows and counts the rows of each expert. The positions of the chunk's pairs in
-the sorted order follow from these counts and the counts of earlier chunks. The result does not depend on the
-order in which programs run.
+A program handles a chunk of rows and counts the rows of each expert. A pair's position is its expert's start,
+which follows from the totals of all chunks, plus that expert's pairs in earlier chunks, plus the pair's rank in
+its own chunk. Pairs of shared experts come last. The result does not depend on the order in which programs run.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -25,7 +25,11 @@ def _order_chunk(
     E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr,
     BT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Sort the pairs of one chunk, and describe the blocks that begin in it."""
+    """Store the pairs of one chunk at their sorted positions.
+
+    Also store expert, first position and number of pairs of each block whose first pair is in the chunk. A
+    block is up to BM adjacent pairs of one expert.
+    """
     o_e = tl.arange(0, EP)
     m_e = o_e < E
     b_total = tl.load(p_total + o_e, mask=m_e, other=0)
@@ -103,7 +107,7 @@ def choose(
     else:
         p_l = p_row[:, None] + o_e[None, :]
         b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
-        # Integers in the order of the logits: zeros of either sign are equal, and NaN comes first.
+        # Integers that compare like the logits: zeros of either sign are equal, and NaN is the largest.
         b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)
         b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
         b_key = tl.where(m_e[None, :], b_key, _LEAST)
@@ -161,7 +165,11 @@ def order(
     E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
     BC: tl.constexpr, BM: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sorts the pairs of all chunks, one program per chunk. If BC is 0, `add_up` ran before."""
+    """Sorts the pairs of all chunks, one program per chunk.
+
+    If BC > 0, each program adds up the counts of all chunks (at most BC) itself; otherwise, `add_up` has done
+    so.
+    """
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T

@@ -42,10 +42,10 @@ class Tiles:
 
 
 EXACT = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-"""For float32, which does not use tensor cores."""
+"""Tiles for float32, which does not use tensor cores."""
 
 SMALL = Tiles(32, Tile(32, 64, 4, 3), Tile(64, 64, 4, 3))
-"""For devices with little shared memory."""
+"""Tiles for devices with little shared memory."""
 
 FITTED = (
     (10.0, Tiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))),

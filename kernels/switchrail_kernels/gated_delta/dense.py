@@ -23,7 +23,7 @@ from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.launch import TABLES, Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
-"""Lower gates are raised to this number, so that differences of sums of gates are finite."""
+"""Lower log decays are raised to this number, so that differences of sums of gates are finite."""
 
 _ROWS = 32
 _BLOCK = 4096
@@ -155,8 +155,8 @@ class Dense(NamedTuple):
         q: [T, H, K].
         k: [T, H, K].
         v: [T, HV, V].
-        g: [T, HV], the log of the decay, at least `LEAST_LOG_DECAY`.
-        beta: [T, HV], the write weight.
+        g: [T, HV], the log of the decay, at least `LEAST_LOG_DECAY`; the decay itself with `linear`.
+        beta: [T, HV], the write weight for the scaled keys and values.
         factors: [T, H], factors for the rows of `out`; None if the rows are not multiplied.
     """
 
