@@ -209,7 +209,10 @@ def test_a_trial_that_fails_is_a_warning(
     platform = GraphPlatform()
     platform.serving.register_oot_forward("choose_tokens", choose_tokens)
     engine = make_engine(runtime=captured_runtime, device=platform, options={**OPTIONS, "capture": "off"})
-    assert "the trial of the memory that steps need failed: RuntimeError('no sampling')" in caplog.text
+    assert (
+        "the trial run, which measures the memory of steps, failed: RuntimeError('no sampling')"
+        in caplog.text
+    )
     room = WEIGHTS + 0.85 * (TOTAL - WEIGHTS) - memory.used
     assert 0 <= room < 2 * engine.pools.nbytes // engine.pools.pages.capacity
     assert tokens(engine, make_prompts()[:2]) == tokens(make_engine(options=OPTIONS), make_prompts()[:2])

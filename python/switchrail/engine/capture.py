@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFERRED: Final = "committed in the next verification"
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
-"""Optional steps of backends. A backend with one keeps state for decodes, and can't serve proposals."""
+"""Optional steps of backends that keep data for decodes. Such a backend can't serve captured proposals."""
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 
@@ -69,7 +69,7 @@ class CapturePlan:
     Attributes:
         keys: All keys.
         plan: The routes of captured decodes.
-        own: The routes of all other steps.
+        own: The routes of eager steps, and of the calls that run eagerly between captured pieces.
         eager: The ops whose decodes can't be captured, each with the reason.
         verify: The routes of captured verifications, or the reason why verifications are not captured. None
             without drafts.
@@ -244,8 +244,8 @@ def _plan_propose(
 ) -> tuple[RoutePlan, RoutePlan] | str:
     """The routes of decodes and verifications in captured proposals, or why there are none.
 
-    Backends need the feature `kv_bounds` for decodes and for trees, since the host knows only upper bounds of
-    these lengths.
+    Backends of ops with paged caches need the feature `kv_bounds` for decodes and for trees, since the host
+    knows only upper bounds of the caches' lengths.
     """
     bounds = {op: ("kv_bounds",) if op in PAGED_OPS else () for op in ops}
     decode = {op: ("cuda_graph", *bounds[op]) for op in ops}

@@ -85,11 +85,12 @@ def read_config(
         registered: Returns the registered family for a model type, or None.
 
     Returns:
-        The configuration (of the language model, if the model is multimodal), and its family.
+        The configuration and its family. If the model type has no family, as in some multimodal models, the
+        keys in `text_config` replace those of the configuration.
 
     Raises:
-        CheckpointError: The folder or the config is missing, a file is not a regular file, the config is not
-            a JSON object, or the engine does not run the model type.
+        CheckpointError: The folder or the config is missing, a file is not a regular file or too large, the
+            config is not a JSON object, or the engine does not run the model or read its weights.
     """
     check_files(path)
     file = path / CONFIG
@@ -126,7 +127,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
     Raises:
         CheckpointError: The config belongs to no supported family, a layer needs something that no op
-            computes, or the weights have an unsupported quantisation.
+            computes, the installed transformers is too old, or the weights have an unsupported quantisation.
     """
     model_type = config.get("model_type")
     valid = tuple(FAMILIES)

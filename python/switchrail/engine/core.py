@@ -90,7 +90,7 @@ class EngineCore:
 
     @property
     def inside(self) -> bool:
-        """Whether a step is running."""
+        """Whether `step` or `settle` is running."""
         return self._inside
 
     @property
@@ -105,12 +105,13 @@ class EngineCore:
     def step(self) -> None:
         """Run one forward pass, if any task waits or runs.
 
-        On asynchronous devices this launches a pass and reads the tokens of the previous one.
+        If steps overlap, this launches a pass and reads the tokens of the previous one.
 
         Raises:
             EngineError: `step` is called from within a step.
-            BaseException: A backend failed. The tasks of the step have ended: their reason is `error`,
-                `step_failed` is set, and they keep the tokens of earlier steps. All other tasks continue.
+            BaseException: The step failed, for example in a backend. Its tasks have ended: their reason is
+                `error`, `step_failed` is set, and they keep the tokens of earlier steps. All other tasks
+                continue, unless the device can't be activated; then all tasks have ended.
         """
         if self._inside:
             raise EngineError("step was called from within a step; call only submit and cancel there")
@@ -241,7 +242,7 @@ class EngineCore:
             self._flights = self._flights[1:]
 
     def _holds_prompts(self) -> bool:
-        """Whether prompts must wait, because an earlier step with prompts has just delayed the decodes."""
+        """Whether prompts must wait, because a step with prompts delays the decodes or has just done so."""
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)

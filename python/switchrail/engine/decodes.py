@@ -1,4 +1,4 @@
-"""Captured steps without prompt tokens (decodes)."""
+"""Captured decodes, which are steps without prompt tokens and without drafts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Decodes:
             dispatcher: Dispatches the layers' calls to backends.
             bound: The routes of captured decodes.
             inputs: The inputs of the decodes.
-            eager: The ops whose backends can't be captured.
+            eager: The ops whose decodes can't be captured.
             keys: All keys of the engine; only keys of the kind `decode` are used here.
             choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 

@@ -15,14 +15,14 @@ class DeferredCommits:
 
     A backend records the inputs of verified rows (such as keys and values), and applies the accepted rows to
     the state later. Each slot has two records. A verification applies the accepted rows of one record, and
-    fills the other one. Steps of other kinds need up-to-date states, so all records are applied before such a
-    step.
+    fills the other one. Steps of other kinds need up-to-date states, so all pending records are applied
+    before such a step.
 
     Attributes:
         count: The number of records.
         records: [slots] int64, the record that remains to be applied; -1 for none.
         rows: [slots, width] bool, the accepted rows of that record.
-        batch: A batch without rows: running it applies all records.
+        batch: A batch without rows: running it applies the pending record of each slot.
     """
 
     def __init__(self, *, slots: int, width: int, device: torch.device) -> None:

@@ -57,7 +57,8 @@ class DraftModel(Drafts):
 
     The draft model first runs the accepted tokens that its pools lack. The logits after the newest token give
     the first draft. If the missing tokens don't fit in one step (as in a long prompt), later proposals run
-    the rest, and the sequence gets no drafts until then. Each other draft is the result of a decode. Keys and
+    the rest, and the sequence gets no drafts until then. Each later draft is the result of a decode of the
+    draft before it. Keys and
     values of decoded drafts are overwritten later, and their states go to the sequence's second slot. So
     nothing needs a rollback, whichever kinds of layers the model has.
 
@@ -134,7 +135,7 @@ class DraftModel(Drafts):
         return [*kept, _Proposed(table, {task: row for row, task in enumerate(few)})]
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
-        """Launch a captured proposal, unless a task lacks tokens from before the verification."""
+        """Launch a captured proposal if there is one, and no continuing task lacks earlier tokens."""
         form, self._begun = self._form, None
         if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
             return
@@ -154,7 +155,7 @@ class DraftModel(Drafts):
         return is_short and task.drafted > 0 and task.params.temperature == 0
 
     def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Proposed) -> Drafted:
-        """Convert proposals; tasks without a row get no drafts."""
+        """Convert proposals to the form for `propose`; tasks without a row get no drafts."""
         counts = [limit if task in known.rows else 0 for task, limit in zip(tasks, limits, strict=True)]
         parents = [self._parents(count) for count in counts] if self.are_trees else None
         if not any(counts):
@@ -432,7 +433,7 @@ def find_draft(
         max_length: Maximum tokens per sequence; None for the limit of the engine's model.
 
     Raises:
-        ConfigError: The draft model's vocabulary differs, or its sequences are shorter.
+        ConfigError: The draft model's vocabulary differs, or its maximum length is smaller than needed.
         CheckpointError: There is no such checkpoint, or no family runs it.
     """
     path = find_checkpoint(os.fsdecode(checkpoint), words=(NGRAM, MTP))
@@ -488,7 +489,7 @@ class LoadedDraft:
         needs: The memory of the models' pools, and of hidden states kept for a head.
         capture: The steps to capture; None to capture nothing.
         max_length: Tokens of the longest sequence.
-        propose: Makes the drafts from the runner of the engine's model and the models' runners.
+        propose: Makes the `DraftModel` from the runner of the engine's model and the models' runners.
     """
 
     models: Sequence[LoadedModel]
@@ -543,7 +544,7 @@ def load_draft(
         dtype: The dtype of weights and activations.
         options: The engine's options.
         max_length: Tokens of the longest sequence.
-        vocab_size: The vocabulary of the engine's model.
+        vocab_size: The number of tokens in the vocabulary of the engine's model.
         choose_tokens: Chooses the tokens of sampled requests.
 
     Raises:

@@ -268,7 +268,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """The state of each kind and size of captured steps; empty if capture is off.
+        """The state of each kind and size of step to capture; empty if nothing is captured.
 
         Raises:
             EngineError: The engine is closed.
@@ -288,7 +288,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def stats(self) -> Stats:
-        """The engine's counters."""
+        """A copy of the engine's counters."""
         return replace(self._core.stats)
 
     @property
@@ -384,8 +384,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         Raises:
             EngineError: The engine was made before a fork, or runs a step in this thread.
-            BaseException: An exception from a backend. The requests of the step have then ended with reason
-                `error`; all others continue with the next step.
+            BaseException: The exception that ended the step, for example from a backend. The requests of the
+                step have then ended with reason `error`; the other requests continue with the next step.
         """
         self._check_process()
         events: list[Event] = []

@@ -29,7 +29,7 @@ MTP_WEIGHTS: Final = "mtp.safetensors"
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
 _TEXT_LIMIT: Final = 512 << 20
-"""Maximum size in bytes of a tokenizer file."""
+"""Maximum size in bytes of each file that is not a `.safetensors` file."""
 _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
@@ -127,7 +127,8 @@ def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
         Each tensor by its name after the prefix.
 
     Raises:
-        CheckpointError: As for `read_weights`.
+        CheckpointError: A file is missing or broken, the index has paths outside the folder, or a tensor is
+            not floating-point.
     """
     index = path / INDEX
     files = (

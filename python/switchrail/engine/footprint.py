@@ -150,7 +150,7 @@ def footprint(
         runtime: The runtime with the registered families.
         checkpoint: The checkpoint folder.
         layout: The checkpoint's layout.
-        options: The engine's options. A draft model's checkpoint is a folder.
+        options: The engine's options. If `draft` is a draft model's checkpoint, it must be a folder.
         drafts: The layout of the draft model, or of each step of the draft head that the options name.
         capture: The planned captures of the model; see `plan_capture`.
         platform: The platform, which provides the pools.

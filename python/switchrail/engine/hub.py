@@ -31,7 +31,8 @@ def find_checkpoint(
 
     Raises:
         CheckpointError: The cache has no snapshot of that name, the name has no owner, the download failed,
-            or the argument is neither a string nor a path. Not raised for a missing path of several parts.
+            or the argument is neither a string nor a path. A missing path that can't be a model's name, such
+            as `/models/mine` or `a/b/c`, is returned unchanged.
     """
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)

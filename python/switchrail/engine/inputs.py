@@ -45,7 +45,7 @@ class DecodeInputs:
 
     The host sends only each row's position and slot. The device derives everything else from these and the
     page table (`derive`), so that a step needs only one small transfer. If the next decode has the same
-    sequences, the device advances the positions itself, and the host sends nothing.
+    sequences, with one slot each, the device advances the positions itself, and the host sends nothing.
 
     Attributes:
         padding: The number of cached tokens of a padding row, on the reserved page; 0 unless backends need
@@ -88,7 +88,7 @@ class DecodeInputs:
 
         Args:
             tasks: The tasks.
-            fresh: Whether states are read from the first slots; see `apart`.
+            fresh: Whether states are read from the first slots; see `apart` in `__init__`.
         """
         # unknown until `launched` is called, since the decode may fail before or after its launch
         known, self._next = self._next, None

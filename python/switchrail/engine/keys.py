@@ -13,7 +13,7 @@ from switchrail.engine.options import EngineOptions
 StepKind = Literal["decode", "verify", "mixed", "propose"]
 
 _SHORTEST: Final = 1024
-"""The smallest captured cache length in tokens; each further length is four times as long."""
+"""The smallest captured cache length in tokens; each further one but the last is four times as long."""
 
 _FEW: Final = (1, 2, 4)
 _STEP: Final = 8
@@ -91,8 +91,8 @@ class Keys:
     """All keys of an engine.
 
     Attributes:
-        sequences: The numbers of rows of decodes.
-        tokens: The lengths of caches of decodes.
+        sequences: The numbers of sequences in decodes, proposals and verifications.
+        tokens: The maximum lengths of these sequences' caches, in tokens.
         rows: The numbers of rows of mixed steps; empty if mixed steps are not captured.
         width: The rows of each sequence in a verification; 0 if verifications are not captured.
         proposes: Whether whole proposals are captured.
@@ -170,6 +170,6 @@ class Keys:
         return Key("verify", size * self.width, tokens, self.width)
 
     def mixed(self, rows: int) -> Key | None:
-        """The key that serves a step with prompt tokens; None if the step has too many rows."""
+        """The key for a step with prompt tokens; None if no captured step has so many rows."""
         index = bisect_left(self.rows, rows)
         return Key("mixed", self.rows[index]) if index < len(self.rows) else None

@@ -111,7 +111,7 @@ def try_out(
     except Exception as error:
         problem = repr(error)
     gc.collect()  # frees the frames of the error, and their pools
-    _log.warning("the trial of the memory that steps need failed: %s", problem)
+    _log.warning("the trial run, which measures the memory of steps, failed: %s", problem)
     return None
 
 

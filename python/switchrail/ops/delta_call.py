@@ -101,7 +101,7 @@ def delta_contract(
         gate={
             "space": "log",
             "kind": f"activated, or raw if `gate` is given; one value per {each}",
-            "range": "-inf to 0, both included",
+            "range": "-inf to 0, both included, for the activated gate; a raw gate may also be positive",
         },
         notes=("value head i uses q/k head i // (HV / H)", SMALL_DECAY, FINITE_SLOTS, *STATE_NOTES),
     )

@@ -1,8 +1,9 @@
-"""Gated delta layers that compute their inputs in one product, in the order in which the layer reads them.
+"""Gated delta layers that compute queries, keys, values and all gates in one matrix product.
 
 In the model definition, the weights' rows for one head's queries, keys, values and output gate are adjacent.
-So each step copies all queries, keys, values and gates twice before the convolution. Here the weights' rows
-are reordered once, after loading.
+So each step of the original forward copies queries, keys and values twice, and the gates once, before the
+convolution. Here the weights' rows are reordered once, after loading, into the order in which the convolution
+and the recurrence read.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Difference:
         owners: The sequence of each row of `got`.
         got: [R, ...] float64 on the CPU, with the contract's axes after the first.
         expected: The expected values, in the same form as `got`.
-        dtype: The dtype of the computation.
+        dtype: The dtype of the output (for states: of `call.out`), which selects a bound in `BOUNDS`.
         bound: The largest allowed error; 0 if bits are compared.
         rerun: Makes the call again; None if a second run would show nothing new.
         before: The states before the call, if known.
@@ -112,7 +112,7 @@ class Difference:
         return made.tensor(self.name).detach().cpu().double()[self.index]
 
     def matches(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two tensors agree within the bound for results."""
+        """Whether two tensors agree within `bound`; if bits are compared, within the dtype's in `BOUNDS`."""
         bound = self.bound if self.bound.row else BOUNDS[self.dtype]
         return one.shape == other.shape and one.numel() > 0 and measure(one, other).within(bound)
 
