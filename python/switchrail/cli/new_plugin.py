@@ -24,7 +24,8 @@ _TEMPLATES = files("switchrail.cli") / "templates"
 
 OpOption = Annotated[str, flags.OpOption(help="The op that the plugin's backend computes.")]
 PlatformOption = Annotated[
-    bool, typer.Option("--platform", help="Also add a device family, which runs on the host.")
+    bool,
+    typer.Option("--platform", help="Also add an example of a device family, whose only device is the host."),
 ]
 HookOption = Annotated[bool, typer.Option("--hook", help="Also add a hook.")]
 DirectoryOption = Annotated[
@@ -53,7 +54,7 @@ def write_plugin(
     """Writes a distribution with a plugin.
 
     Args:
-        folder: The folder to write to; it must not exist, or be empty.
+        folder: The folder to write to; it must be empty or not exist yet.
         name: The name for the distribution, the plugin and the backend.
         op: The op that the backend computes.
         platform: Whether to add a device family.
@@ -65,7 +66,6 @@ def write_plugin(
     Raises:
         NewPluginError: The name is invalid or taken, or the folder is not empty.
         UnknownOpError: There is no such op.
-        UnknownBackendError: The op has no built-in backend to derive from.
     """
     op = _core.parse_op(op)
     module = _checked(name, op)

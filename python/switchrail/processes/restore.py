@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# Threads restore one after the other. A thread that restores the same state again gets the same runtime.
+# Threads restore one at a time. If the current runtime already has the state, restoring returns that runtime.
 _restoring = SingleFlight()
 
 
@@ -157,7 +157,10 @@ def _document(registration: Registration, *, configured: bool = True) -> dict[st
 
 
 def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implementation | None:
-    """The implementation of a user's registration; None for a plugin's, or if it was not found."""
+    """The implementation of a registration by the user.
+
+    None for any other registration, or if its class or its configuration type could not be imported.
+    """
     registration = backend.registration
     if registration.to_dict()["origin"]["kind"] != "user":
         return None
