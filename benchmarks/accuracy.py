@@ -244,7 +244,7 @@ def check_tokens(
         folder: The checkpoint.
         device: Where to run.
         prompts: The prompts.
-        most: The number of prompts that may have different tokens.
+        most: Maximum number of prompts that may have different tokens.
         chosen: The ways of running, including `eager`.
     """
     ways = {way: run_engine(folder, device, prompts, WAYS[way]) for way in chosen}
@@ -276,7 +276,7 @@ def check_tokens(
 
 @torch.inference_mode()
 def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
-    """The log-probabilities after each token of each prompt except the last, [rows, vocabulary]."""
+    """The log-probabilities after each prompt's tokens except its last, [rows, vocabulary]."""
     found = []
     for prompt in prompts:
         ids = torch.tensor(prompt, device=model.device)

@@ -35,7 +35,7 @@ from benchmarks.serving.slices import TRAINED, make_checkpoint
 
 EXPERTS, VOCABULARY = 64, 3072
 LENGTHS = (40, 160)
-"""Tokens of the shortest and of the longest prompt; multiplied by 4 for slices at real widths."""
+"""Prompts have at least the first and fewer than the second number of tokens, times 4 for a slice."""
 TIE = 0.1
 """At a near tie, the two largest logits are less than this apart."""
 

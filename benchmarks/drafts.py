@@ -19,7 +19,7 @@
     rounding.
 
 `--accepted` continues 200 passages from chapters that were not in the training text, by 32 tokens each, in
-float32, with each kind of draft and different numbers of drafts.
+float32, with three kinds of drafts and different numbers of drafts.
 """
 
 from __future__ import annotations

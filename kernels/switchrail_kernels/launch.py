@@ -67,9 +67,9 @@ class Launcher:
 
     Args:
         kernel: The kernel.
-        early: Whether the kernel begins with `dependent.wait`. Then the kernel's last constant says whether
-            programs start before the previous kernel has ended; the launcher sets this constant to True if
-            the device supports such launches.
+        early: Whether the kernel calls `dependent.wait` or `wait_first`. Then the kernel's last constant says
+            whether programs start before the previous kernel has ended; the launcher sets this constant to
+            True if the device supports such launches.
     """
 
     def __init__(self, kernel: Any, *, early: bool = False) -> None:
@@ -131,7 +131,7 @@ class Launcher:
         num_stages: int,
         options: dict[str, int],
     ) -> Binary | None:
-        """Launch the kernel on the device `index`; return its binary, or None if Triton gives none."""
+        """Launch the kernel on the device `index`; return its binary, or None if `_run` can't launch it."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         key = (
             index,

@@ -225,7 +225,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         if recording() is not None:
-            raise RuntimeError("a call is being recorded on this thread")
+            raise RuntimeError("a call is already being recorded on this thread")
         self._caller = sys._getframe(1)
         _thread.call = self
         return self
@@ -305,7 +305,7 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 _DECLARED = {"fp32": "f32", "i32": "u32", "i64": "u64", "u64": "u64"}
-"""The PTX types of a kernel's numbers."""
+"""By the type of a number in Triton's signature: the type of its parameter in PTX."""
 
 _ENTRY = re.compile(r"\.entry\s+[^\s(]+\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)")

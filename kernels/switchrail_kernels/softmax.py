@@ -1,4 +1,4 @@
-"""Device functions for attention over a paged cache: a program's rows, the visible keys, and the softmax.
+"""Device functions of attention: a program's rows over a paged cache, the visible keys, and the softmax.
 
 The softmax is online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of
 2.

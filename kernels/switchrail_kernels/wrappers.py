@@ -56,7 +56,7 @@ class WrapperPlan(PagedBatchPlan):
         self.rows = _starts(lengths)
         """[M + 1] int32 on the host, the first row of each nonempty sequence, and the number of all rows."""
         self.keys = torch.from_numpy(keys.astype(np.int32))
-        """[M] int32 on the host, the cached tokens of each nonempty sequence."""
+        """[M] int32 on the host, each nonempty sequence's cached tokens; the rows of a padding sequence."""
         self.longest = int(lengths.max(initial=0))
         self.is_empty = bool(self._is_padding.all())
         """Whether no row attends to any key."""
@@ -64,7 +64,7 @@ class WrapperPlan(PagedBatchPlan):
         self._padding = to_device(padding, batch.page_table.device) if len(padding) else None
 
     def tables(self, page: int) -> Tables:
-        """The tables for pages of `page` tokens, determined at the first call.
+        """The tables for pages of `page` tokens, made at the first call with this size.
 
         Raises:
             ContractError: The page table is too narrow.
@@ -83,7 +83,7 @@ class WrapperPlan(PagedBatchPlan):
         return self._tables[page]
 
     def wrapper(self, wrappers: Wrappers, key: Hashable, plan: Callable[[Any], None]) -> Any:
-        """A wrapper that was planned for layers of one shape, determined at the first call.
+        """A wrapper that was planned for layers of one shape, at the first call with the shape's key.
 
         Args:
             wrappers: The pool to take a wrapper from.

@@ -260,7 +260,7 @@ def test_one_op_has_one_state_layout(runtime):
         (("prefill", (1, -1)), ArgumentError, r"seqlens\[1\] is -1"),
         (("prefill", "12"), ArgumentError, "seqlens is '12'"),
         (("prefill", (1,), [1.5]), ArgumentError, r"kv_seqlens\[0\] is 1\.5"),
-        (("prefill", (1,), (1, 2)), ArgumentError, "kv_seqlens are 2; valid: as many as seqlens, 1"),
+        (("prefill", (1,), (1, 2)), ArgumentError, "kv_seqlens has 2 numbers; valid: 1, as many as seqlens"),
         (("prefil", (1,)), SwitchrailError, "prefill"),
         (("verify", (1,)), SwitchrailError, "made without verify"),
     ],

@@ -17,7 +17,7 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 DECODE_WORKSPACE = 288 << 20
-"""Bytes for partial results in decode and verify: enough for 16 query heads of size 256 per key-value head."""
+"""Bytes for partial results in decode and verify. Enough for 16 query heads of size 256 per KV head."""
 
 
 def _partial_bytes(rows: int, group: int, head_size: int, device: torch.device) -> int:

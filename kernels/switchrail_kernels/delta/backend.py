@@ -33,7 +33,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Compute the scan's inputs for all chunks."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """The base class's results; also, as options, the numbers from which the scan chooses its programs."""
+        """The base class's results. Further options are the numbers that decide on the scan's programs."""
         tensors, options = super().planned(call, batch, plan)
         return tensors, (*options, plan.abreast, plan.are_short, plan.are_single, plan.ahead)
 

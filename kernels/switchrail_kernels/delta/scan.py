@@ -101,7 +101,7 @@ def _walk_chunks(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens. With WHOLE and more than one of STAGES, whole chunks run without masks."""
+    """The state after `rows` tokens. If WHOLE and STAGES > 1, whole chunks run without masks."""
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0

@@ -6,12 +6,12 @@ to a row, including the row, and u as in the recurrence. For row i and its ances
     u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j)
     out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
-Rows are processed in blocks of 16, and each block reads S once. Within a block, a triangular solve yields u, as
-in a chunk of a prefill. The contributions of earlier blocks are subtracted block by block.
+Rows are processed in blocks of 16, and each block reads S once. Within a block, a triangular solve yields u,
+as in a chunk of a prefill. The contributions of earlier blocks are subtracted block by block.
 
 With a deferred commit, the pending rows of an earlier verification are applied to each part of the state when
-the part is read. If there may be more than 16 pending rows, they are applied in a pass of their own, before the
-rows of this verification.
+the part is read. If there may be more than 16 pending rows, they are applied in a pass of their own, before
+the rows of this verification.
 
 G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
 """

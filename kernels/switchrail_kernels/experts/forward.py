@@ -246,8 +246,8 @@ def _check(
         raise ArgumentError(
             f"experts can't run x {tuple(x.shape)} {x.dtype} with logits {tuple(logits.shape)}, gate_up "
             f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, top_k {top_k} "
-            f"and {shared} shared; expected [T, H], [T, E], [E, 2 I, H], [E, H, I], of one dtype, weights "
-            "contiguous, and top_k from 1 to E less the shared ones",
+            f"and {shared} shared experts; expected [T, H], [T, E], [E, 2 I, H] and [E, H, I], x, gate_up "
+            "and down of one dtype, the last axes contiguous, and top_k from 1 to E less the shared experts",
             argument="x",
             found=tuple(x.shape),
         )

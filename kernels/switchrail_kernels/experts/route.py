@@ -1,8 +1,9 @@
 """Chooses each row's experts, and sorts the pairs (row, expert) by expert.
 
-A program handles a chunk of rows and counts the rows of each expert. A pair's position is its expert's start,
-which follows from the totals of all chunks, plus that expert's pairs in earlier chunks, plus the pair's rank in
-its own chunk. Pairs of shared experts come last. The result does not depend on the order in which programs run.
+A program handles a chunk of rows and counts the rows of each expert. A pair's position is its expert's
+start, which follows from the totals of all chunks, plus that expert's pairs in earlier chunks, plus the
+pair's rank in its own chunk. Pairs of shared experts come last. The result does not depend on the order in
+which programs run.
 """
 
 # Triton infers the types of kernel arguments at the call.

@@ -97,7 +97,10 @@ def _walk_chunks(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
     SKIP: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens, and the total decay. Whole chunks run without masks."""
+    """The state after `rows` tokens, and the total decay.
+
+    If WHOLE and STAGES > 1, whole chunks run without masks.
+    """
     b_all = tl.exp2(rate * 0.0)
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:

@@ -3,7 +3,7 @@
 from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
-"""Pairs of a cache's width (latent and rotary part) and latent size. Other latents up to 512 are padded."""
+"""Supported pairs of a cache's width (latent and rotary part) and latent size."""
 
 BACKENDS: Backends = {
     "triton": (

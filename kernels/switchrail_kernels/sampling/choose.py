@@ -58,7 +58,7 @@ def choose_tokens(
         draws: Each row's source of random numbers; a sampled row takes one number.
 
     Returns:
-        [R] int64 token ids; -1 for rows whose largest logit is not finite.
+        [R] int64 token ids; -1 for rows with a NaN or whose largest logit is not finite.
     """
     rows, size = logits.shape
     if logits.stride(1) != 1:

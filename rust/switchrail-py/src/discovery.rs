@@ -21,7 +21,7 @@ mirror! {
         }
 
         /// The installed version of each distribution that the backends require; None if it is not
-        /// installed.
+        /// installed or has no version.
         fn required(&self, backends: Vec<Bound<'_, Registration>>) -> BTreeMap<String, Option<String>> {
             let packages = self.0.packages();
             let required = backends.iter().flat_map(|backend| &backend.get().0.spec.capabilities.packages);

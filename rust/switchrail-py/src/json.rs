@@ -80,7 +80,7 @@ pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     })
 }
 
-/// Converts a Python object made of dicts, tuples, strings and numbers to a value of the core.
+/// Converts a Python object that `from_py` accepts to a value of the core.
 pub fn load<T: DeserializeOwned>(what: &str, object: &Bound<'_, PyAny>) -> PyResult<T> {
     parse(what, &text(&from_py(object)?))
 }
@@ -96,13 +96,13 @@ pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     }
 }
 
-/// Maximum nesting. More deeply nested values are refused, since they are probably cyclic.
+/// Maximum depth of nested values. More deeply nested values are refused, since they are probably cyclic.
 const MAX_DEPTH: usize = 100;
 
 /// Converts mappings, lists, tuples, strings, numbers, booleans and None to JSON.
 ///
-/// Like Python's `json`, it converts integer keys to strings. Numbers that JSON lacks are written as their
-/// names.
+/// Like Python's `json`, it converts integer keys to strings. NaN and infinities become
+/// strings.
 pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     read(object, 0)
 }

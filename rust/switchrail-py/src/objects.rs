@@ -1,4 +1,4 @@
-//! The only place that stores and calls Python objects.
+//! Stores the Python objects of registrations, and the instances that are built from them.
 
 use std::{
     collections::HashMap,

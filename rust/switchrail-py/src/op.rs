@@ -21,7 +21,7 @@ pub fn parse_op(name: Text) -> PyResult<&'static str> {
     parse(&name.0).map(Op::name)
 }
 
-/// Parses several names.
+/// The set of values with these names.
 pub fn parse_all<T: FromStr<Err: CoreError> + Ord>(texts: &[String]) -> PyResult<BTreeSet<T>> {
     texts.iter().map(|text| parse(text)).collect()
 }

@@ -105,7 +105,7 @@ impl RoutePlan {
         Layout(switchrail::Layout::clone(self.core.layout()))
     }
 
-    /// Version of the state that the plan was made for.
+    /// Version of the registry's snapshot that the plan was made from.
     #[getter]
     fn version(&self) -> u64 {
         self.core.version()

@@ -35,12 +35,12 @@ impl Runtime {
         }
     }
 
-    /// The current state.
+    /// The current snapshot of the registry.
     fn snapshot(&self) -> Snapshot {
         Snapshot(switchrail::Snapshot::clone(&self.core.snapshot()))
     }
 
-    /// The number of commits before the current state.
+    /// The version of the current snapshot: the number of commits so far.
     #[getter]
     fn version(&self) -> u64 {
         self.core.snapshot().version()
@@ -277,7 +277,7 @@ fn removed(change: &Change) -> Option<BackendId> {
 }
 
 mirror! {
-    /// One immutable state of a runtime.
+    /// One immutable state of a runtime's registry.
     Snapshot(switchrail::Snapshot) {
         #[new]
         fn new() -> Self {
@@ -295,7 +295,7 @@ mirror! {
             self.0.backends().iter().cloned().map(Registration).collect()
         }
 
-        /// The state after a commit.
+        /// The snapshot after a commit.
         fn apply(&self, commit: &Commit) -> PyResult<Self> {
             self.0.apply(&commit.0).map(Self).map_err(raise)
         }

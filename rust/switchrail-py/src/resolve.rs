@@ -19,7 +19,8 @@ use crate::{
     text::{Text, described},
 };
 
-/// A `Query` in the form in which `switchrail.runtime` passes it, and the other inputs of a decision.
+/// A `Query` in the form in which `switchrail.runtime` passes it, with the preferences, installed packages and
+/// measurements for its decision.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Query {
@@ -129,8 +130,8 @@ pub fn sequences(
     };
     let cached = lengths("kv_seqlens", kv_seqlens)?;
     if rows.len() != cached.len() {
-        let valid = format!("as many as seqlens, {}", rows.len());
-        let message = format!("kv_seqlens are {}; valid: {valid}", cached.len());
+        let valid = format!("{}, as many as seqlens", rows.len());
+        let message = format!("kv_seqlens has {} numbers; valid: {valid}", cached.len());
         return Err(argument_error(Some("kv_seqlens"), kv_seqlens, message));
     }
     Ok(rows.into_iter().zip(cached).collect())
@@ -188,9 +189,9 @@ pub fn preference_keys() -> Vec<String> {
 }
 
 mirror! {
-    /// The backend that serves a query, and the reasons against the other backends.
+    /// The backends that serve a query, and the reasons against the op's other registrations.
     Decision(switchrail::Decision) {
-        /// Version of the state that the decision is based on.
+        /// Version of the registry's snapshot that the decision is based on.
         #[getter]
         fn version(&self) -> u64 {
             self.0.version
@@ -224,7 +225,7 @@ mirror! {
             self.0.chosen.origin.to_string()
         }
 
-        /// Name of the backend for a batch. The arguments are those of `BoundPlan.at`.
+        /// Name of the backend for a batch. `seqlens` and `kv_seqlens` are as in `BoundPlan.at`.
         #[pyo3(signature = (seqlens, kv_seqlens=None))]
         fn at(&self, seqlens: &Bound<'_, PyAny>, kv_seqlens: Option<&Bound<'_, PyAny>>) -> PyResult<&str> {
             let load = Load::of(self.0.query.op, sequences(seqlens, kv_seqlens)?);
@@ -244,7 +245,7 @@ mirror! {
             self.0.because.to_string()
         }
 
-        /// All other registrations of the op, best first.
+        /// All registrations of the op that don't serve: best first, overridden ones last.
         #[getter]
         fn rejected(&self) -> Vec<Rejection> {
             self.0.rejected.iter().cloned().map(Rejection).collect()
@@ -253,7 +254,7 @@ mirror! {
 }
 
 mirror! {
-    /// A backend that was not chosen.
+    /// A registration that doesn't serve, and the reasons.
     Rejection(switchrail::Rejection) {
         #[getter]
         fn name(&self) -> &str {
