@@ -63,7 +63,7 @@ pub struct PlanRequest {
     /// The installed distributions.
     #[serde(default)]
     pub packages: Packages,
-    /// The ops whose gates never decay.
+    /// The ops whose states never decay.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub no_decay: BTreeSet<Op>,
     /// Measured times of backend calls on the device.

@@ -56,7 +56,7 @@ pub struct Query {
     /// Numbers of heads. They select the times measured with the nearest numbers, and reject no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the gates never decay. If so, the times measured without decay are used. Rejects no backend.
+    /// Whether the states never decay. If so, the times measured without decay are used. Rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
     /// Sliding window in tokens. Times are measured without a window: for calls whose rows attend to more
