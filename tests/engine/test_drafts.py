@@ -29,7 +29,9 @@ from switchrail.testing import isolated
 from switchrail.times import device_of, times_path, write_machine
 
 from .capturable import CapturableDelta, DeferringDelta, register_capturable
+from .conftest import make_checkpoint
 from .drafting import FORCED, Oracle, Trees, use
+from .heads import FULL, LINEAR
 from .idle import is_idle
 from .test_graphs import GraphPlatform, captured_runtime, count_replays
 from .test_overlap import make_params, make_prompts
@@ -581,18 +583,20 @@ class Pauses(Drafts):
 def test_commits_are_deferred_to_the_next_verification(
     case: str,
     make_engine: Make,
-    plain_engine: Any,
+    tmp_path: Path,
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Decodes and steps with prompts between verifications apply the deferred commits first."""
+    """Decodes and steps with prompts between verifications apply the deferred commits of all layers first."""
     commits = list[Any]()
     commit = DeferringDelta.commit
     monkeypatch.setattr(DeferringDelta, "commit", lambda *given: (commits.append(given), commit(*given)))
     prompts = make_prompts(24)
-    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    checkpoint = make_checkpoint(tmp_path, num_hidden_layers=3, layer_types=[LINEAR, LINEAR, FULL])
+    expected = make_engine(checkpoint, options=OPTIONS).generate(prompts, FREE)
     drafts = Pauses(expected)
     engine = make_engine(
+        checkpoint,
         runtime=verified_runtime,
         device=GraphPlatform(),
         options={**OPTIONS, "draft": drafts},
