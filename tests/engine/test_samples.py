@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ PAGE = 4
 SIZES = {"max_sequences": 6, "num_pages": 60, "page_size": PAGE, "max_tokens_per_step": 16}
 PARAMS = SamplingParams(n=4, max_new_tokens=9, temperature=1.0, seed=11, ignore_eos=True)
 LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, 16, 23]  # prompts within a page, at its border, of several chunks
-
-
-@pytest.fixture(scope="session")
-def checkpoint(small_checkpoint: Path) -> Path:
-    return small_checkpoint
 
 
 def separate(params: SamplingParams) -> list[SamplingParams]:
