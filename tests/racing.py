@@ -68,7 +68,8 @@ def _racing_names(path: Path) -> frozenset[str]:
     lines = path.read_text().splitlines()
     definitions = _definitions(path)
     for name, node in definitions.items():
-        if RACING.search("\n".join(lines[node.lineno - 1 : node.end_lineno])):
+        first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
+        if RACING.search("\n".join(lines[first - 1 : node.end_lineno])):
             found.add(name)
     if found:
         uses = {name: _names(node) for name, node in definitions.items()}

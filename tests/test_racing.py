@@ -14,6 +14,7 @@ from tests.racing import TESTS, racing
         "cli/test_run.py::test_interrupt",
         "spawn/test_fork.py::test_a_child_can_load",
         "cli/test_foreign.py::test_no_command_prints_control_characters",  # a fixture that starts processes
+        "engine/test_trial.py::test_an_exception_in_progress_ends_the_creation_of_an_engine",  # a parameter
         "loading/test_failures.py::test_a_plugin_that_fails_leaves_only_its_record",
     ],
 )
