@@ -76,7 +76,12 @@ TENSOR_BREACHES = [
     ("lightning", "v", lambda t: t[:, :2], r"v: got shape \[8, 2, 16\].*H = 4 \(q\)"),
     ("gated_delta", "q", lambda t: t.mT.contiguous().mT, r"q: got strides .*stride 1 along K"),
     ("gated_delta", "q", lambda t: t.to("meta"), r"batch: got device cpu, expected meta, the device of q"),
-    ("gated_delta", "k", lambda t: t.to("meta"), r"k: got device meta, expected cpu, that of q"),
+    (
+        "gated_delta",
+        "k",
+        lambda t: t.to("meta"),
+        r"k: got device meta, expected cpu, that of the other tensors",
+    ),
     ("short_conv", "state", spread, r"state: got strides .*\[slots, W-1, C\] dense"),
     ("short_conv", "weight", lambda t: t[:, 1:].contiguous(), r"state: got shape .*W = 3 \(weight\)"),
     (

@@ -1,4 +1,4 @@
-"""Torch's own hooks on modules."""
+"""Torch's own forward hooks on modules."""
 
 from __future__ import annotations
 

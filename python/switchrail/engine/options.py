@@ -29,9 +29,10 @@ class EngineOptions:
     For options that are None, or missing in a mapping, the platform's `Serving.engine_defaults` apply.
 
     Attributes:
-        max_sequences: Maximum concurrent sequences; each has one slot in every state pool.
-        max_tokens_per_step: Rows of one forward pass, decode rows included; at least `max_sequences`, so that
-            decoding never waits for prefill.
+        max_sequences: Maximum concurrent sequences; each has one slot in the state pool, and two in a
+            draft's.
+        max_tokens_per_step: Maximum rows of one forward pass, decode rows included; at least `max_sequences`,
+            so that decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
         prompt_pause: How long new prompts wait after a step with prompt tokens, as a multiple of that step's
             duration. Prompts wait only while other sequences decode, and until they fill a step. So more
@@ -46,7 +47,7 @@ class EngineOptions:
         capture: The steps captured in graphs, if the platform supports graphs: `all` for the steps that take
             the host longer than the device, `decode` for steps without prompt tokens only, or `off`.
         compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
-            one row and for several; or `off`.
+            one row and for several; or `off`, the only valid value with a draft.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
             supports this. A request that ends early (by an end token or a stop string) then wastes one row of
             one step. No effect with `draft`, since proposals continue the last step's tokens.
@@ -192,7 +193,7 @@ class EngineOptions:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
-        # the user has not given this option, so its default is lowered to fit `rows`
+        # `max_sequences` was not requested, so its default is lowered to fit `rows`
         if is_count(rows) and "max_sequences" in left:
             drafts = given.get("draft_tokens", DRAFT_TOKENS) if given.get("draft") is not None else 0
             each = 1 + drafts if is_count(drafts) else 1

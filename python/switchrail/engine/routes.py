@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("switchrail")
 
 PREFILL_STEP: Final = "plan_chunked_prefix"
-"""The optional step of MLA backends that expands cached keys and values in a prefill, as a feature."""
+"""The feature of MLA backends whose optional step expands cached keys and values in a prefill."""
 
 
 def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
@@ -129,7 +129,7 @@ def with_trees(
     layout: Layout,
     backends: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The chosen backends, and a backend with trees for the verifications of each other paged op.
+    """The chosen backends, and a backend with trees for verifications of paged ops without a choice.
 
     Raises:
         NoBackendError: A paged op has no backend that supports trees.

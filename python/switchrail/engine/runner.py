@@ -75,7 +75,8 @@ class Runner:
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
         pin_memory: Whether the device copies from pinned memory asynchronously.
-        disconnect: Disconnects the model, before another runner uses it or when it is no longer used.
+        disconnect: Disconnects the model; to be called before another runner uses it, or when it is no longer
+            used.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Runner:
             LayoutError: The plan's layout does not match the model.
             CheckpointError: A layer uses something that the engine does not support.
             ConfigError: There is not enough memory.
-            PlatformError: The platform returns an invalid pool.
+            PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
         mixers = find_mixers(checkpoint.model, checkpoint.family, bound.plan.layout.layers)
         shapes = read_shapes(mixers)

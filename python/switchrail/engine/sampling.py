@@ -60,8 +60,8 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
         params: R parameters with a temperature above 0.
 
     Returns:
-        [R, vocabulary] int64, in proportion to the probabilities; undefined, but not all 0, for rows whose
-        largest logit is not finite.
+        [R, vocabulary] int64, in proportion to the probabilities, and 0 for tokens that a filter drops;
+        undefined, but not all 0, for rows whose largest logit is not finite.
     """
     logits = logits.float()
     best = logits.amax(dim=-1, keepdim=True)
@@ -70,7 +70,7 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
-    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # the tokens of other rows are ignored
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # tokens of the others are ignored
     # otherwise a subnormal temperature would give 0 / 0, and an infinite one infinity / infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * _UNIT).long()

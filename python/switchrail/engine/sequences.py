@@ -1,7 +1,8 @@
 """The memory and the progress of each sequence. No other module changes either.
 
-Independent of models and prompts. Runners of several models (for example a target and a draft model) can
-share one `Sequences`, if the pools of each have as many pages as the free list, and at least as many slots.
+This module is independent of models and prompts. Runners of several models (for example a target and a draft
+model) can share one `Sequences`, if the pools of each have as many pages as the free list, and at least as
+many slots.
 
 The live sequences and their attributes are the source of truth; the free lists and the counts of holders are
 derived from them. After an exception in the middle of a change, such as a KeyboardInterrupt, the next call

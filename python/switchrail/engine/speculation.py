@@ -91,7 +91,7 @@ def _reject(
     draws: Sequence[random.Random],
     choose: Choose,
 ) -> None:
-    """Choose tokens by recursive rejection sampling (Leviathan et al., 2023, arXiv 2211.17192).
+    """Choose tokens by rejection sampling (Leviathan et al., 2023, arXiv 2211.17192) of siblings in turn.
 
     The drafts that follow the same row are tried in order. p is the model's distribution after this row, and
     q the distribution that a draft was drawn from. If siblings were drawn without replacement, q excludes the

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Stats:
     """Counts since the engine was made.
 
-    The time of a step with prefill and decode rows is divided in proportion to the numbers of rows.
+    The time of a step that runs prompts and decodes is divided in proportion to the prompt tokens and the
+    decoded tokens.
 
     Attributes:
         steps: Forward passes.
@@ -50,7 +51,7 @@ class Stats:
         return self.accepted_tokens / self.verifications if self.verifications else 0.0
 
     def add(self, *, prefill: int, decode: int, seconds: float) -> None:
-        """Count a step with these numbers of rows."""
+        """Count a step with these numbers of prompt tokens and of decoded tokens."""
         share = prefill / (prefill + decode)
         self.steps += 1
         self.prefill_tokens += prefill

@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A step that was launched. The next step overwrites the tensors.
+    """A step that was launched. The next step may overwrite the tensors.
 
     Attributes:
         logits: [R, vocabulary]: one row per decoding task, or the rows of a verification; then one per task

@@ -51,7 +51,7 @@ def try_out(
     """Run the largest steps and capture the largest graphs, on pools with few pages.
 
     Args:
-        make: Makes a runner whose pools have the given sizes.
+        make: Makes a runner with the given options.
         options: The engine's options.
         platform: The platform, which keeps freed memory.
         max_length: Maximum tokens per sequence.
@@ -60,8 +60,9 @@ def try_out(
         draft: The draft model or head; None without one.
 
     Returns:
-        Bytes that steps and graphs need in addition to the pools. 0, without a trial, if the largest useful
-        pools leave half of the memory free. None, with a warning, if the trial failed.
+        Bytes that steps and graphs need in addition to the pools. 0, without a trial, if pools with all pages
+        that the sequences can use take less than half of the free memory. None, with a
+        warning, if the trial failed.
     """
     params = _params(options, max_length)
     rounds = _rounds(options, max_length, params.max_new_tokens)

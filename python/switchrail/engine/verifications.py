@@ -27,7 +27,8 @@ Accept = Callable[..., torch.Tensor]
 class Verifications:
     """Verifications, each captured as two graphs: one computes the logits, and one accepts drafts.
 
-    Tokens are chosen between the two graphs, without waiting for the device. Backends plan once for each
+    Tokens are chosen between the two graphs, or in a third one, which also accepts drafts; neither waits for
+    the device. Backends plan once for each
     captured size (key), and refresh the plan for every step.
     """
 

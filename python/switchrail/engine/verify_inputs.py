@@ -34,7 +34,7 @@ class VerifyInputs:
     sequence reads only values that it has written. Rows of padding sequences write to page 0.
 
     The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
-    step needs only one transfer.
+    step needs only one transfer, unless drafts are already on the device.
 
     Attributes:
         device: The device of the model.
@@ -89,7 +89,7 @@ class VerifyInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task], drafted: Drafted) -> None:
-        """Copy the tasks' numbers and drafts to the device in one transfer. The host doesn't wait."""
+        """Copy the tasks' lengths, slots, page counts and drafts to the device, without waiting."""
         width, count = self.width, len(tasks)
         # torch's cache of pinned memory reuses a block only after the copy from it has finished
         host = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._pin_memory)
@@ -252,7 +252,7 @@ def verify_rows(
     Args:
         tasks: [3, N] int64, the number of cached tokens, the slot, and the number of pages of each sequence.
             Padding has slot -1 and zeros.
-        drafts: [2, N, X] int64, the token of each row except the first, and its depth.
+        drafts: [2, N, X] int64, the token of each row (ignored for the first row), and the row's depth.
         last_tokens: [slots] int64, the newest token of the sequence in each slot.
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.
@@ -264,12 +264,12 @@ def verify_rows(
             - The last three receive the `pending_records`, `pending_rows` and `records` of a `DeferredBatch`.
               Slot s fills record 2 s, or record 2 s + 1 if record 2 s remains to be applied.
         out: Seven contiguous tensors, which receive:
-            - [N X] int64, the tokens.
-            - [N X] int64, the positions.
+            - [N * X] int64, the tokens.
+            - [N * X] int64, the positions.
             - [N, P] int32, the pages of each sequence, padded with its first page.
-            - [N X] int64, the row of the caches for each token; 0 past the sequence's last page.
+            - [N * X] int64, the row of the caches for each token; 0 past the sequence's last page.
             - [N] int32, the number of cached tokens, including the X rows.
-            - [N X] int32, the slots.
+            - [N * X] int32, the slots.
             - [1] int32, the number of rows without padding.
     """
     ids, positions, pages, kv_rows, kv_lens, sequence_ids, real = out

@@ -17,7 +17,7 @@ ENGINE: Final = "switchrail"
 
 
 class HookWatch:
-    """Detects added and removed hooks: Switchrail's hooks on any function, and torch's hooks on modules.
+    """Detects added and removed hooks: Switchrail's hooks on any function, and torch's forward hooks.
 
     A replayed graph calls no hooks; it contains the launches that hooks made during the capture. So any
     change of hooks invalidates earlier captures. Methods that were replaced by assignment are not detected.

@@ -38,7 +38,7 @@ class Planned(Protocol):
 def check_plan(
     plan: object, batch: SequenceBatch, made: tuple[type[Planned], ...], verify: type[Planned] | None = None
 ) -> None:
-    """Refuse a plan made by another backend, for another phase or for other lengths.
+    """Refuse a plan made by another backend, for another kind of batch or for other lengths.
 
     Args:
         plan: The plan.

@@ -20,7 +20,8 @@ class Layer:
     it. The layer's tensors must stay where they are; after moving one, make a new layer.
 
     Attributes:
-        checked: The calls of this layer that have passed the contract's check.
+        checked: The forms (dtypes, shapes and so on) of this layer's calls that have passed the contract's
+            check.
         kept: Data that backends cache for this layer, each under a key of its own.
     """
 

@@ -199,7 +199,7 @@ class Contract:
 
     @cached_property
     def batch_type(self) -> type[SequenceBatch]:
-        """The class of the batch."""
+        """The base class of the op's batches."""
         return PagedBatch if self.op in PAGED_OPS else StateBatch
 
     @cached_property
@@ -589,7 +589,7 @@ class Contract:
             else:
                 raise self.error(name, f"dtype {dtype}", valid)
         if tensor.device != first.device:
-            raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.inputs[0]}")
+            raise self.error(name, f"device {tensor.device}", f"{first.device}, that of the other tensors")
         shape = tensor.shape
         if len(shape) != len(spec.axes):
             raise self.error(name, f"shape {list(shape)}", f"[{', '.join(spec.axes)}]")
@@ -681,7 +681,7 @@ _INDICES = ("int32", "int64")
 
 
 def _indices(*axes: str, dtype: str, about: str) -> TensorSpec:
-    """The specification of a table of slots, pages or lengths."""
+    """The specification of a table of indices, lengths or flags."""
     dtypes = _INDICES if dtype in _INDICES else ()
     views = Allowance(feature="index_views", dtypes=dtypes, free=len(axes))
     return TensorSpec(axes=axes, dtypes=(dtype,), memory=axes, also=(views,), about=about)

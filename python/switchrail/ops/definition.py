@@ -115,7 +115,7 @@ class OpDefinition:
         return served.get(phase, {})
 
     def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
-        """The least number of floating-point operations on tensor cores for a timed batch.
+        """The least number of floating-point operations on tensor cores for a timed batch, or 0.
 
         Args:
             case: The batch.

@@ -51,7 +51,7 @@ class Delegate(Wrapper):
     A subclass sets `op`, and passes its parts to the constructor.
 
     Args:
-        parts: The other backends by name.
+        parts: The backends to choose from, by name.
         choose: Returns the name of the part that serves a phase and batch.
         config: The configuration.
     """

@@ -38,7 +38,7 @@ class Tokens:
 
 
 class TorchDelta(TorchChunked[DeltaCallT]):
-    """The delta rule with activated gates and normalised keys."""
+    """The delta rule; `prepare` activates raw gates, and normalises keys and queries if requested."""
 
     @staticmethod
     @abstractmethod

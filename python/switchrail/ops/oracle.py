@@ -1,4 +1,4 @@
-"""The token-by-token loop of the references of all ops with a state."""
+"""The token-by-token loop of references with a state, and the positions visible to rows of a paged batch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class SingleRows:
     Attributes:
         rows: [B] int64, the packed row of each sequence.
         tokens: [B * L] int64, the cache index of each visible position, counted in tokens. Past a sequence's
-            end, the sequence's first index is repeated.
+            end, the index of its first visible position is repeated.
         mask: [B, 1, 1, L] bool, True before a sequence's end; None if it would be True everywhere.
     """
 

@@ -1,4 +1,4 @@
-"""The common parts of the plain-torch backends with a state: single tokens, drafted tokens, commits."""
+"""The common parts of the plain-torch backends with a state: plans, runs and commits."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TreePlan:
         sequences: [M] int64, the indices of the nonempty sequences in the batch.
         starts: [M] int64, the first row of each of these sequences.
         lengths: [M] int64, the number of rows of each of these sequences.
-        levels: For each depth of the trees, the rows at this depth, and the bank index of the state before
-            each of these rows.
+        levels: For each depth of the trees (for each row index, if only the device has the parents), its
+            rows, and the bank index of the state before each of these rows.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
         row_slots: [T] int64, the slot for the state after each row; None if there will be a commit.
     """

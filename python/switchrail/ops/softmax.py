@@ -27,7 +27,8 @@ def attend(
         sinks: Broadcast to [..., R], logits that are added to each row's sum but have no value.
 
     Returns:
-        [..., R, V], and the log-sum-exp [..., R]. Rows that attend to nothing have zeros and -inf.
+        [..., R, V], and the log-sum-exp [..., R]. Rows that attend to nothing have zeros and, without sinks,
+        -inf.
     """
     logits = (q * scale) @ k.mT
     if soft_cap is not None:

@@ -1,1 +1,1 @@
-"""Decoder layers compiled by torch.compile, one kind at a time."""
+"""The parts of compiled decoder layers: operations in plain torch, torch operators and opaque modules."""

@@ -26,7 +26,7 @@ class Served(Protocol):
     """The object that an op's operator calls: one layer of one engine's model."""
 
     def run(self, op: str, tensors: tuple[torch.Tensor | None, ...], written: list[torch.Tensor]) -> None:
-        """Write the tokens to the layer's cache, then dispatch the call with these tensors."""
+        """Write `written` to the layer's cache, then dispatch the call with `tensors`."""
 
 
 _served: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -158,7 +158,7 @@ def connect(
 
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
-    """The targets and priorities of the hooks that compiled layers need; marks these layers' modules."""
+    """The hooks for compiled layers, as (target, hook, priority). Marks the modules of opaque classes."""
     found = {type(layer): (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
     for part in model.modules():
         if type(part).__name__ in family.opaque:

@@ -104,7 +104,7 @@ class Keyword:
 
 
 def in_engines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an `around` hook that calls `function` for an engine's layers; for others, the original."""
+    """Returns an `around` hook that calls `function` for an engine's layers, and otherwise the original."""
 
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return (original if kwargs.get(KEYWORD) is None else function)(*args, **kwargs)

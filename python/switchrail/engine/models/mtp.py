@@ -241,7 +241,8 @@ def load_head(path: Path, model: Any, drafts: Sequence[Layout]) -> list[MtpStep]
         drafts: The layout of each step.
 
     Raises:
-        CheckpointError: Weights are missing, unexpected or of a wrong shape.
+        CheckpointError: Weights are missing, unexpected or of a wrong shape, or this version of transformers
+            lacks the head's class.
     """
     steps = _HEADS[drafts[0].model_type](path, model, drafts)
     for step in steps:

@@ -160,7 +160,7 @@ def _parts(model: nn.Module, path: str, binding: Binding) -> list[nn.Module]:
 
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
-    """Hook: calls the module's platform function, if the module has one."""
+    """Hook: runs the module's platform function, if it has one and no submodule in `passes` is hooked."""
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
@@ -172,7 +172,7 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
 
 
 def look(model: nn.Module) -> None:
-    """Record which modules have hooks, for later tracing by torch.compile."""
+    """Record which modules have hooked submodules in `passes`, for later tracing by torch.compile."""
     for part in model.modules():
         bound: _Bound | None = part.__dict__.get(_ATTRIBUTE)
         if bound is not None:

@@ -115,8 +115,8 @@ def decays(heads: int, layer: int, layers: int) -> torch.Tensor:
     """The logarithms of a lightning layer's decays: [heads] float32, negative.
 
     The slopes are the same as in ALiBi (Press et al., "Train short, test long", 2021), times a factor that
-    decreases from layer to layer. The factor is 1 in layer 1, as in the definition that was published with
-    the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
+    decreases from layer to layer. The factor is 1 (plus 1e-5) in layer 1, as in the definition that was
+    published with the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
     """
     whole = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
@@ -133,7 +133,7 @@ def lightning_attention(
         query: [B, T, H, D].
         key: [B, T, H, D].
         value: [B, T, H, D].
-        decay: [H], logarithms.
+        decay: [H], the logarithms of the heads' decays.
         **kwargs: Unused by this function; hooks read them.
 
     Returns:

@@ -47,8 +47,8 @@ def attention(
         [1, T, H, D], and None in place of the attention weights.
 
     Raises:
-        DispatchError: An argument differs from the one that the layer was connected with, or no engine owns
-            the layer.
+        DispatchError: An argument differs from the one that the layer was connected with, a mask was passed,
+            or no engine owns the layer.
     """
     connected: Connected | None = kwargs.get(KEYWORD)
     if connected is None:

@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
 
 def _prepare(function: Forward, module: Any) -> Weights | None:
-    """Append the shared expert to the others, and its gate to the router.
+    """Append the shared expert to the routed ones, and its gate to the router.
 
     Returns None if the shared expert differs in size from the other experts.
     """

@@ -27,8 +27,8 @@ class KdaBackend(Backend[KdaCall, StateBatch]):
 
     Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H (value head i uses q/k head i // (HV /
     H)); g [T, HV, K] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype; state [slots,
-    HV, V, K] float32 or bfloat16, updated in place. q, k, v and g may be strided views if their last axis is
-    contiguous; out is contiguous, of q's dtype.
+    HV, V, K] float32, bfloat16 or float16, updated in place. q, k, v and g may be strided views if their last
+    axis is contiguous; out is contiguous, of q's dtype.
 
     Optional features (a call that uses one reaches only backends that declare it):
 

@@ -49,8 +49,8 @@ class LightningBackend(Backend[LightningCall, StateBatch]):
     With S the [V, K] state of a head, for each token: S <- exp(g) S + v k^T; out = scale S q.
 
     Shapes: q and k [T, H, K]; v and out [T, H, V]; g [H] float32, the log of the decay, <= 0 (the negated
-    slope of MiniMax and Ring); state [slots, H, V, K] float32 or bfloat16, updated in place. q, k and v may
-    be strided views if their last axis is contiguous; out is contiguous, of q's dtype.
+    slope of MiniMax and Ring); state [slots, H, V, K] float32, bfloat16 or float16, updated in place. q, k
+    and v may be strided views if their last axis is contiguous; out is contiguous, of q's dtype.
 
     Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.

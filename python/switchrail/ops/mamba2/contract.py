@@ -48,8 +48,8 @@ class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
 
     Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G (head i uses group i // (H / G)); dt [T,
     H], float32 or x's dtype; A [H] float32, <= 0 (-exp of a model's A_log); D and dt_bias [H], float32 or x's
-    dtype, or None; state [slots, H, P, S] float32 or bfloat16, updated in place. x, B and C may be strided
-    views if their last axis is contiguous; out is contiguous, of x's dtype.
+    dtype, or None; state [slots, H, P, S] float32, bfloat16 or float16, updated in place. x, B and C may be
+    strided views if their last axis is contiguous; out is contiguous, of x's dtype.
 
     Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.

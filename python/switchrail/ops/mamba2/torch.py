@@ -65,7 +65,7 @@ def _run_group(
     n = len(group.rows) // chunk
 
     def gather(rows: torch.Tensor) -> torch.Tensor:
-        """Selects the rows of the chunks: [n, heads or groups, L, ...]."""
+        """Selects the rows of the chunks: [n, heads or groups, C, ...]."""
         picked = rows.index_select(0, group.rows)
         return picked.view(n, chunk, *rows.shape[1:]).transpose(1, 2)
 
