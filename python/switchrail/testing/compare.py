@@ -37,8 +37,8 @@ def verify(
         The largest error of any output and of the written states.
 
     Raises:
-        AssertionError: The error exceeds the bound, a padding row is not zero, or the backend wrote to memory
-            that the call must not change.
+        AssertionError: The error exceeds the bound, a padding row is not zero (-inf in `lse`), or the backend
+            wrote to memory that the call must not change.
     """
     expected = run_reference(call) if expected is None else expected
     bound = BOUNDS[call.out.dtype] if bound is None else bound
@@ -92,7 +92,7 @@ def verify(
 
 
 def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = None) -> Error:
-    """Verifies drafted rows as `verify` does, then commits with each possible number of accepted rows.
+    """Verifies drafted rows as `verify` does, then commits with each possible last accepted row.
 
     Args:
         backend: The backend.

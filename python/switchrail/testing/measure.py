@@ -54,8 +54,8 @@ BOUNDS = {
 def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     """Measures the error of `actual` (any shape and float dtype) against `expected` of the same shape.
 
-    A norm below the dtype's smallest normal number is replaced by that number, because subnormal numbers have
-    fewer digits.
+    A denominator below the dtype's smallest normal number is replaced by that number, because subnormal
+    numbers have fewer digits.
 
     Raises:
         ValueError: The shapes differ.

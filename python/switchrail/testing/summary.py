@@ -1,4 +1,4 @@
-"""Summarises the failures of a run: causes that they share, and traits that only failed cases have."""
+"""Summarises the failures of a run: shared causes, and traits that only failed or only passed cases have."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def attention_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `attention`. q and k are multiplied by `norm`.
+    """Makes a random sample of `attention`. q and the cached keys are multiplied by `norm`.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.

@@ -50,7 +50,7 @@ def gated_delta_call(
         beta_max: The upper bound of beta.
         correlated: Whether all keys of a head are nearly parallel.
         zero_keys: Whether every third key and every fifth query is zero.
-        qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance.
+        qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance, without `norm`.
         **shared: The arguments of `StateDraws`.
     """
     draws = StateDraws(contract=contract, lengths=lengths, **shared)

@@ -28,7 +28,7 @@ def mla_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `mla`.
+    """Makes a random sample of `mla`. The queries and the cache are multiplied by `norm`.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.

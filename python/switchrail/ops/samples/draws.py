@@ -79,7 +79,7 @@ class PagedDraws(Draws):
         kv_lengths: Cached tokens per sequence, including its own rows; `lengths` by default. Padding
             sequences always have 0.
         page: Page size in tokens.
-        window: The number of tokens that a row attends to; None means all.
+        window: The maximum number of tokens that a row attends to; None means no limit.
     """
 
     kv_lengths: Sequence[int] | None = None

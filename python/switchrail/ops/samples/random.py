@@ -103,7 +103,7 @@ def state_batch(
 
 
 def unread(batch: StateBatch, slots: int) -> torch.Tensor:
-    """The slots of a pool that no sequence reads."""
+    """A mask [slots] of a pool's slots that no sequence reads."""
     mask = torch.ones(slots, dtype=torch.bool)
     for n, length in enumerate(batch.seqlens):
         if batch.has_initial_state[n] and length and batch.read_slots[n] >= 0:

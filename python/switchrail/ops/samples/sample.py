@@ -147,7 +147,7 @@ class Sample:
         return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
-        """The same prefill with checkpoints, two of three stored, on a new pool with more slots."""
+        """The same prefill with checkpoints, about two thirds of them stored, on a new, larger pool."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         random = Random(seed)

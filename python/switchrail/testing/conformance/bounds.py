@@ -35,7 +35,7 @@ BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
   TF32 has errors of 3e-4 and more.
 - `hard`: the same, with beta up to 2 and nearly parallel keys. The delta rule's linear system is then
   ill-conditioned and amplifies rounding errors.
-- `bfloat16_state`: the same, with a bfloat16 state, which is rounded once per call.
+- `bfloat16_state`: the same, with a bfloat16 or float16 state, which is rounded once per call.
 - `company`: a sequence's result alone, compared with its result in a batch, from the same backend. The order
   of sums may differ, but not the precision.
 """

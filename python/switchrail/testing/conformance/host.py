@@ -18,7 +18,7 @@ from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
 from switchrail.testing.inputs import Sample, run_reference
 
 _CACHES = ((900, 3, 257), (700, 258, 900))
-"""The lengths of the sequences of two batches with cached tokens."""
+"""The cached tokens of each sequence, for two batches of an op with a paged cache."""
 
 _WITHIN = Bounds(sequences=3, rows=3, tokens=900)
 """Bounds that both batches satisfy."""

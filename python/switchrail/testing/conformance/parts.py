@@ -63,7 +63,7 @@ def alone(call: Sample, n: int) -> Sample:
 
 
 def spoilt(call: Sample, n: int) -> Sample:
-    """A copy in which all data of sequence `n` is NaN."""
+    """A copy in which the inputs, the initial state and the cached tokens of sequence `n` are NaN."""
     copy = call.clone()
     for name in token_inputs(copy):
         copy.tensor(name)[rows_of(copy, n)] = torch.nan

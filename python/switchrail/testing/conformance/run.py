@@ -27,7 +27,7 @@ class Outcome:
         status: Whether it passed; `skipped` if it can't be run here.
         measured: The measured error, if any.
         message: Why it failed or was skipped.
-        traceback: The traceback of the exception that the backend raised; empty if there is none.
+        traceback: The traceback of an exception other than an AssertionError; empty if there is none.
         causes: The causes that were found for a failure, in the same words for all failures with that cause.
         possible: Causes that the failure neither shows nor contradicts.
         seconds: The duration of the case.

@@ -116,7 +116,7 @@ class Setting:
         return self.definition.generator(lengths, **given)
 
     def verify(self, call: Sample, hardness: Hardness = "usual") -> Measured:
-        """Compares a call with the oracle; in verify, with each number of accepted rows.
+        """Compares a call with the oracle; in verify, also each possible commit, if a commit follows.
 
         Raises:
             AssertionError: The error exceeds the bound, or the backend wrote to memory that the call must not

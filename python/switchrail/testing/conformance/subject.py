@@ -24,7 +24,8 @@ class Subject:
         op: The op.
         name: The backend's name.
         phases: The phases that it serves.
-        capabilities: `Registration.capabilities`; a missing or empty entry means no restriction.
+        capabilities: `Registration.capabilities`; a missing or empty entry means no restriction, or no
+            `features`.
         build: Constructs the backend.
         misfit: Returns why the backend can't serve a phase in a dtype on the platform, or None if it can.
     """
@@ -69,7 +70,7 @@ class Subject:
         )
 
     def claims(self, kind: str) -> list[Any]:
-        """The claims under a name such as `head_sizes`; an empty list means no restriction."""
+        """The claims under a name such as `head_sizes`; empty for no restriction, or for no `features`."""
         return list(self.capabilities.get(kind) or ())
 
     @property

@@ -1,4 +1,4 @@
-"""A wrong result and the expected one, with names for their rows and columns."""
+"""A wrong result and the expected one, with names for the places of their numbers."""
 
 from __future__ import annotations
 

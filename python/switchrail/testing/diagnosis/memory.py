@@ -1,4 +1,4 @@
-"""Describes memory that a call wrote although it must not: inputs, and slots of other sequences."""
+"""Describes memory that a call wrote although it must not: inputs, and slots that no sequence owns."""
 
 from __future__ import annotations
 
