@@ -171,7 +171,7 @@ def _lasts(before: Mapping[threading.Thread, str], thread: threading.Thread) -> 
 
 
 def _children() -> dict[str, str]:
-    """The child processes of this process that still run, or that were not waited for."""
+    """The child processes that still run or were not waited for, without those of multiprocessing."""
     found: dict[str, str] = {}
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -281,7 +281,7 @@ def read() -> list[Mapping[Any, Any]]:
 
 
 def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
-    """Restore all differences, and describe them."""
+    """Restore and describe the differences that are to be reported."""
     left = []
     for place, was in zip(PLACES, before, strict=True):
         now = place.read()

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def python_with_sglang(tmp_path):
-    """Makes an interpreter in which a stand-in for SGLang is installed; the argument is its code."""
+    """Makes an interpreter in which a stand-in for SGLang is installed, with the code that is given."""
 
     def make(code):
         (tmp_path / "sglang.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Checks that an engine has freed all memory."""
+"""Checks that an engine has freed all pages and slots."""
 
 from __future__ import annotations
 

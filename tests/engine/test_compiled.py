@@ -38,7 +38,7 @@ ONE = [[7]]
 
 
 class Platform(CpuPlatform):
-    """A platform that compiles with another torch.compile backend and counts compilations."""
+    """A platform that compiles with a given backend of torch.compile and counts compilations."""
 
     def __init__(self, backend: str = "eager", eager: tuple[str, ...] = ()) -> None:
         class Serving(CpuServing):
@@ -61,7 +61,7 @@ class Platform(CpuPlatform):
 
 @pytest.fixture(scope="module")
 def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config with one layer of each kind, without experts."""
+    """A checkpoint with one layer of each kind, without experts."""
     return make_checkpoint(
         tmp_path_factory.mktemp("two"), num_hidden_layers=2, layer_types=KINDS, num_experts=0
     )
@@ -69,7 +69,7 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config with two layers of one kind, for tests that compile often; a kind takes a second."""
+    """A checkpoint with two layers of one kind, for tests that compile often; each kind takes a second."""
     return make_checkpoint(
         tmp_path_factory.mktemp("one"), num_hidden_layers=2, layer_types=KINDS[:1] * 2, num_experts=0
     )
@@ -155,7 +155,7 @@ def test_other_families(compiled: Make, tmp_path: Path, family: str, kinds: int)
 
 
 def most_allocated(work: Callable[[], object]) -> int:
-    """Bytes of the largest allocation during `work`."""
+    """The most bytes that one operation of `work` allocated."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:

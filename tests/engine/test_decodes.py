@@ -112,7 +112,8 @@ def test_a_captured_decode_leaves_no_garbage(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("ahead", "files"), [(0, FILES[:-1]), (1, FILES)], ids=["at-once", "later"])
 def test_later_decodes_are_right_after_an_interrupt(engine: Engine, ahead: int, files: list[Path]) -> None:
-    """An interrupt at any place of a captured decode, before, within or after the launch."""
+    """Tokens are right after an interrupt at any place of a captured decode, before, within or after the
+    launch."""
     prompts = [[3, 1, 2], [9] * 11]
     expected = engine.generate(prompts, params(5))
     engine._core._ahead = ahead

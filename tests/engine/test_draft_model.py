@@ -48,7 +48,7 @@ def checkpoint(small_checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="session", params=LAYOUTS)
 def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft for the tiny checkpoint, whose layer 0 is linear."""
+    """A draft model for the tiny checkpoint. Layer 0 of the checkpoint is linear."""
     kinds = LAYOUTS[request.param]
     changes = {"num_hidden_layers": len(kinds), "layer_types": kinds, "hidden_size": 32}
     return make_checkpoint(tmp_path_factory.mktemp("draft"), seed=9, **changes)
@@ -126,7 +126,7 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
 def test_a_stale_cache_of_the_draft_changes_acceptance_only(
     make_engine: Make, plain_engine: Any, checkpoint: Path
 ) -> None:
-    """After half of the steps, the draft's keys are replaced by others."""
+    """If the draft's keys are replaced by random numbers during generation, outputs stay the same."""
     prompts = make_prompts(6)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": checkpoint})
@@ -188,7 +188,7 @@ def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, draft: Path) -> 
 
 
 def test_trees_of_a_draft_equal_to_the_model(make_engine: Make, plain_engine: Any, checkpoint: Path) -> None:
-    """Both tokens of the first branch are accepted. Sampled requests with drawn trees run too."""
+    """Both tokens of the first branch are accepted. Sampled requests with sampled trees run too."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": checkpoint, "draft_branches": 2})
@@ -200,7 +200,7 @@ def test_trees_of_a_draft_equal_to_the_model(make_engine: Make, plain_engine: An
 
 
 def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Path) -> None:
-    """A draft with the model's own distribution is accepted up to rounding, even if it is drawn."""
+    """Tokens sampled from a draft with the model's own distribution are accepted, up to rounding."""
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
     params = SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=1.2, top_p=0.9, top_k=50, seed=2)
     outputs = engine.generate(make_prompts(12), [params, FREE] * 6)

@@ -58,7 +58,7 @@ def checkpoint(small_checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Engine, list[Output]]]:
-    """The trained checkpoint's own continuations of 200 prompts, and an engine with drafts."""
+    """An engine with n-gram drafts, and the trained checkpoint's own continuations of 200 prompts."""
     chapters = (CHECKPOINTS / "held_out.txt").read_text(encoding="utf-8")
     draw = random.Random(1)
     prompts = []
@@ -205,7 +205,7 @@ def test_a_step_has_a_row_per_draft_and_one_more(make_engine: Make, plain_engine
 
 
 class Repeats(Drafts):
-    """Proposes as many tokens as allowed for some tasks only; records numbers of tokens and limits."""
+    """Proposes as many tokens as allowed for some tasks only; records each task's token count and limit."""
 
     def __init__(self, wanted: Callable[[Task], bool] = lambda task: True) -> None:
         self.wanted = wanted

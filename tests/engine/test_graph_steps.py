@@ -1,4 +1,4 @@
-"""Optional steps of captured decodes: state of graphs, and the length of padding sequences."""
+"""Optional steps of captured decodes: backends' memory for graphs, and the length of padding sequences."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ def test_an_interrupt_leaves_captured_verifications_and_commits_consistent(
 
 
 def test_an_interrupt_while_a_draft_model_runs(checkpoint: Path, subject: Subject) -> None:
-    """An interrupt while a real draft model proposes. The stand-in is the model that verifies."""
+    """An interrupt while a real draft model proposes leaves the engine consistent. The stand-in verifies."""
     drafting = Subject(checkpoint, str(checkpoint))
     drafting.read_later(0)
     assert drafting.expected == subject.expected

@@ -109,7 +109,7 @@ def test_a_decode_launches_few_kernels(
 def test_a_captured_verification_launches_few_kernels(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One kernel for all inputs, and one that follows the chosen tokens, however many layers there are."""
+    """One kernel fills all inputs, and one follows the chosen tokens, however many layers there are."""
     platform = with_kernels(GraphPlatform())
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])

@@ -90,7 +90,7 @@ def test_a_fork_copies_what_is_not_shared(shared: int) -> None:
     owner = make()
     source, target = Sequence(), Sequence()
     owner.admit(source, 3)
-    owner.advance([(source, 2 * PAGE)])  # no row of the third page
+    owner.advance([(source, 2 * PAGE)])  # fills two pages; the third has no token, so it isn't copied
     owner.admit(target, 3 - shared, source.pages[:shared])
     copies = owner.fork(source, target)
     assert copies == list(zip(source.pages[shared:2], target.pages[shared:2], strict=True))

@@ -37,7 +37,8 @@ LIMIT = WEIGHTS + int(0.95 * (TOTAL - WEIGHTS))
 
 
 class Memory:
-    """The simulated memory of a device: weights, pools, the largest memory of steps, and graphs."""
+    """The simulated memory of a device: weights, pools, graphs, and the most that one step took since the
+    cache was last emptied."""
 
     def __init__(self) -> None:
         self.pools: list[weakref.ref[Pools]] = []
@@ -135,7 +136,8 @@ def test_pools_leave_room_for_a_draft(
     tmp_path: Path,
     draft: str,
 ) -> None:
-    """The engine's pools leave room for the draft's pools and for verifications of drawn drafts."""
+    """The engine's pools leave room for the draft's pools, and for verifications of drafts that were sampled
+    and come with their probabilities."""
     seen = list[int]()
     verified = core.choose_rows
 
@@ -174,7 +176,8 @@ def test_no_trial_with_plenty_of_memory(
     captured_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An engine skips the trial if pools of all useful pages take less than half of the memory."""
+    """An engine skips the trial if pools with all pages that its sequences can use take less than half of the
+    memory that is free beside the weights."""
     monkeypatch.setattr(GraphHardware, "total_memory", lambda self: WEIGHTS + 20 * 2**20)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert memory.steps == 0
@@ -184,7 +187,8 @@ def test_no_trial_with_plenty_of_memory(
 def test_the_trial_leaves_no_trace(
     make_engine: Make, platform: GraphPlatform, captured_runtime: switchrail.Runtime
 ) -> None:
-    """After a trial, tokens are the same as in an engine without one, and each layer runs once per step."""
+    """After a trial, tokens are the same as in an engine without one, and the statistics don't count the
+    trial's prompts."""
     prompts = make_prompts(2)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
@@ -263,10 +267,7 @@ def test_an_exception_in_progress_ends_the_creation_of_an_engine(
 def test_the_collector_skips_objects_older_than_a_capturing_engine(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """While an engine that captures is open, the garbage collector skips objects that existed before it.
-
-    Dropping the engine has the same effect as closing it.
-    """
+    """While an engine that captures is open, the garbage collector skips objects that existed before it."""
     before = gc.get_freeze_count()
     assert make_engine(options=OPTIONS)
     assert gc.get_freeze_count() == before

@@ -58,7 +58,7 @@ def test_the_bytes_are_those_allocated(model_type: str, family_of: Callable[[str
 
 
 def bytes_of(engine: Engine) -> int:
-    """The weights of an engine's model and of its draft, each tensor once."""
+    """The bytes of the parameters and buffers of an engine's model and of its draft, each tensor once."""
     drafts: Any = engine._core.drafts
     models = [engine._runner.model, *(runner.model for runner in drafts.runners)]
     return sum(

@@ -20,8 +20,9 @@ MODELS = ("kimi_linear", "deepseek_v3")
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ...] | None]]:
-    """For each planned prefill: its rows, those planned as ragged, and the sizes of its chunks, if any."""
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ...] | None, bool]]:
+    """For each planned prefill: the number of its rows and of those planned as ragged, the sizes of its
+    chunks (None without a plan for them), and whether it has cached tokens."""
     seen: list[Any] = []
     step = TorchMla.plan_chunked_prefix
 

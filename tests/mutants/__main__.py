@@ -1,8 +1,8 @@
-"""Mutation testing: changes the code in a hundred places, one at a time, and runs the tests that reach each.
+"""Mutation testing: changes the code in a hundred places, one at a time, and runs tests that reach each one.
 
     python -m tests.mutants cover      # records which tests reach which change, in one run of all tests
     python -m tests.mutants run        # runs the tests of each change, the fastest first, until one fails
-    python -m tests.mutants check      # runs the tests that noticed a change on unchanged code
+    python -m tests.mutants check      # runs on unchanged code the tests that noticed a change
     python -m tests.mutants show       # prints the list
 
 The changes are drawn with a seed, a fixed number per area. `cover` keeps the changes of `list.json` that
@@ -43,8 +43,8 @@ NO_PROOF = ("tests/conformance/test_mutants.py", "tests/conformance/test_mutants
 """Files whose tests search for a source line by its text, and so fail for any change of that line."""
 SPARE = 4
 """The ratio of drawn to needed changes. More are drawn because tests reach only some lines."""
-# Executed first by a copy's package; records which test reached which change, in this process and in those
-# that tests start.
+# Appended to the `__init__.py` of a copy's packages. Records which test reached which change, in this process
+# and in those that tests start.
 REACHED = """
 def _install():
     import builtins, os
@@ -99,7 +99,7 @@ def draw(tree: Path, seed: int) -> dict[str, list[Mutation]]:
 
 
 def read_list() -> list[dict[str, Any]]:
-    """The list: each change, its outcome, and the test that noticed it."""
+    """The list: each change, its outcome, and the test that noticed it, if any."""
     return json.loads(LIST.read_text()) if LIST.exists() else []
 
 
@@ -140,7 +140,10 @@ def cover(seed: int, workers: int, arguments: list[str]) -> None:
 
 
 def read_tests() -> dict[str, dict[str, Any]]:
-    """The cost of each test of `cover`, by name; without those that failed there."""
+    """What `record` wrote for each test of `cover`, by name.
+
+    Left out are tests that did not pass there, that failed in `check`, or that are in a file of `NO_PROOF`.
+    """
     texts = [path.read_text() for path in (WORK / "record").glob("*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     passed = {line["test"]: line for line in lines if line["outcome"] == "passed"}
@@ -151,7 +154,10 @@ def read_tests() -> dict[str, dict[str, Any]]:
 
 
 def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dict[int, set[str]]:
-    """The tests that reach each change. Code reached by a fixture counts for all tests of its file."""
+    """The tests that reach each change.
+
+    Code that a test reaches during its setup or teardown counts for all tests of the test's file.
+    """
     by_file = defaultdict(set)
     for test in tests:
         by_file[test.partition("::")[0]].add(test)
@@ -167,7 +173,7 @@ def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dic
 
 
 def choose(seed: int) -> list[Trial]:
-    """The first changes of each area that a test reaches, each with its tests in the order to run."""
+    """The first changes of each area that a test reaches, each with the costs of the tests that reach it."""
     drawn = json.loads((WORK / "drawn.json").read_text())
     tests = read_tests()
     reached = read_reached(drawn["stands_for"], tests)
@@ -188,11 +194,11 @@ def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
     """Try each change, and record the outcome.
 
     Args:
-        seed: As for `draw`.
+        seed: Has no effect: `cover` drew the changes.
         workers: Concurrent trials.
         seconds: Maximum CPU time of a change's tests.
-        only: Only changes whose file and function contain this.
-        left: Only changes that are not in the list, that no test noticed, or whose test is gone.
+        only: Only changes whose `FILE:FUNCTION` contains this.
+        left: Only changes that are not listed, that no test noticed, or whose test is not in `read_tests`.
     """
     trials = [each for each in choose(seed) if only in f"{each.mutation.file}:{each.mutation.function}"]
     noticed = {
@@ -202,7 +208,7 @@ def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
     }
     if left:
         trials = [each for each in trials if json.dumps(each.mutation.as_dict()) not in noticed]
-    print(f"{len(trials)} to try")
+    print(f"{len(trials)} changes to try")
     trees = [WORK / f"tree-{number}" for number in range(workers)]
     for tree in trees:
         copy_tree(tree)
@@ -220,7 +226,7 @@ def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
 
 
 def check(workers: int) -> None:
-    """Run the tests that noticed a change on unchanged code, where a failing test proves nothing."""
+    """Run the listed tests on unchanged code. Those that fail there prove nothing and are left out later."""
     for tree in (trees := [WORK / f"tree-{number}" for number in range(workers)]):
         copy_tree(tree)
     tests = read_tests()
@@ -228,7 +234,7 @@ def check(workers: int) -> None:
     trial = Trial(None, dict.fromkeys(sorted(used), 0.0))
     for _, outcome in run_trials([trial], trees, 1.0):
         failed = outcome["test"].split("\n") if outcome["test"] else []
-        print(f"{len(used)} tests, {outcome['outcome']}; these fail unchanged: {failed}")
+        print(f"{len(used)} tests, {outcome['outcome']}; these fail on unchanged code: {failed}")
         known = json.loads(UNFIT.read_text()) if UNFIT.exists() else []
         UNFIT.write_text(json.dumps(sorted({*known, *failed})))
 

@@ -72,7 +72,7 @@ class Place:
 
 
 def find(file: str, source: str) -> dict[Mutation, Place]:
-    """Each possible mutation of the functions of a file."""
+    """Each possible mutation of the functions of a file, and its place."""
     seen: Counter[tuple[str, str, str, str]] = Counter()
     found: dict[Mutation, Place] = {}
     for function, node, kind, changed in _changes(ast.parse(source)):
@@ -98,7 +98,7 @@ def apply(source: str, mutation: Mutation, place: Place) -> str:
 def probe(source: str, places: dict[int, Place]) -> str:
     """The source with a call of `_reached(number)` before each place is evaluated.
 
-    Of nested places only the outermost one is probed; `probed` tells which places these are.
+    No place may be within another one; `probed` chooses such places.
     """
     for number, place in sorted(places.items(), key=lambda each: _span(each[1]), reverse=True):
         text = ast_segment(source, place)
@@ -119,7 +119,7 @@ def probed(places: dict[int, Place]) -> dict[int, list[int]]:
 
 
 def ast_segment(source: str, place: Place) -> str:
-    """The text of a span."""
+    """The text at a place."""
     lines = source.encode().splitlines(keepends=True)[place.line - 1 : place.end_line]
     lines[-1] = lines[-1][: place.end_column]
     lines[0] = lines[0][place.column :]

@@ -1,8 +1,10 @@
-"""A pytest plugin that records the cost and the outcome of each test, one per line.
+"""A pytest plugin that records the cost and the outcome of each test, one test per line.
 
     TEST_RECORD=FOLDER python -m pytest -p tests.mutants.record ...
 
-A line has wall seconds, CPU seconds of this process and of its children, and the number of children.
+A line is a JSON object: `test`, `outcome`, wall seconds (`wall`, and `setup`, `call`, `teardown`), CPU
+seconds of this process (`own`) and of the children that it waited for (`children`), and the number of
+children started (`started`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         before, wall, started = os.times(), time.monotonic(), self._started
         self._outcomes.clear()
+        self._walls.clear()
         result = yield
         after = os.times()
         bad = {each for each in self._outcomes.values() if each != "passed"}

@@ -20,7 +20,8 @@ from typing import Any
 from tests.mutants.mutations import Mutation, apply, find
 
 BATCHES = (30, 150)
-"""The number of tests per batch. Tests of the same file are in the same batch, to share fixtures."""
+"""The numbers of tests after which the first two batches end; the third one has the other tests. Within a
+batch, the tests of a file come one after another, to share fixtures."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Trial:
     costs: dict[str, float]
 
     def in_order(self, seconds: float) -> list[str]:
-        """The tests to run within this time: the fastest case of each function first, then the next ones."""
+        """The tests to run within this CPU time, at least one, in the order to run them.
+
+        The fastest case of each function is chosen first, then the next ones. See `BATCHES` for the order.
+        """
         functions = defaultdict(list)
         for test in sorted(self.costs, key=lambda each: (self.costs[each], each)):
             functions[test.partition("[")[0]].append(test)
@@ -52,7 +56,7 @@ class Trial:
 
 
 class Failures:
-    """Remembers the failed tests."""
+    """Remembers the failed tests, and the files whose collection failed."""
 
     def __init__(self) -> None:
         self.tests: list[str] = []
@@ -98,7 +102,7 @@ def run_trials(
 
 
 def prepare() -> None:
-    """Import large packages here, once for all forked processes, but none of ours."""
+    """Import large packages here, once for all forked processes, but none of Switchrail's."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import pytest  # noqa: F401
     import torch
@@ -115,7 +119,7 @@ def prepare() -> None:
 
 
 def start(trial: Trial, tree: Path, tests: list[str]) -> int:
-    """Fork a process that makes the change in a copy, runs the tests and undoes it; return its id."""
+    """Fork a process that makes the change in a copy, runs the tests and undoes the change; return its id."""
     process = os.fork()
     if process:
         return process
@@ -134,7 +138,7 @@ def start(trial: Trial, tree: Path, tests: list[str]) -> int:
 
 @contextmanager
 def changed(mutation: Mutation | None, tree: Path) -> Iterator[None]:
-    """A copy of the repository with the change, in a context."""
+    """Make the change in a copy of the repository; undo it when the context ends."""
     if mutation is None:
         yield
         return
@@ -149,7 +153,7 @@ def changed(mutation: Mutation | None, tree: Path) -> Iterator[None]:
 
 
 def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
-    """Run tests with a copy's packages, and record the failed ones."""
+    """Run tests with a copy's packages, and write exit code and failed tests to the copy's file `outcome`."""
     import pytest
 
     paths = [str(tree / name) for name in ("python", "kernels")]
@@ -172,7 +176,7 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
 def outcome(tree: Path, status: int, wall: float) -> dict[str, Any]:
     """The outcome of the process: whether a test noticed the change, and which one.
 
-    A crash counts as noticed. A process stopped here for taking too long may not have noticed.
+    A crash counts as noticed. If the process was killed for taking too long, the outcome is "unfinished".
     """
     written = tree / "outcome"
     if not written.exists():

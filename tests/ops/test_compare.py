@@ -1,4 +1,4 @@
-"""The comparison detects errors: each test adds one error."""
+"""The measures of errors, `verify`, which must detect each added error, random calls, and `run_in_steps`."""
 
 import dataclasses
 import math

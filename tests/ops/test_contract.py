@@ -41,7 +41,7 @@ def test_generated_calls_fulfil_the_contract(op, dtype):
 
 
 def spread(tensor):
-    """The same numbers with gaps between neighbours."""
+    """The same elements, with gaps between neighbours in memory."""
     return torch.stack([tensor, tensor], -1)[..., 0]
 
 

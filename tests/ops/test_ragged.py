@@ -41,7 +41,7 @@ def arguments(
 
 
 def with_keys(batch, seqlens_k, device):
-    """The batch with other numbers of keys."""
+    """The batch with `seqlens_k` keys in its sequences."""
     return replace(batch, seqlens_k=seqlens_k, cu_seqlens_k=sequences(seqlens_k, device)["cu_seqlens"])
 
 

@@ -36,7 +36,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Two simulated devices; `current` is the index of the current one, `major` their capability."""
+    """Two simulated devices; `current` is the index of the current one, `major` their major capability."""
     state = SimpleNamespace(current=1, major=9, log=[])
     properties = lambda index: SimpleNamespace(  # noqa: E731
         name="Made Up 9000", major=state.major, minor=0, total_memory=1 << 37

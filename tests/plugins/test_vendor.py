@@ -1,4 +1,4 @@
-"""An installed vendor plugin serves a model's layers, while two other vendors' plugins are installed."""
+"""An installed vendor plugin serves a model's layers, while two plugins of another vendor are installed."""
 
 import json
 import re

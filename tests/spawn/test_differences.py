@@ -1,4 +1,5 @@
-"""A worker with another installation refuses the state, and names the differences."""
+"""A worker whose installation differs from its parent's refuses the parent's state; it names the
+differences."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OWN = {"linear_attn_backend": "triton", "attention_backend": "torch_native"}
 
 
 def prompts(model):
-    """Short prompts, and a long one all of whose tokens can be compared."""
+    """Short prompts and a long one, whose greedy tokens can all be compared, with these tokens."""
     found = []
     for seed, length in enumerate((3, 5, 9, 14) * 20 + (TRACKED + 6,) * 20):
         if sum(len(prompt) == length for prompt, _ in found):

@@ -48,7 +48,7 @@ def shape(function):
 
 
 def text(parameters):
-    """A default's text, since equal enum members of two modules are not equal."""
+    """The parameters with their defaults as text, since the same enum member of two modules is not equal."""
     return [(name, kind, str(default)) for name, kind, default in parameters]
 
 

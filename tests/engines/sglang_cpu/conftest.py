@@ -17,7 +17,7 @@ class Run:
     """One run of SGLang's Engine.
 
     Attributes:
-        answers: For each batch and prompt the new tokens, and the number of prompt tokens from the cache.
+        answers: For each batch and prompt the fields that `engine.py` writes.
         watched: A line for each batch of the scheduler, from the plugin `engine-watch`.
         log: The output of the processes.
         status: The exit status.

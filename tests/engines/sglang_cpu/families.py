@@ -71,7 +71,7 @@ def _kimi(config: dict[str, Any]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def greedy(model: Any, prompt: list[int], new_tokens: int) -> tuple[list[int], int]:
-    """The greedy tokens, each from the whole text, and the number of tokens before the first near tie."""
+    """The greedy tokens, each computed from the whole text, and their number before the first near tie."""
     text, sure = list(prompt), new_tokens
     for number in range(new_tokens):
         best = model(torch.tensor([text]), use_cache=False).logits[0, -1].topk(2)

@@ -5,8 +5,8 @@
 This needs SGLang 0.5.23 with torch and Triton, but no GPU. SGLang's kernels run in Triton's interpreter;
 softmax attention is torch's.
 
-In SGLang, layer 0 has the decays that layer 1 has in the published definition. So layer 2 is compared with
-layer 1 of SGLang.
+In SGLang, layer 0 has the decays that layer 1 has in the published definition. So layer 2 of the definition
+is compared with layer 1 of SGLang.
 """
 
 from __future__ import annotations

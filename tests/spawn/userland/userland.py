@@ -32,7 +32,7 @@ class Owner:
 
 
 def report(runtime=None):
-    """The state of the worker's runtime."""
+    """A comparable description of a runtime; by default, of the process's current one."""
     runtime = runtime or switchrail.current_runtime()
     return {
         "fingerprint": runtime.fingerprint(),
@@ -53,5 +53,5 @@ def report(runtime=None):
 
 
 def restored(state):
-    """The state of the worker's runtime, after restoring the state that it got as an argument."""
+    """The report on the runtime that a worker restored from the state that it got as an argument."""
     return report(state.restore())

@@ -18,7 +18,7 @@ class Nothing(MlaBackend):
 
 
 def report(state):
-    """The state of the worker's runtime, before and after clearing a backend."""
+    """A description of the worker's runtime, and of its overridden phases after `clear` for prefill."""
     runtime = switchrail.current_runtime()
     (plan,) = state.make_plans(runtime)
     bound = runtime.bind(plan)

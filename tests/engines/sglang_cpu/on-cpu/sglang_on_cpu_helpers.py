@@ -80,7 +80,7 @@ def draft_places(*, req_pool_indices, req_to_token, start_offset, draft_token_nu
 
 
 def commit_states(caches, slots, steps, track_slots, track_steps, src_indices_raw=None):
-    """Copy the states after the accepted drafted tokens to the requests' slots, and to those to keep."""
+    """Copy the states after the accepted drafted tokens to `slots`, and tracked states to `track_slots`."""
     for states, rows in (
         (caches.temporal, caches.intermediate_ssm),
         (caches.conv[0], caches.intermediate_conv_window[0]),

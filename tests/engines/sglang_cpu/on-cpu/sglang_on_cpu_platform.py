@@ -14,7 +14,7 @@ class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
     _enum = PlatformEnum.OOT
 
     def get_default_attention_backend(self):
-        """Attention in plain torch."""
+        """The name of SGLang's attention in plain torch."""
         return "torch_native"
 
     def support_mamba_cache_extra_buffer(self):
@@ -22,11 +22,11 @@ class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
         return True
 
     def get_speculative_cache_locs_fn(self):
-        """The places of drafted tokens in the cache."""
+        """The function that returns the places of drafted tokens in the cache."""
         import sglang_on_cpu_helpers
 
         return sglang_on_cpu_helpers.draft_places
 
     def supports_speculative_algorithm(self, algorithm):
-        """Whether drafts can be verified."""
+        """Whether drafts of this algorithm can be verified."""
         return algorithm == "NGRAM"

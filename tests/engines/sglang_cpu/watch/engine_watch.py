@@ -1,8 +1,8 @@
 """A plugin of Switchrail whose hook watches the batches of SGLang's scheduler.
 
-For each batch, a line of JSON goes to the file that ENGINE_WATCH names. It has the process, the mode, the
-calls counted so far by the backends of the first linear layer and of the full layers, the bytes that torch
-allocated, and the calls seen by a hook of SGLang's own on the same function.
+For each batch, a line of JSON goes to the file that ENGINE_WATCH names. It has the process and its parent,
+the batch's mode, the bytes that torch allocated, the number of calls seen by a hook of SGLang's own on the
+same function, and the fields of `served`.
 """
 
 import json
@@ -48,7 +48,8 @@ def run_batch(original, scheduler, *args, **kwargs):
 
 
 def served(backend):
-    """The routes through which Switchrail serves SGLang's backend, and their numbers of calls."""
+    """The routes through which Switchrail serves SGLang's backend, and for each phase the number of calls of
+    the first linear layer's backend and of the first full layer's."""
     linear = getattr(getattr(backend, "linear_attn_backend", None), "switchrail", None)
     full = getattr(backend, "full_attn_backend", backend)
     found = {}
@@ -65,7 +66,7 @@ def served(backend):
 
 
 def routes(served):
-    """The ops, phases and backends of served layers."""
+    """The op, phase and backend of each route of the served layers."""
     dispatchers = served.steps.dispatchers.values()
     return sorted(
         {
@@ -83,7 +84,7 @@ def recurrence(dispatcher):
 
 
 def calls(served, op, phase):
-    """The calls of the backend of the first layer."""
+    """The number of calls of the backend of the op's first layer; None if the backend doesn't count them."""
     bound = served.steps.dispatchers[phase].bound
     first = min(layer for layer, other, _, _ in bound.plan.table if other == op)
     return getattr(bound.backend(op, phase, first), "calls", None)

@@ -15,7 +15,7 @@ SERVED: Mapping[str, Any] = {"phases": ("prefill", "decode", "verify"), "devices
 
 @dataclass(frozen=True)
 class AcmeConfig:
-    """The user's settings, in Python with `runtime.configure("gated_delta", "acme", scale=0.5)`."""
+    """The user's settings, set in Python with `runtime.configure("gated_delta", "acme", scale=0.5)`."""
 
     scale: float = 1.0
 

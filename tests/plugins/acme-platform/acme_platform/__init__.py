@@ -22,7 +22,10 @@ BACKENDS = {
 
 
 def activate() -> str | None:
-    """Return the platform's class; the target of the entry point in `switchrail.platforms`."""
+    """Return the path of the platform's class, or None if the machine has no Acme device.
+
+    This is the target of the entry point in `switchrail.platforms`.
+    """
     return "acme_platform.platform:AcmePlatform" if os.environ.get(VARIABLE) else None
 
 

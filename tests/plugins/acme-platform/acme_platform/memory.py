@@ -24,7 +24,7 @@ class AcmeKVPool(MultiHeadPool):
     """Keys and values at aligned addresses; counts the tokens written.
 
     Attributes:
-        written: Tokens, over all layers.
+        written: The number of tokens written; a token counts once for each layer.
     """
 
     written = 0
@@ -45,7 +45,7 @@ class AcmeStatePool(StatePool):
 
 
 class AcmeAllocator(FreeList):
-    """Allocates the lowest free numbers, so that sequences are close together."""
+    """Allocates the free pages with the lowest numbers, which keeps the pages in use close together."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

@@ -1,4 +1,4 @@
-"""Acme's own functions."""
+"""Acme's own RMS norm."""
 
 from __future__ import annotations
 

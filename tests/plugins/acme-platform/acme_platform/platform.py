@@ -16,7 +16,7 @@ from acme_platform.operations import rms_norm
 
 
 class AcmeHardware(Hardware):
-    """A device of the family. It forwards to the built-in platform of the real device."""
+    """A device of the family. All but its name and capability are those of the real device's platform."""
 
     kind = "oot:acme"
 
@@ -79,7 +79,7 @@ class AcmeServing(Serving):
         return "acme_ops" if op in BACKENDS else None
 
     def after_weights_loaded(self, model: Any) -> None:
-        for weight in model.parameters():  # the family's requirements on weights
+        for weight in model.parameters():  # the family requires contiguous weights
             weight.data = weight.data.contiguous()
 
     def kv_pool_class(self, kind: str) -> type[KVPool[Any]]:
