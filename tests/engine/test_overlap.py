@@ -23,7 +23,7 @@ def checkpoint(small_checkpoint: Path) -> Path:
 
 
 def make_params(count: int) -> list[SamplingParams]:
-    """Requests that end by length, token or text, greedy or sampled, some with several samples."""
+    """Parameters: requests end by length, token or text, greedy or sampled, some with several samples."""
     draw = random.Random(4)
     return [
         SamplingParams(

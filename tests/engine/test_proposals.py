@@ -60,7 +60,7 @@ def make_runtime() -> switchrail.Runtime:
 
 
 class Replaced(Drafts):
-    """Lets drafts propose, records what they do, and proposes the tokens of an oracle instead."""
+    """Records the greedy proposals of drafts, and proposes the tokens of an oracle, if given, instead."""
 
     are_trees = True
 

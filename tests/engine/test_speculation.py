@@ -161,9 +161,9 @@ def sequences(
 
     Args:
         params: The sampling parameters.
-        proposal: The proposal; None for a fixed one that is not drawn.
+        proposal: The proposal; None for a fixed one that is not sampled.
         count: The number of sequences.
-        seed: The seed of everything.
+        seed: The seed of all random numbers.
         logits: [17, 16], those of the first token, then those after each first token.
         tree: Whether drafts are trees.
     """

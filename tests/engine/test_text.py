@@ -79,8 +79,8 @@ PIECES = ["a", "bc", " ", "é", "😀", "\N{REPLACEMENT CHARACTER}", "\N{COMBINI
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 5), st.data())
 def test_kept_texts_of_tokens_give_the_same_pieces(text: str, cut: int, data: st.DataObject) -> None:
-    """Whole, broken and unfinished characters, also at the end of the prompt, with and without a stop
-    string."""
+    """Kept texts give the same pieces for whole, broken and unfinished characters, also at the end of the
+    prompt, with and without a stop string."""
     drawn = data.draw(st.lists(st.integers(0, 255), max_size=4))
     tokens = [*text.encode(), *drawn, *text.encode()]
     stop = data.draw(st.sampled_from([(), ("ca",), ("é", "a b")]))

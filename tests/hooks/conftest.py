@@ -46,7 +46,7 @@ def nothing_is_left():
 
 @pytest.fixture
 def hooks():
-    """A registry of hooks for one test, which must be empty when the test ends."""
+    """A registry of hooks for one test, cleared when the test ends."""
     hooks = Hooks()
     yield hooks
     hooks.clear()

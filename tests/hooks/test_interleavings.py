@@ -1,4 +1,4 @@
-"""Two threads that change hooks, with a thread switch at each line of the first thread's code."""
+"""Two threads that change hooks, with a thread switch at lines of the first thread's code."""
 
 import importlib
 import importlib.util

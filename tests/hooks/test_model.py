@@ -105,7 +105,7 @@ def settled(made):
 
 
 def shown(value):
-    """A value's text, which is the same for corresponding values of two modules."""
+    """A form of a value that is equal for corresponding values of two modules."""
     if isinstance(value, (tuple, list)):
         return [shown(item) for item in value]
     if isinstance(value, type):

@@ -33,7 +33,7 @@ def _with_pools_of_one_size(*calls):
 
 
 def _copy(call, into):
-    """Copy all numbers of a call into the tensors of another call, as before a graph's replay."""
+    """Copy the elements of a call's tensors into those of another call, as before a graph's replay."""
     for name, tensor in call.tensors.items():
         into.tensors[name].copy_(tensor)
     for name, tensor in call.batch_tensors.items():

@@ -24,9 +24,9 @@ SIZES = (64, 128, 256)
 
 
 class Lanes(np.ndarray):
-    """A number for each lane of a warp. All lanes take the same branch of a comparison.
+    """A number for each lane of a warp. `==` is true for all lanes.
 
-    All lanes of a row write the row's result to one address.
+    So all lanes of a row write the row's result to one address.
     """
 
     def __eq__(self, other):

@@ -1,4 +1,4 @@
-"""Plans and verification records that another backend made, or that are for another phase."""
+"""Plans and verification records that another backend made or that are for another phase; refreshed plans."""
 
 import pytest
 import switchrail

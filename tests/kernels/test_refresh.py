@@ -33,8 +33,8 @@ LENGTHS = [
 
 
 def make(op, lengths, device, dtype=torch.float32):
-    """A call whose caches have `lengths` (0 for padding). All calls have tables and pools of the same
-    size."""
+    """A call whose sequences have caches of `lengths` tokens (0 for padding). All calls have tables and pools
+    of the same size."""
     generate, _, sizes = OPS[op]
     padding = [n for n, kv in enumerate(lengths) if kv == 0]
     options = {"phase": "decode", "page": PAGE, "lse": True, "dtype": dtype, "device": device, "norm": 2.0}

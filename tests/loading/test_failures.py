@@ -47,12 +47,12 @@ class Case:
     """A distribution that can't be loaded.
 
     Attributes:
-        code: The code of its module; None if it has no module.
-        reason: The reason that its record must give.
-        target: The target of its entry point.
-        frame: The frame that the traceback must show; None if none of its code ran.
+        code: The code of the plugin's module; None if it has no module.
+        reason: The reason that the plugin's record must give.
+        target: The target of the plugin's entry point.
+        frame: The frame that the traceback must show; None if none of the plugin's code ran.
         options: Options of `load`.
-        state: Its state afterwards.
+        state: The plugin's state afterwards.
     """
 
     code: str | bytes | None
@@ -64,7 +64,7 @@ class Case:
 
 
 def half(code: str, reason: str, **values: Any) -> Case:
-    """Registers some backends and hooks, and then makes a mistake."""
+    """A plugin that registers some backends and hooks, and then makes the mistake in `code`."""
     lines = "".join(f"    {line}\n" for line in code.splitlines())
     return Case(HALF + lines, reason, **{"frame": code.splitlines()[-1].strip(), **values})
 

@@ -1,4 +1,4 @@
-"""Two threads that stage and load, with a thread switch at each line of one thread's code."""
+"""Two threads that stage and load, with a thread switch at lines of one thread's code."""
 
 from __future__ import annotations
 
