@@ -1,10 +1,9 @@
 """Time for a new process to find plugins among 600 distributions, including its imports.
 
-All programs run in turn on the same folder, each in a new process. All but the empty one must
-find the same number of plugins.
-`inside` is the wall time from before the first import to the result, `cpu` the CPU time of the same part, and
-`process` the wall time of the whole process. An empty program is listed for comparison. Stevedore, if
-installed, is measured without and with its cache file.
+All programs run in turn on the same folder, each in a new process. An empty program is listed for
+comparison; all others must find the same number of plugins. `inside` is the wall time from before the first
+import to the result, `cpu` the CPU time of the same part, and `process` the wall time of the whole process.
+Stevedore, if installed, is measured without and with its cache file.
 
     python benchmarks/discovery.py [--json] [--rounds N]
 """
@@ -46,7 +45,7 @@ PROGRAMS = {
 
 
 def make_site(site: Path) -> None:
-    """Creates 600 distributions as pip installs them: 6 have a plugin, about a third have other entry points."""
+    """Creates 600 distributions as pip installs them. 6 have a plugin, about a third other entry points."""
     for index in range(DISTRIBUTIONS):
         info = site / f"made_up_{index}-1.{index}.dist-info"
         info.mkdir()

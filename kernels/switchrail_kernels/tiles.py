@@ -15,9 +15,9 @@ class Work:
     """The programs for tiles of rows whose keys are split into pieces.
 
     Attributes:
-        items: [programs, 8] int32, most keys per piece first. Columns: sequence, first row within the sequence,
-            first packed row, number of rows, piece, number of pieces, index of the tile's first partial
-            result, first row in the tensors of queries and results.
+        items: [programs, 8] int32, most keys per piece first. Columns: sequence, first row within the
+            sequence, first packed row, number of rows, piece, number of pieces, index of the tile's first
+            partial result, first row in the tensors of queries and results.
         rows: [merged rows, 8] int32, the rows whose partial results must be merged. Columns: packed row,
             index of the row's first partial result, distance between its partial results, their number, row
             in the tensors of queries and results; the other columns are unused.
