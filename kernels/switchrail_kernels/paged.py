@@ -61,7 +61,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     """The type of plans for prefill and verification."""
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Any:
-        """Check the batch. The first layer's call determines how rows and caches are split."""
+        """Check the batch. Rows and caches are split at the first call of each kind of layer."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
         own = batch

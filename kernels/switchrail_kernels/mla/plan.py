@@ -67,7 +67,7 @@ class CacheSplit:
         """Find an approximately optimal split.
 
         Args:
-            tiles: Tiles of rows.
+            tiles: The number of tiles of rows.
             programs: Programs for each piece of a tile's keys.
             longest: Keys of the longest cache.
             device: The device of the programs.
@@ -108,11 +108,11 @@ class Layer:
     """The sizes that determine whether keys and values are expanded.
 
     Attributes:
-        heads: H.
-        plain: D.
-        rotated: E.
-        latent: R.
-        value: V.
+        heads: H, the number of heads.
+        plain: D, the size of the unrotated part of keys.
+        rotated: E, the size of the rotated part.
+        latent: R, the size of a latent.
+        value: V, the size of values.
         tile: Rows of a program that attends to expanded keys and values.
     """
 
@@ -220,7 +220,7 @@ class Tiles(PagedPlan):
         self.expansions: dict[tuple[Layer, int, int], Expansion | None] = {}
 
     def work(self, tokens: int, programs: int, page: int, rest_of: Layer | None) -> Work:
-        """The programs that attend to latents, determined at the first call.
+        """The programs that attend to latents, determined at the first call with these arguments.
 
         Args:
             tokens: Maximum tokens per tile.
