@@ -82,9 +82,13 @@ SCENARIOS = tuple(
         ("window-1000", "a window wider than all", {"window": 1000}),
         ("soft-cap", "capped logits", {"soft_cap": 5.0}),
         ("soft-cap-large", "a cap far above the logits", {"soft_cap": 1e5}),
-        ("sinks", "a sink a head", {"sinks": True}),
-        ("log-sum-exp", "the log-sum-exp is asked for", {"lse": True}),
-        ("features", "all features together", {"window": 33, "soft_cap": 5.0, "sinks": True, "lse": True}),
+        ("sinks", "a sink for each head", {"sinks": True}),
+        ("log-sum-exp", "the log-sum-exp is requested", {"lse": True}),
+        (
+            "features",
+            "a window, a soft cap, sinks and the log-sum-exp together",
+            {"window": 33, "soft_cap": 5.0, "sinks": True, "lse": True},
+        ),
     )
 ) + heads({"heads": 1, "kv_heads": 1}, {"heads": 8, "kv_heads": 1}, {"heads": 6, "kv_heads": 2})
 
