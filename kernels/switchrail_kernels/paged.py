@@ -109,7 +109,9 @@ class TritonPaged(Backend[CallT, PagedBatch]):
             lengths = f"the lengths of the plan, {list(plan.seqlens)}"
             raise self.contract.error("batch.seqlens", str(list(batch.seqlens)), lengths)
         if longest > most:
-            raise self.contract.error("batch.kv_seqlens", f"{longest} tokens", f"at most {most}, as bounds")
+            raise self.contract.error(
+                "batch.kv_seqlens", f"{longest} tokens", f"at most {most}, the plan's bound"
+            )
 
     @abstractmethod
     def prepare(
