@@ -119,7 +119,9 @@ class _Run:
         assert not self.second.is_alive()
 
     def _traced(self, work: Callable[[], object]) -> None:
-        sys.settrace(self._trace)
+        # Held here, because CPython 3.11 may still call a trace function that was removed while it ran.
+        trace = self._trace
+        sys.settrace(trace)
         try:
             self._kept(work)
         finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 SERVER = """
-import atexit, gc, json, os, socket, sys, traceback
+import atexit, ctypes, gc, json, os, socket, sys, traceback
 import numpy, pydantic, rich.console, safetensors, torch, transformers, typer
 transformers.Qwen3NextForCausalLM
 gc.collect()
@@ -56,6 +56,7 @@ while request := socket.recv_fds(server, 1 << 20, 3):
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # C's own buffers, as at the end of a process
     os._exit(status)  # taking down what the imports made takes as long as making it
 """
 
