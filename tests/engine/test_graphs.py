@@ -114,7 +114,7 @@ OPTIONS = {
 
 
 def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, ...]]) -> list[Key]:
-    """Compare an engine that captures with the expected tokens, then let its requests end one by one.
+    """Compare a capturing engine's tokens with the expected ones, then those of requests that end one by one.
 
     Returns:
         The keys that were replayed.
@@ -271,7 +271,7 @@ def test_a_plan_that_cant_be_refreshed_ends_the_requests_of_its_step(
 def test_a_captured_decode_gets_the_same_tables_at_each_step(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the host's lengths of caches change from step to step, so backends check the tables only once."""
+    """A batch keeps its tensors from step to step, updated in place, so backends check them only once."""
     seen: dict[str, list[Any]] = {op: [] for op in CAPTURABLE}
     for op, backend in CAPTURABLE.items():
         monkeypatch.setattr(backend, "refresh", lambda self, plan, batch, op=op: seen[op].append(batch))
@@ -338,7 +338,7 @@ def test_a_closed_engine_frees_its_graphs_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """If backends differ by the length of caches, a key's padding does not affect the choice."""
+    """If backends differ by cache lengths, a key's maximum length selects one, not its padding's."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None
@@ -411,7 +411,7 @@ def test_creating_or_closing_another_engine_keeps_graphs(make_engine: Make, capt
 def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    """A failed capture shares its memory with the next one if it could be ended.
+    """A failed capture shares its memory with the next one if the graph could still leave capturing mode.
 
     A graph is kept until another graph has taken over its memory.
     """

@@ -1,4 +1,6 @@
-"""Tunes SGLang's experts for the sizes of the slice, like SGLang's tuner: `sglang_tune.py FOLDER EXPERTS`.
+"""Tunes SGLang's kernel for experts, as SGLang's tuner does: `sglang_tune.py FOLDER EXPERTS`.
+
+The sizes are those of the slice of Qwen3-Next in `slices.py`.
 
 For a few numbers of rows, times some settings of SGLang's kernel and writes the fastest to FOLDER. SGLang
 reads them if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile the kernels beforehand, because
@@ -124,7 +126,8 @@ def main():
         least, chosen = min(times)
         best[str(rows)] = dict(zip(NAMES, chosen, strict=True))
         print(
-            f"{rows} rows: {least / 5 * 1e3:.1f} us with {chosen}, {times[0][0] / 5 * 1e3:.1f} with the first"
+            f"{rows} rows: {least / 5 * 1e3:.1f} us with {chosen}, "
+            f"{times[0][0] / 5 * 1e3:.1f} with the first setting"
         )
     path = folder / "configs" / f"triton_{triton.__version__.replace('.', '_')}"
     path.mkdir(parents=True, exist_ok=True)

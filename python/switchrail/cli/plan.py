@@ -170,5 +170,7 @@ def _rows(plan: RoutePlan) -> Iterator[tuple[object, ...]]:
         for name, origin in decision.serving:
             batches = "all"
             if len(decision.serving) > 1:
-                batches = f"where it is faster{', or their size is not known' * (name == decision.chosen)}"
+                batches = (
+                    f"where this one is faster{', or the size is not known' * (name == decision.chosen)}"
+                )
             yield ranges(route.layers), kind, decision.op, decision.phase, name, origin, batches

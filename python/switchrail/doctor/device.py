@@ -57,7 +57,8 @@ def _gpu_problem() -> tuple[str, str] | None:
         problem = "torch finds no device, although driver and library are installed"
         if hidden is not None:
             problem += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
-        return problem, "unset CUDA_VISIBLE_DEVICES, or run `nvidia-smi`"
+        unset = "" if hidden is None else "unset CUDA_VISIBLE_DEVICES, or "
+        return problem, f"{unset}run `nvidia-smi` to see whether the driver finds the device"
     return None
 
 
@@ -96,8 +97,8 @@ def _not_constructed(backend: Registration, error: Exception) -> Finding:
         problem = error.fields["problem"]
         if (missing := error.fields["missing"]) is not None:
             advice = (
-                f"it is from {backend.origin}, and there is no {missing!r}: correct the path where it is "
-                "registered, or ask its vendor"
+                f"it is from {backend.origin}, and {missing!r} in its registered path does not exist: "
+                "correct the path in the registration, or ask its vendor"
             )
     subject = f"{backend.op} backend {backend.name}"
     return Finding("backends", subject, f"it can't be constructed: {problem}", advice)

@@ -135,7 +135,10 @@ class DraftModel(Drafts):
         return [*kept, _Proposed(table, {task: row for row, task in enumerate(few)})]
 
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
-        """Launch a captured proposal if there is one, and no continuing task lacks earlier tokens."""
+        """Launch the captured proposal, if there is one.
+
+        Not if the draft model's pools lack earlier tokens of a task that continues after the running step.
+        """
         form, self._begun = self._form, None
         if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
             return
@@ -155,7 +158,7 @@ class DraftModel(Drafts):
         return is_short and task.drafted > 0 and task.params.temperature == 0
 
     def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Proposed) -> Drafted:
-        """Convert proposals to the form for `propose`; tasks without a row get no drafts."""
+        """Convert proposals to the result of `propose`; tasks without a row get no drafts."""
         counts = [limit if task in known.rows else 0 for task, limit in zip(tasks, limits, strict=True)]
         parents = [self._parents(count) for count in counts] if self.are_trees else None
         if not any(counts):
@@ -176,7 +179,7 @@ class DraftModel(Drafts):
         return Drafted(tokens, odds, parents, table)
 
     def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Proposed:
-        """Propose with one launch per step. Tasks that still lack tokens get no row."""
+        """Propose by running the steps one at a time. Tasks that still lack tokens get no row."""
         active, logits = self._extend(tasks)
         # the tasks with the most drafts come first, since each later decode runs only the first few tasks
         order = sorted(range(len(active)), key=lambda i: -limit[active[i]])

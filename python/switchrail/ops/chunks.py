@@ -58,8 +58,8 @@ class ChunkPlan:
         positions: [T] int64, the position of each packed row in the chunks of all groups; None if every
             sequence has one row, so that there are no chunks.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
-        kept: By number of a chunk: [R] int64, the slots for the states of the first R sequences after that
-            chunk.
+        kept: The checkpoints. Maps the number of a chunk to [R] int64, the slots (or -1) for the states of
+            the first R sequences after that chunk. Chunks without checkpoints are absent.
     """
 
     seqlens: tuple[int, ...]
@@ -71,7 +71,7 @@ class ChunkPlan:
     kept: Mapping[int, torch.Tensor]
 
     def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
-        """Store the checkpoints among the states [M, ...] after chunk `number` of each sequence."""
+        """Store those of the states [M, ...] after chunk `number` that are checkpoints."""
         if number in self.kept:
             slots = self.kept[number]
             keep(pool, states[: len(slots)], slots)

@@ -109,8 +109,8 @@ def keep(pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
     if len(slots) == 0:
         return
     wanted = slots >= 0
-    # Leaving out the skipped states would synchronize with the device. Instead of each of them, a state that
-    # is not skipped is written a second time. If all are skipped, slot 0 is rewritten with its old value.
+    # Selecting only the wanted states would synchronize with the device. Instead, each skipped entry repeats
+    # the write of the first wanted state. If all are skipped, slot 0 is rewritten with its old value.
     own = torch.arange(len(slots), device=slots.device)
     own = torch.where(wanted, own, wanted.int().argmax())
     there = slots.index_select(0, own).clamp_min(0)

@@ -101,11 +101,11 @@ class Call:
             self._index = real.flatten().nonzero().squeeze(1)
 
     def check(self, memory: Memory) -> None:
-        """Checks that the call continues the sequences in memory.
+        """Checks that the call continues the sequences in memory; removes newest tokens that its mask hides.
 
         Raises:
-            BridgeError: The call and the memory differ in the number of sequences, the mask hides tokens in
-                memory, or an earlier call has failed.
+            BridgeError: The call and the memory differ in the number of sequences, the mask hides tokens that
+                can't be removed (see `Memory.hide`), or an earlier call has failed.
         """
         if not memory.is_whole and memory.has_state:
             raise BridgeError("an earlier call with this cache failed, or still runs; expected another cache")
