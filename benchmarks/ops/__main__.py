@@ -1,22 +1,23 @@
-"""Times all backends of the ops and their peers, after verifying them.
+"""Times the backends of the ops, and other libraries' functions for the same computations (peers).
 
     python -m benchmarks.ops                             # everything, one line per case
     python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
     python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs
 
-Each backend is compared with the float64 reference on ragged inputs, with the head sizes of the case. On the
-timed inputs, the results of all backends must agree; a single backend must agree with plain torch. Times are
-medians of three kinds:
+Only what is correct is timed. Each backend is compared with the float64 reference on ragged inputs, with the
+head sizes of the case. On the timed inputs, the results of all backends must agree; if only one backend fits,
+it must agree with plain torch. Times are medians of three kinds:
 
-- *graph*: a captured graph whose calls have different tensors, so the L2 cache is cold; in decode 48 calls on
-  distinct states or caches, divided by 48.
+- *graph*: time of a captured graph, divided by its number of calls. The calls have different tensors, so the
+  L2 cache is cold. In decode there are 48 calls, each on its own states or cache.
 - *eager*: calls one by one.
 - *host*: time of a call in the Python thread.
 
-The time of the backend that `auto` chooses is compared with the shortest time. For this comparison, as in
-`switchrail tune`, a decode by a backend without the feature `cuda_graph` has its eager time (*called*). On a
-GPU, plain torch is only timed if `auto` chose it. The floor is the larger of two times: the least number of
-bytes divided by this run's copy bandwidth, and the operations divided by this run's bf16 matmul rate.
+The time of the backend that `auto` chooses is compared with the shortest time. In this comparison, as in
+`switchrail tune`, a decode by a backend without the feature `cuda_graph` counts with its eager time, printed
+as *called*. On a GPU, plain torch is only timed if `auto` chose it. The floor is the larger of two times: the
+least number of bytes divided by this run's copy bandwidth, and the floating-point operations divided
+by this run's bf16 matmul rate.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 if a backend was wrong; 2 if there was nothing to do.
+        0; 1 if a backend was wrong or a case failed; otherwise 2 if there is no result.
     """
     parser = make_parser("ops", __doc__)
     parser.add_argument("--op", choices=OPS, action="append", help="only this op; repeatable")

@@ -178,7 +178,7 @@ ALSO_TEMPLATES = ("JSON without end", "half an object", "nothing", "null", "a li
 def test_a_folder_pipe_or_device_in_place_of_a_file(
     name: str, what: str, make_engine: Callable[..., Engine], broken: Path
 ) -> None:
-    """A folder, pipe or device in place of a file raises an error; nothing hangs."""
+    """A folder, a pipe, a broken link or wrong content in place of a file raises an error; nothing hangs."""
     (broken / name).unlink(missing_ok=True)
     IN_PLACE[what](broken / name)
     refused(make_engine, broken)
@@ -391,8 +391,10 @@ NONSENSE: list[object] = [None, True, "x", 1.5, -1, 0, 10**12, 10**30, float("na
 def test_a_field_of_the_config(
     key: str, make_engine: Callable[..., Engine], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each value of a field, an engine either accepts it or raises a typed error before reading
-    weights."""
+    """Each nonsense value of a field is accepted or raises a typed error.
+
+    Of the sizes 10**12 and 10**30, most are refused before weights are read.
+    """
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
 
@@ -417,7 +419,7 @@ def test_a_field_of_the_config(
 
 
 def test_sequences_that_are_too_long(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """An engine refuses a config for which the page table would take 8 TB."""
+    """An engine refuses lengths above 2**31 - 1, and lengths whose page table doesn't fit in memory."""
     edit_config(broken, max_position_embeddings=10**12)
     with pytest.raises(
         ConfigError, match=r"max_position_embeddings is 1e\+12 in .*; valid: at most 2147483647"

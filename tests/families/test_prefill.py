@@ -21,8 +21,11 @@ MODELS = ("kimi_linear", "deepseek_v3")
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ...] | None, bool]]:
-    """For each planned prefill: the number of its rows and of those planned as ragged, the sizes of its
-    chunks (None without a plan for them), and whether it has cached tokens."""
+    """What each call of `plan_chunked_prefix` plans, as a tuple.
+
+    The tuple has the number of the batch's rows, how many of them are planned as ragged, the cached tokens in
+    each chunk of the prefix (None if the batch attends to latents instead), and whether tokens are cached.
+    """
     seen: list[Any] = []
     step = TorchMla.plan_chunked_prefix
 
@@ -52,8 +55,11 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, 
 def test_a_prefill_in_pieces(
     model_type: str, chunk: int, options: dict[str, Any], planned: list[Any], family_of: Get
 ) -> None:
-    """With each option on and off, logits are within 1e-4 of those of transformers; every step plans its
-    rows."""
+    """With each option on and off, logits match those of transformers.
+
+    Rows are planned as ragged exactly if `ragged_prefill` allows it and, where tokens are cached,
+    `chunked_prefix` does too.
+    """
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 33, 70))
     family.check(prompts, family.run(prompts, 3, prefill_chunk=chunk, **options))
@@ -64,8 +70,10 @@ def test_a_prefill_in_pieces(
         assert own == (rows if expanded else 0)
         assert (chunks is not None) == expanded
     if ragged and chunked:
-        assert () in {chunks for _, _, chunks, _ in planned}, "in one shot"
-        assert any(len(chunks) > 1 for _, _, chunks, _ in planned), "longer than the workspace"
+        assert () in {chunks for _, _, chunks, _ in planned}, (
+            "no batch was planned without chunks of a prefix"
+        )
+        assert any(len(chunks) > 1 for _, _, chunks, _ in planned), "no prefix took more than one chunk"
 
 
 def test_one_token_at_a_time(planned: list[Any], family_of: Get) -> None:

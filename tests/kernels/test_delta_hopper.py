@@ -28,7 +28,7 @@ def _only_on_hopper(device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The number of warps in each launch of the Hopper kernel; empty if another kernel was launched."""
+    """A list with `num_warps` of each call of `hopper.launch_scan`; other kernels add nothing."""
     warps = []
     launch = hopper.launch_scan
 
@@ -41,7 +41,7 @@ def launched(monkeypatch):
 
 
 def split(monkeypatch, first, length):
-    """Split every call into segments with these lengths in chunks; no split if `length` is 0."""
+    """Split every call: the first segment has `first` chunks, others at most `length` (0: no split)."""
 
     def plan(counts, heads, programs, costs):
         if not length:
@@ -72,7 +72,7 @@ def test_segments_and_kept_states(backend, make, first, length, every, monkeypat
 @pytest.mark.parametrize("gate", ["one", "near_zero"])
 @pytest.mark.parametrize(("backend", "make"), OPS)
 def test_few_programs_and_many(backend, make, gate, dtype, sequences, monkeypatch, device, launched):
-    monkeypatch.setattr(segments, "_SHORT", 0)  # the programs of short sequences differ
+    monkeypatch.setattr(segments, "_SHORT", 0)  # no sequence counts as short
     verify(backend(), prefill(make, [70] * sequences, gate=gate, dtype=dtype, device=device))
     assert launched == [4 if sequences == 2 else 8]
 

@@ -162,7 +162,7 @@ def _worst(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
     """The number of passed cases, and the error that is largest relative to its bound.
 
     Returns:
-        "PASSED of RUN", then the error, its bound, its note, and the case's id.
+        "PASSED of RUN", then the error, its bound, its note, and the parts of the case's id after the op.
     """
     ran = [outcome for outcome in group if outcome.status != "skipped"]
     held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"

@@ -28,7 +28,7 @@ PIPE_WIDTH = 160
 
 class _Plain(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """Makes text without interpreting markup, and escapes foreign text in it."""
+        """Makes text without interpreting markup; escapes control characters, and cuts long text."""
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
     def on_broken_pipe(self) -> None:
