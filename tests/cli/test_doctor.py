@@ -235,7 +235,7 @@ def test_a_mistake_in_a_class_path_is_no_reason_to_leave_the_plugin_out(install,
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("ill_gdm:Torch", "there is no 'ill_gdm': correct the path"),
+        ("ill_gdm:Torch", "'ill_gdm' in its registered path does not exist: correct the path"),
         ("ill_late:Torch", "install the package that the message names"),
     ],
 )
