@@ -211,6 +211,14 @@ def time_step(
     return row
 
 
+def _append(found: list[dict[str, Any]], row: dict[str, Any], plain: float) -> float:
+    """Add a row with its speed relative to plain decoding, whose row is the first; return the plain speed."""
+    plain = plain or row["tokens_per_s"]
+    row["against"] = row["tokens_per_s"] / plain
+    found.append(row)
+    return plain
+
+
 def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, Any]]:
     """A row per number of texts and kind of draft."""
     text = HELD_OUT.read_text("utf-8")
@@ -237,9 +245,7 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
                 "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
                 "equal": sum(a.tokens == b.tokens for a, b in zip(plain, outputs, strict=True)),
             }
-            plain_rate = plain_rate or row["tokens_per_s"]
-            row["against"] = row["tokens_per_s"] / plain_rate
-            found.append(row)
+            plain_rate = _append(found, row, plain_rate)
             print(
                 f"{size} texts, draft {name}: {row['tokens_per_s']:,.0f} tokens/s ({row['against']:.2f} of "
                 f"plain), {row['steps']} steps, {row['accepted']:.2f} accepted per verification, "
@@ -317,9 +323,7 @@ def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3)
                 "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
                 "right": followed / (size * (NEW_TOKENS - 1)),
             }
-            plain = plain or row["tokens_per_s"]
-            row["against"] = row["tokens_per_s"] / plain
-            found.append(row)
+            plain = _append(found, row, plain)
             print(
                 f"slice, {size} sequences, draft {name}, acceptance forced: {row['tokens_per_s']:,.0f} "
                 f"tokens/s ({row['against']:.2f} of plain), {row['steps']:.0f} steps, "

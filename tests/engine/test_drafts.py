@@ -132,10 +132,14 @@ def test_greedy_tokens_after_trees_are_those_without_drafts(
 
 
 def use_samples(
-    engine: Engine, kind: str, params: Iterable[SamplingParams], expected: Iterable[Output]
+    engine: Engine,
+    kind: str,
+    params: Iterable[SamplingParams],
+    expected: Iterable[Output],
+    make: type[Oracle] = Oracle,
 ) -> Oracle:
     """Make an engine use an oracle, which drafts the expected outputs of each request's samples."""
-    oracle = Oracle([], FORCED[kind])
+    oracle = make([], FORCED[kind])
     outputs = iter(expected)
     for param in params:
         for sample in param.samples():
@@ -777,12 +781,7 @@ def test_trees(
     engine = make_engine(options={**OPTIONS, "draft": Trees([], FORCED["none"])}, **given)
     seen = count_replays(engine) if given else []
     for kind in FORCED:
-        trees = Trees([], FORCED[kind])
-        outputs = iter(expected)
-        for param in params:
-            for sample in param.samples():
-                trees.expect(sample.seed, next(outputs))
-        use(engine, trees)
+        trees = use_samples(engine, kind, params, expected, Trees)
         seen.clear()
         before = engine.stats
         assert engine.generate(prompts, params) == expected, kind

@@ -30,6 +30,7 @@ from switchrail.testing.inputs import (
 )
 
 DELTA = {"heads": 1, "value_heads": 2, "key_size": 32, "value_size": 32}
+DECODE = {"phase": "decode", "dtype": torch.float32, **DELTA}
 GATES = ["decaying", "near_zero", "one", "mixed"]
 
 
@@ -552,16 +553,7 @@ def test_a_sequence_of_nan_affects_no_other(make, name, qk_l2norm):
     ],
 )
 def test_gated_delta_decode(make, gate, options):
-    call = gated_delta_call(
-        [1] * 5,
-        phase="decode",
-        gate=gate,
-        padding=(1,),
-        beta_max=2.0,
-        dtype=torch.float32,
-        **DELTA,
-        **options,
-    )
+    call = gated_delta_call([1] * 5, gate=gate, padding=(1,), beta_max=2.0, **DECODE, **options)
     verify(make("gated_delta", "FlashInferGatedDelta"), call)
 
 
@@ -592,16 +584,7 @@ def test_weights_of_gated_delta_decode(make, qk_l2norm):
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("options", [{"in_place": False}, {"qk_l2norm": False}, {"raw": "softplus"}])
 def test_kda_decode(make, gate, options):
-    call = kda_call(
-        [1] * 4,
-        phase="decode",
-        gate=gate,
-        padding=(2,),
-        state_dtype=torch.bfloat16,
-        dtype=torch.float32,
-        **DELTA,
-        **options,
-    )
+    call = kda_call([1] * 4, gate=gate, padding=(2,), state_dtype=torch.bfloat16, **DECODE, **options)
     verify(make("kda", "FlashInferKda"), call, bound=Error(4e-3, 8e-3))
 
 

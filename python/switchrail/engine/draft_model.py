@@ -555,7 +555,7 @@ def load_draft(
         SwitchrailError: As for `Engine`.
     """
     own, sequences = runner_options(options), options.max_sequences
-    are_trees = options.draft_branches > 1
+    kind = DraftTrees if options.draft_branches > 1 else DraftModel
     loaded = load_model(
         runtime,
         draft.path,
@@ -563,13 +563,12 @@ def load_draft(
         draft.family,
         platform=platform,
         dtype=dtype,
+        are_trees=kind.are_trees,
         options=own,
         max_length=max_length,
-        are_trees=are_trees,
     )
     model = loaded.checkpoint
     _check_sizes(draft.path, model.vocab_size, vocab_size, model.max_length, max_length)
-    kind = DraftTrees if are_trees else DraftModel
     return LoadedDraft(
         [loaded],
         own,
@@ -577,7 +576,7 @@ def load_draft(
         loaded.capture(
             replace(own, max_sequences=sequences),
             max_length=max_length,
-            proposes="trees" if are_trees else "chains",
+            proposes="trees" if kind.are_trees else "chains",
         ),
         max_length,
         lambda target, runners: kind(runners[0], options, choose_tokens),
