@@ -59,10 +59,9 @@ def _racing_names(path: Path) -> frozenset[str]:
             top = path.parents[node.level - 1] if node.level else TESTS.parent
             source = top.joinpath(*filter(None, (node.module or "").split(".")))
             for alias in node.names:
-                inside = source.with_suffix(".py"), alias.name
-                whole = source / f"{alias.name}.py"
-                if (inside[0].exists() and alias.name in _racing_names(inside[0])) or (
-                    whole.exists() and _racing_names(whole)
+                module, submodule = source.with_suffix(".py"), source / f"{alias.name}.py"
+                if (module.exists() and alias.name in _racing_names(module)) or (
+                    submodule.exists() and _racing_names(submodule)
                 ):
                     found.add(alias.asname or alias.name)
     lines = path.read_text().splitlines()

@@ -172,7 +172,7 @@ def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dic
     return found
 
 
-def choose(seed: int) -> list[Trial]:
+def choose() -> list[Trial]:
     """The first changes of each area that a test reaches, each with the costs of the tests that reach it."""
     drawn = json.loads((WORK / "drawn.json").read_text())
     tests = read_tests()
@@ -190,17 +190,16 @@ def choose(seed: int) -> list[Trial]:
     return trials
 
 
-def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
+def run(workers: int, seconds: float, only: str, left: bool) -> None:
     """Try each change, and record the outcome.
 
     Args:
-        seed: Has no effect: `cover` drew the changes.
         workers: Concurrent trials.
         seconds: Maximum CPU time of a change's tests.
         only: Only changes whose `FILE:FUNCTION` contains this.
         left: Only changes that are not listed, that no test noticed, or whose test is not in `read_tests`.
     """
-    trials = [each for each in choose(seed) if only in f"{each.mutation.file}:{each.mutation.function}"]
+    trials = [each for each in choose() if only in f"{each.mutation.file}:{each.mutation.function}"]
     noticed = {
         json.dumps(each["mutation"])
         for each in read_list()
@@ -270,7 +269,7 @@ def main() -> None:
         case "cover":
             cover(options.seed, options.workers, arguments)
         case "run":
-            run(options.seed, options.workers, options.seconds, options.only, options.left)
+            run(options.workers, options.seconds, options.only, options.left)
         case "check":
             check(options.workers)
         case "show":
