@@ -3,7 +3,7 @@
 Importing this package imports nothing else: each name is imported from its module on first use.
 """
 
-# No import of typing or __future__: these would take longer than the rest of the package.
+# typing and __future__ are not imported, since that would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -1,4 +1,4 @@
-"""Runs the command as `python -m switchrail`."""
+"""`python -m switchrail` runs the command `switchrail`."""
 
 from __future__ import annotations
 

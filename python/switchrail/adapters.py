@@ -79,7 +79,7 @@ class Planned:
         self.backend.commit(call, self.batch, self.plan, record, accepted)
 
     def refresh(self, batch: SequenceBatch) -> None:
-        """Updates in place, for another batch, a plan that was made with bounds."""
+        """Updates the plan in place for another batch. The plan must have been made with bounds."""
         self.backend.refresh(self.plan, batch)
         self.complete(self.plan, batch)
         self.batch = batch
@@ -139,7 +139,7 @@ class Served:
                 self._steps[phase, name] = completing(backend, own, phase)
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Planned:
-        """Plans a batch with the backend that serves it, once for all layers of a step.
+        """Plans a batch with the backend that serves it. The plan is valid for all layers of the op.
 
         Raises:
             ContractError: The batch breaks the contract, or needs a feature that the constructor's `needed`
@@ -154,7 +154,7 @@ class Served:
         return planned
 
     def explain(self) -> str:
-        """One line per phase and backend: the backend's optional steps, and the features an adapter adds."""
+        """For each phase and backend a line: its optional steps, and needed features that an adapter adds."""
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:

@@ -1,4 +1,4 @@
-"""Checks arguments. A wrong type or a value out of range raises an ArgumentError that names the argument."""
+"""Checks of arguments. An unknown name, a wrong type or a value out of range raises an `ArgumentError`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MOST = 2**32 - 1
-"""The largest size or count that the core can store."""
+"""Default upper bound of integers: the core stores most of them in 32 bits."""
 
 
 def names_checked(function: F) -> F:
@@ -45,7 +45,7 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function with `**options`: its signature, and so `help`, will list each option.
+    """Decorates a function that takes `**options`, so that its signature and `help` list each option.
 
     Args:
         options: The `TypedDict` of the options.
@@ -159,10 +159,10 @@ def as_list(argument: str, values: Iterable[T] | None, *, optional: bool = False
 
 
 def texts(argument: str, values: Iterable[str] | None, *, optional: bool = False) -> list[str]:
-    """The values of an argument that takes a list of strings.
+    """The values of an argument that takes an iterable of strings, as a list.
 
     Raises:
-        ArgumentError: As for `as_list`; or a value is not a string.
+        ArgumentError: As for `as_list` and, for each value, `text`.
     """
     found = as_list(argument, values, optional=optional)
     return [text(f"{argument}[{index}]", value) for index, value in enumerate(found)]

@@ -30,12 +30,15 @@ def refuse(error: type[SwitchrailError], options: object, checks: Mapping[str, t
 
 
 def shown(found: object) -> str:
-    """The value's `repr` for a message; a description if `repr` is not possible."""
+    """At most 200 characters of the value's `repr`.
+
+    A description stands for an integer of more than 64 bits, and for a value whose `repr` fails.
+    """
     if isinstance(found, int) and abs(found) >= _BEYOND:  # Python refuses to format very large integers
         return f"an integer of {found.bit_length()} bits, more than 64"
     try:
         return f"{found!r:.200}"
-    except Exception as error:  # `error` comes from the value's `__repr__`
+    except Exception as error:  # from the value's `__repr__`
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 
 
@@ -50,5 +53,5 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a real number (not a bool) that a float can hold."""
+    """Whether `value` is a finite int or float (not a bool) within the range of floats."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

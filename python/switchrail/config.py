@@ -37,7 +37,8 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
     if not (dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)):
         raise ConfigError(
-            f"{where}: config is {described(config)}; valid: a dataclass or pydantic model, or an instance",
+            f"{where}: config is {described(config)}; valid: a dataclass or pydantic model, or an instance "
+            "of one",
             found=config,
         )
     values = validate(config_type, {}, where) if config is config_type else config
@@ -48,11 +49,13 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
 
 def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """Makes an instance of the type from JSON values. Converts no values and refuses unknown names.
+    """Makes an instance of the type from JSON values.
+
+    Refuses unknown names, and values of a wrong type, such as "1" for an int.
 
     Raises:
-        ConfigError: Values are invalid; the error lists each field, its value, the valid values and the
-            nearest names. It is also raised if the type's own code fails.
+        ConfigError: Values are invalid, or the type's own code fails. The message names each invalid field,
+            its value, the valid fields and the nearest names.
     """
     from pydantic import ValidationError
 

@@ -11,13 +11,13 @@ class SwitchrailError(Exception):
     """Base class of all errors of this library.
 
     The message names the problem, the value found and the valid values. It is safe for a terminal: control
-    characters are escaped, and text longer than `switchrail.foreign.LINES` is cut. The unmodified values are
-    available as attributes, one per keyword argument, and in `fields`. They survive pickling. A class lists
-    its usual fields; an error has those that apply to it.
+    characters other than line ends and tabs are escaped, and text longer than `switchrail.foreign.LINES` is
+    cut. The constructor's keyword arguments are kept unchanged as attributes of the error, and in `fields`.
+    Pickling keeps them. The class's docstring lists the usual fields; an error has those that apply to it.
 
     Attributes:
-        message: The text for a reader.
-        fields: The values by name.
+        message: The error's text.
+        fields: The constructor's keyword arguments, by name.
         valid: The valid values, if they can be listed.
         nearest: The valid names nearest to the unknown name, best first.
     """
@@ -77,7 +77,7 @@ class ConflictError(RegistrationError):
 
 
 class TransactionClosedError(SwitchrailError, RuntimeError):
-    """A change was staged in a transaction that has ended."""
+    """A change was refused because its transaction has ended."""
 
 
 class UnknownBackendError(SwitchrailError, LookupError):
@@ -98,10 +98,10 @@ class NoBackendError(SwitchrailError, LookupError):
 
 
 class BackendImportError(SwitchrailError, ImportError):
-    """The path of a backend, function or model family can't be imported, or leads to something else.
+    """A backend, function or model family can't be imported, or a class can't serve as the backend.
 
-    Fields of a backend: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or
-    None; and, if the backend was to be constructed, `problem`, the message without suggestions. Fields of a
+    Fields for a backend: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or
+    None; and, if the backend was to be constructed, `problem`, the message without suggestions. Fields for a
     function or family: `name`, `path`.
     """
 
@@ -214,11 +214,14 @@ class CheckpointError(SwitchrailError, ValueError):
 
 
 class RequestError(SwitchrailError, ValueError):
-    """The engine can't serve a request, now or ever. Fields: the requested values and the limits."""
+    """The engine can't serve a request. Fields: `problems`, `valid`; or the requested values and limits."""
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """The engine is closed, in a step, or belongs to another process. Fields: none, or `process`, `found`."""
+    """The engine is closed, in a step, or in another process; or proposed drafts are invalid.
+
+    Fields: none, or `process`, `found`.
+    """
 
 
 class DispatchError(SwitchrailError, RuntimeError):

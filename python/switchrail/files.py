@@ -1,4 +1,4 @@
-"""Checks files before reading them, since a pipe may never end and a file may exceed the memory."""
+"""Checks files before they are read: reading a pipe may never end, and a file may exceed the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from typing import Final
 
 LIMIT: Final = 64 << 20
-"""Size limit in bytes of a file to parse. The largest list of tensors of a published model is 15 MB long."""
+"""Size limit in bytes of a file to parse. The largest tensor index of a published model has 15 MB."""
 
 
 def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:

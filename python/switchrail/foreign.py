@@ -2,7 +2,7 @@
 
 Control characters could move the cursor, erase a line or change the terminal's state. Bidirectional marks
 could reorder the letters on the screen. Both are shown as Python's string escapes. Text longer than a limit
-is cut, followed by the number of missing characters.
+is cut, and ends with the number of missing characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ LINES = 20_000
 """Maximum characters of a text that is shown in several lines."""
 
 # DEL and C1 controls; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators;
-# and lone surrogates, which no terminal can encode. All but the last are also in the core's `shown`.
+# and lone surrogates, which no terminal can encode. The core's `shown` escapes the same characters, except
+# lone surrogates, which Rust's strings can't contain.
 _OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _CONTROL_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
@@ -25,7 +26,7 @@ _NOTHING = re.compile("(?!)")
 
 
 def one_line(text: object) -> str:
-    """The text in one line of at most `LINE` characters, with escaped line ends."""
+    """The text in one line of at most `LINE` characters; control characters and line ends are escaped."""
     return _shown(str(text), _CONTROL, LINE)
 
 

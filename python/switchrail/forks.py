@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # so that its own reset runs before those below, which may log
+import logging  # noqa: F401  # its own reset after a fork must run before those below, which may log
 import os
 import threading
 import weakref
@@ -26,7 +26,7 @@ def lock_across_forks() -> threading.RLock:
 
 
 class SingleFlight:
-    """Runs long work, such as foreign code, in one thread at a time; other threads wait for their turn.
+    """Runs long work, such as a plugin's code, in one thread at a time; other threads wait for their turn.
 
     A fork doesn't wait. In a forked child no work is running, even if work was running in the parent.
 

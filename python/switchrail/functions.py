@@ -124,7 +124,7 @@ class Functions:
                 if other is not None:
                     raise RegistrationError(
                         f"both {other.source} and {function.source} register a {function}; "
-                        "valid: one of the two",
+                        "valid: only one of them",
                         name=function.operation if isinstance(function, Function) else function.model_type,
                         found=other.source,
                     )

@@ -10,7 +10,7 @@ from switchrail.forks import lock_across_forks
 _lock = lock_across_forks()
 _engines = 0
 OF_PYTHON: Final = 1000
-"""More objects than Python itself excludes at its start (375 in Python 3.12)."""
+"""If more objects than this are excluded, the program called `gc.freeze`; Python itself excludes hundreds."""
 _was_frozen = False  # whether the program had called `gc.freeze` before the first engine
 
 
@@ -54,7 +54,7 @@ def referrers(*objects: Any) -> list[Any]:
     """
     with _lock:
         if _engines:
-            gc.collect()  # otherwise garbage created since `freeze` would never be freed
+            gc.collect()  # otherwise the `gc.freeze` below would keep garbage from being freed
             gc.unfreeze()
         try:
             found = gc.get_referrers(*objects)

@@ -89,12 +89,13 @@ def installed() -> Iterator[tuple[Host, str]]:
 def served_in(
     host: Host, version: str, layout: Layout, plan: Callable[..., RoutePlan], backends: Mapping[str, str]
 ) -> list[tuple[str, str, str, str]]:
-    """Whether and how Switchrail would serve a model in another engine, one line per op and phase.
+    """Whether and how Switchrail would serve a model in another engine, as rows of a table.
 
-    Each line has four texts: the op, the phase, the backend (or why there is none), and how users select it.
+    A row has an op, a phase, the backend (or why there is none), and how users select Switchrail. The phase
+    of an op that is not served is `all`. A reason that concerns all ops has `all` as the op, too.
 
-    The engine gives all layers of an op to one backend. So an op is served only if the bridge serves every
-    kind of layer that runs it.
+    Other engines give all layers of an op to one backend. So an op is served only if the bridge serves every
+    kind of layer that runs the op.
 
     Args:
         host: The engine.

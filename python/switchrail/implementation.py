@@ -99,14 +99,14 @@ def check_class(
 
 
 def _is_wrapper(cls: type[AnyBackend]) -> bool:
-    """Whether the class is a backend that wraps others and has their optional steps; see `Wrapper`."""
+    """Whether the class is a backend that has its parts' optional steps; see `switchrail.ops.delegate`."""
     from switchrail.ops.backend import Backend
 
     return cls.optional_steps is not Backend.optional_steps
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """A message if a class has a method per phase, the old interface, in place of `run`; else empty."""
+    """A message if a class has methods named like phases (the old interface) in place of `run`; else ""."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:
@@ -115,8 +115,8 @@ def _phases_without_run(cls: type[AnyBackend]) -> str:
     return (
         f"it has {found}, which Switchrail no longer calls; valid: one method for all phases, "
         "`run(call, batch, plan)`, where `call` has the tensors and `call.layer` the pools, weights and "
-        "options; the result of `plan` can tell the phases apart, and in verify `run` returns the "
-        "`record` for `commit(call, batch, plan, record, accepted)`"
+        "options; `plan(phase, batch, bounds)` can store the phase in the plan, and in verify `run` returns "
+        "the `record` for `commit(call, batch, plan, record, accepted)`"
     )
 
 
@@ -154,7 +154,7 @@ def _import(name: str, op: str, path: str) -> Any:
 
 def _misfit(name: str, op: str, path: str, problem: str) -> BackendImportError:
     """The error for an imported class that does not fit its registration."""
-    message = f"{op} backend {name!r} can't be used, {path!r}: {problem}"
+    message = f"{op} backend {name!r} ({path}) can't be used: {problem}"
     return BackendImportError(message, backend=name, op=op, path=path, missing=None)
 
 

@@ -1,6 +1,7 @@
-"""Writes locks of installed distributions, and compares an installation with a lock.
+"""Writes locks, and compares the installed distributions with a lock.
 
-`load` applies the lock that `SWITCHRAIL_LOCK` names; see `Loader.load`.
+A lock is a file with digests of all distributions that have plugins. `Loader.load` applies the lock that
+`SWITCHRAIL_LOCK` names.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def write_lock(path: str | os.PathLike[str]) -> Lock:
             f"the lock {os.fspath(path)!r} can't be written: {problem}", path=os.fspath(path), problem=problem
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # the temporary file does not exist if writing failed
+        with contextlib.suppress(OSError):  # the file was moved, or never created
             written.unlink()
     return lock
 

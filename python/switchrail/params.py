@@ -14,7 +14,7 @@ MOST_SAMPLES = 1024
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024
 
-_ALL: Final = 1 << 53  # as top_k, more than any vocabulary; up to it, floats hold all integers
+_ALL: Final = 1 << 53  # as top_k, more than any vocabulary; floats represent all integers up to it
 _GREEDY: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -34,11 +34,11 @@ class SamplingParams:
         top_k: Draw among the k most likely tokens; None means all.
         top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
         min_p: Draw among tokens whose probability is at least this fraction of the greatest probability.
-        seed: Seed of the request's own random numbers, one for each token. So other requests do not affect
-            the draws. None means a seed from the operating system.
+        seed: Seed of the request's own random numbers, which other requests do not affect. None means a seed
+            from the operating system.
         stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
-            before the first occurrence, even if it spans several tokens. Each string lengthens each step,
-            longer strings by more.
+            before the first occurrence, even if it spans several tokens. Each string makes each step slower,
+            more so the longer it is.
         stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
         ignore_eos: Continue after the checkpoint's end tokens.
 
@@ -76,7 +76,7 @@ class SamplingParams:
             ),
             "top_k": (self.top_k is None or is_integer(self.top_k, 1), f"None or {positive}"),
             "top_p": (is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1"),
-            "min_p": (is_number(self.min_p) and 0 <= self.min_p <= 1, "from 0 to 1"),
+            "min_p": (is_number(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
             "seed": (
                 seed is None or (is_count(seed, 0) and is_count(seed + samples - 1, 0)),
                 f"None or an integer from 0 to 2**64 - {samples}, as n={samples} uses {samples} seeds"

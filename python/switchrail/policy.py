@@ -16,7 +16,7 @@ from switchrail.nearest import nearest
 from switchrail.variables import POLICY, blamed_on
 
 TABLES: Final = {"backends": "a name or a list of names", "deny": "a list of names"}
-"""The tables with preferences, and the valid values of their keys."""
+"""The tables with preferences, and the valid values in them."""
 
 CONFIG: Final = "config.OP.NAME"
 """The tables with values for a backend's configuration."""
@@ -97,8 +97,8 @@ def preferences_of(file: Path, tables: Mapping[str, Any]) -> dict[str, str]:
                     found=key,
                 )
             found.setdefault(key, []).extend(f"!{one}" if name == "deny" else one for one in names)
-    # A single name is a demand. A list, even of one name, is an order: where no listed backend fits, `auto`
-    # lets another one serve.
+    # A single name is a demand: it is an error if that backend does not fit. After a list, even of one name,
+    # `auto` lets another backend serve if none of the list fits.
     for key, value in tables.get("backends", {}).items():
         if isinstance(value, list) and "auto" not in value:
             found[key].append("auto")

@@ -31,7 +31,7 @@ class DeviceSupport:
     """A device family, optionally restricted to a range of compute capabilities.
 
     Attributes:
-        kind: `cuda`, `cpu` and so on, or `oot:NAME`.
+        kind: `cuda`, `cpu` and so on, or `oot:NAME` for a kind that Switchrail does not know.
         min_capability: The lowest supported compute capability as (major, minor); None means no limit.
         max_capability: The highest supported compute capability, inclusive; None means no limit.
     """
@@ -148,7 +148,8 @@ class Registrar(ABC):
             features: Its optional features and optional steps (`switchrail.adapters.STEPS`). A feature that
                 Switchrail does not know is written `oot:NAME`.
             packages: Distributions that it requires, with version specifiers as for pip.
-            priority: Without a preference, the fitting backend of the highest priority is chosen.
+            priority: Without preferences and measured times, the fitting backend of the highest priority is
+                chosen.
             config: The type of its configuration: a dataclass or pydantic model with a default for each
                 field. An instance may be given instead; then its values are the defaults.
             override: Whether it may take the name of another backend. Under this name, it then serves its own

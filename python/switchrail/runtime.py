@@ -51,7 +51,7 @@ class Runtime(Registrar):
     and services create their own runtimes.
 
     Attributes:
-        hooks: The hooks that this runtime has put on functions of the process.
+        hooks: The hooks that this runtime has put on functions and classes of the process.
         skips_policy_errors: Whether `plan` ignores invalid configurations in the policy file, the file that
             `SWITCHRAIL_POLICY` names, instead of raising an error. `switchrail explain` sets it, and prints
             the errors.
@@ -162,10 +162,11 @@ class Runtime(Registrar):
     def transaction(self) -> Iterator[Registry]:
         """Commits the block's registrations and hooks at its end. If the block raises an error, drops them.
 
-        In a plugin that is being loaded, the block is part of the plugin's own transaction.
+        In a plugin that is being loaded, the block is part of the plugin's own transaction instead.
 
         Raises:
             ConflictError: At the end, if another transaction has taken one of the names.
+            RegistrationError: At the end, if an operation or a model type already has a registration.
             HookError: At the end, if a hook can't be put on its target.
             OrderError: At the end, if the constraints of the hooks on one target form a cycle.
         """
@@ -189,8 +190,8 @@ class Runtime(Registrar):
     def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, which override the defaults of its registration.
 
-        The values replace those of an earlier call, and apply to later plans. If another registration
-        overrides this one, it starts with its own defaults.
+        The values replace those of an earlier call, and apply to later plans. A registration that overrides
+        this one starts with its own defaults.
 
         Raises:
             UnknownBackendError: There is no such backend.
@@ -425,7 +426,7 @@ class Runtime(Registrar):
         changes do not affect it.
 
         Args:
-            layout: The kind of each layer of the model.
+            layout: The model's layers.
             device: As for `resolve`.
             dtype: As for `resolve`.
             capability: As for `resolve`.

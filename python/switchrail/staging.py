@@ -1,4 +1,4 @@
-"""A transaction of a runtime: registrations and hooks that are committed together, or not at all."""
+"""A transaction of a runtime: the changes made in it are committed together, or not at all."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Staging:
 
     @property
     def source(self) -> HookSource:
-        """The source of staged hooks; empty if the transaction is the user's."""
+        """The plugin, as options of `Hooks.prepare`; empty if the transaction isn't a plugin's."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -194,7 +194,7 @@ class Staging:
         """Closes the transaction, and removes its plugin's hooks and registrations from the runtime."""
         self.close()
         self._functions.remove(*self._brought)
-        # Not `StagedHooks.remove`, since this may run in a forked child, while a plugin's code runs.
+        # A forked child may call this while a plugin's code runs. Then `StagedHooks.remove` would unstage.
         Hooks.remove(self.hooks, *self._committed)
         if not self.is_committed:
             return
@@ -256,7 +256,7 @@ class StagedHooks(Hooks):
             staging.unstage(*hooks)
 
     def clear(self) -> None:
-        """Removes all hooks. A plugin that is being loaded may do so only if all are its own."""
+        """Removes all hooks. A plugin that is being loaded may do so only if it has just added all hooks."""
         staging = staging_of(self)
         if staging is None:
             super().clear()

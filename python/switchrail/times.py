@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""A time with a larger spread is measured again. If it stays larger, the time is multiplied by 1 + spread."""
+"""A time with a larger spread is noisy, and is measured again.
+
+A time that stays noisy is multiplied by 1 + spread.
+"""
 
 Machine = dict[str, Any]
 """The times that were measured on one device with certain versions.
@@ -30,9 +33,11 @@ Machine = dict[str, Any]
 - `packages` has the version of each package.
 - `measurements` is a list. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k,
   and of v; None for an op without heads), `no_decay` (whether all gates were 0) and `samples`. By backend,
-  `ways` tells how the backend was timed, and `left_out` why it was not, or not with some batches.
-- Each of the `samples` has `rows` and `length`. By backend, `nanoseconds` is the time of a call, and `spread`
-  is the difference between the slowest and the fastest quintile of rounds, divided by the median.
+  `ways` tells how the backend was timed, and `left_out` why it was not timed, or not with some batches.
+- Each of the `samples` has `rows`, the number of new tokens, and `length`: in attention and mla the average
+  number of tokens that a row attends to, in other ops the rows of the longest sequence. By backend,
+  `nanoseconds` is the time of a call, and `spread` is the difference between the slowest and the fastest
+  quintile of rounds, divided by the median.
 """
 
 
@@ -50,7 +55,7 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
 
     Args:
         platform: The platform.
-        packages: The installed versions, by normalised name.
+        packages: The installed versions, by normalised package name.
 
     Raises:
         TimesError: The file exists but can't be read, or has an invalid field.
@@ -90,20 +95,20 @@ def read_machines(path: Path) -> list[Machine]:
         raise _error(path, f"its schema is {schema!r}; valid: {SCHEMA}")
     machines = document.get("machines")
     if not isinstance(machines, list) or not all(map(_is_machine, machines)):
-        raise _error(path, "a machine lacks its device, packages or measurements")
+        raise _error(path, "a machine lacks its device, its packages or a field of its measurements")
     return machines
 
 
 def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) -> None:
     """Writes a machine into a times file, atomically.
 
-    Keeps the file's measurements of the same device that were made with the installed versions, except those
-    that `machine` repeats.
+    Keeps all measurements of other devices. Of the same device, keeps those that were made with the installed
+    versions and that `machine` does not repeat.
 
     Args:
         path: The file.
         machine: The machine.
-        installed: The installed versions, by normalised name.
+        installed: The installed versions, by normalised package name.
 
     Raises:
         TimesError: The file can't be read or written.

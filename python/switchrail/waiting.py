@@ -51,7 +51,11 @@ PATIENCE = 60.0
 
 
 def patience(seconds: float | None) -> float | None:
-    """Time limit in seconds for other work than loading a plugin: a plugin's, but at least `PATIENCE`."""
+    """The time limit for work other than loading a plugin: at least `PATIENCE`; None means no limit.
+
+    Args:
+        seconds: The time limit for loading a plugin.
+    """
     return None if seconds is None else max(seconds, PATIENCE)
 
 

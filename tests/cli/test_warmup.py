@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from switchrail.engine import Engine
+from switchrail.engine.capture import GraphState
 
 
 @pytest.fixture
@@ -29,3 +31,13 @@ def test_printed_lines(switchrail, checkpoint, small):
     assert done.exit_code == 0, done.output
     assert "first run" in done.stdout
     assert "0 of 0 steps captured" in done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_refused_capture_fails(switchrail, checkpoint, small, monkeypatch, options):
+    kept = {"backends": {}, "because": {}, "eager": {}, "commits": {}}
+    state = GraphState(kind="decode", rows=1, tokens=40, reason="no memory", **kept)
+    monkeypatch.setattr(Engine, "graphs", (state,))
+    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small, *options)
+    assert done.exit_code == 1, done.output
+    assert "no memory" in done.stdout

@@ -191,7 +191,7 @@ def test_one_summary_over_all_failures(check, vendor):
         (["boreal", "--phase", "decoding"], "unknown phase 'decoding'; nearest: decode"),
         (["boreal", "--phase", "decode"], "gated_delta/decode: it does not serve the phase"),
         (["boreal", "--dtype", "float31"], "unknown dtype 'float31'; nearest: float"),
-        (["boreal", "-k", "nothing"], "there is no case for backend 'boreal' with 'nothing' in its id"),
+        (["boreal", "-k", "nothing"], "cases for backend 'boreal' has 'nothing' in its id"),
         (["cuda"], "does not run on cpu, only on cuda"),
         (["turned"], "state layout"),
         (["boreal", "--dtype", "bfloat16"], "gated_delta/prefill/bfloat16: it does not claim bfloat16, only"),
@@ -199,7 +199,7 @@ def test_one_summary_over_all_failures(check, vendor):
         (["unbuilt"], "gated_delta backend 'unbuilt' can't be built: OSError('no such device') ("),
         (
             ["short"],
-            "gated_delta backend 'short' can't be used, 'boreal_gdn:Short': Short.run has parameters (call, "
+            "gated_delta backend 'short' (boreal_gdn:Short) can't be used: Short.run has parameters (call, "
             "batch): it lacks plan; expected (call, batch, plan)",
         ),
     ],

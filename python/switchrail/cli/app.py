@@ -23,7 +23,7 @@ from switchrail.foreign import in_lines
 from switchrail.packages import engine_packages
 
 INVALID, INTERRUPTED, UNREAD = 2, 130, 141
-"""Exit codes: after an error of the library, after Ctrl-C, and if the reader of the output has closed it."""
+"""Exit codes: for an error of the library, for Ctrl-C, and if the reader of the output closed the pipe."""
 
 COMMANDS = (
     "run",
@@ -85,7 +85,7 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         return get_command(single)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Runs click's `main`. If the reader of the output has closed it, exits with the code of SIGPIPE."""
+        """Runs click's `main`. If the reader of the output closed the pipe, exits with `UNREAD`."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -153,6 +153,6 @@ def main() -> None:
         handler.setFormatter(_Lines())
         LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)
-        # `run` logs all backends before the first text; log lines about first uses would interrupt the texts.
+        # `run` shows the backends before the texts, which log lines about first calls would interrupt.
         LOG.getChild("dispatch").setLevel(logging.WARNING)
     app(prog_name="switchrail")

@@ -1,4 +1,4 @@
-"""Shows which steps an engine captures, and the backends in these steps."""
+"""Shows which steps an engine captures, the backends in these steps, and the hooks that replays skip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
-    """The captured steps with their backends and reasons, or the reason why nothing is captured."""
+    """The captured steps with their backends, reasons and hooks, or the reason why nothing is captured."""
     if isinstance(capture, str):
         return {"steps": [], "reason": capture, "hooks": []}
     states = [asdict(state) for _, state in capture.states()]
@@ -25,7 +25,7 @@ def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
 
 
 def print_capture(out: Console, capture: CapturePlan | str) -> None:
-    """Prints a table with a row for each call. Steps with the same backends share rows."""
+    """Prints a table with a row per op and phase of a step. Steps that differ only in size share rows."""
     if isinstance(capture, str):
         out.print(f"no step is captured: {capture}")
         return
@@ -54,7 +54,7 @@ def _hooks() -> list[str]:
 
 
 def _served(state: GraphState) -> Any:
-    """The data of a step, without its size, that its printed rows depend on."""
+    """The data of a step, except its size, that determine its printed rows."""
     return state.kind, state.backends, state.because, state.eager, state.commits
 
 

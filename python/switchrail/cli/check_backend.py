@@ -1,4 +1,4 @@
-"""`switchrail check-backend`: compares a backend with the float64 oracle over its op's contract."""
+"""`switchrail check-backend`: compares a backend's results with those of the float64 oracle."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ def check_backend(
     cases, left_out = selection.cases, selection.left_out
     chosen = [case for case in cases if matching is None or matching in case.id]
     if not chosen:
-        reasons = "".join(f"\n  {what}: {why}" for why, what in _by_reason(left_out).items())
-        wanted = "" if matching is None else f" with {matching!r} in its id (of {len(cases)} cases)"
-        raise NoCaseError(f"there is no case for backend {name!r}{wanted}{reasons}", found=matching)
+        reasons = "".join(f"\n  left out: {what}: {why}" for why, what in _by_reason(left_out).items())
+        problem = f"the conformance suite has no case that backend {name!r} can run"
+        if cases:
+            problem = f"none of the {len(cases)} cases for backend {name!r} has {matching!r} in its id"
+        raise NoCaseError(f"{problem}{reasons}", found=matching)
     for subject in {id(case.setting.subject): case.setting.subject for case in chosen}.values():
         _check_builds(subject)
     outcomes = list(_run(chosen, quiet=as_json))
@@ -140,7 +142,7 @@ def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A table with a row per op and check: the columns of `_by_phase` and more."""
+    """A table with a row per op and check, with the property that the check is about."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
         *measured, where = _worst(group)
@@ -162,7 +164,8 @@ def _worst(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
     """The number of passed cases, and the error that is largest relative to its bound.
 
     Returns:
-        "PASSED of RUN", then the error, its bound, its note, and the parts of the case's id after the op.
+        "PASSED of RUN", then the error, its bound, its note, and the parts of the case's id after the op. All
+        but the first are empty if no error was measured.
     """
     ran = [outcome for outcome in group if outcome.status != "skipped"]
     held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"

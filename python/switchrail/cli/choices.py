@@ -57,7 +57,7 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
         key, separator, name = choice.partition("=")
         if not (key and separator and name):
             raise ConfigError(
-                f"--backend {choice!r}; valid: KEY=NAME, such as gated_delta=torch", found=choice
+                f"--backend is {choice!r}; valid: KEY=NAME, such as gated_delta=torch", found=choice
             )
         chosen[key] = name
     listed = {} if file is None else preferences_of(file, tables)

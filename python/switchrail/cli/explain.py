@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from switchrail import Route, RoutePlan
 
 _Line = tuple[str, str, str, str, str, str]
-"""Another engine's name and version, and a line of `served_in`."""
+"""Another engine's name and version, and a row of `served_in`."""
 
 
 def explain(
@@ -62,7 +62,7 @@ def explain(
         explain_hook(loaded_runtime(choices).hooks, hook, as_json=as_json)
         return
     if hook is not None or checkpoint is None:
-        raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
+        raise typer.BadParameter("give either a checkpoint or --hook TARGET")
     switchrail.current_runtime().skips_policy_errors = True
     found = planned(
         checkpoint,
@@ -174,7 +174,7 @@ def _steps(plan: RoutePlan) -> dict[str, dict[str, list[str]]]:
 
 
 def _elsewhere(found: Planned, phase: str | None, backends: Mapping[str, str]) -> list[_Line]:
-    """The lines of `served_in` for each other installed engine, after the engine's name and version."""
+    """The rows of `served_in` for each other installed engine, after the engine's name and version."""
     make = found.make
     if phase is not None:
         make, backends = partial(make, phases=(phase,)), {}

@@ -76,7 +76,7 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Propose tokens to verify: from the text's earlier tokens (ngram), with the model's own "
-        "head (mtp), or with a checkpoint.",
+        help="Decode speculatively, with tokens proposed from earlier text (ngram), by the model's own head "
+        "(mtp), or by a draft model (its folder or name).",
     ),
 ]

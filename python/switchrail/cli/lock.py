@@ -1,4 +1,4 @@
-"""`switchrail lock`: records the installed distributions and the digests of their files."""
+"""`switchrail lock`: records the distributions that have plugins, and the digests of their files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CheckOption = Annotated[
 def lock(
     output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: flags.Json = False
 ) -> None:
-    """Record the installed distributions. If SWITCHRAIL_LOCK names the file, only their plugins can load."""
+    """Record the installed plugins in a file. If SWITCHRAIL_LOCK names it, only these plugins are loaded."""
     if check:
         differences = lock_differences(output)
         if as_json:

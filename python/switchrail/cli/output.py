@@ -16,8 +16,8 @@ _OUTPUT: ContextVar[TextIO | None] = ContextVar("output", default=None)
 def move_output(*, others: bool) -> None:
     """Moves standard output to another file descriptor, which C code and child processes don't use.
 
-    The move lasts until the process ends, because C code often writes its buffers only then. If a stream is
-    closed, nothing is moved.
+    The move lasts until the process ends, because C code often writes its buffers only then. If standard
+    output or standard error is closed, nothing is moved.
 
     Args:
         others: Whether output of other code goes to standard error; if not, it is discarded.
@@ -59,5 +59,5 @@ def output() -> TextIO:
 
 
 def say(text: str) -> None:
-    """Prints a line to standard output."""
+    """Prints a line to the command's own standard output."""
     print(text, file=output(), flush=True)

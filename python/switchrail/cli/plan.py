@@ -53,8 +53,9 @@ def plan(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Show the memory that weights, tokens and sequences take, and what fits into a device of "
-            "this size, such as 80G; without K, M, G or T, in bytes. With --json, print only these numbers.",
+            help="Show the memory that weights, tokens and sequences take, and how many tokens and sequences "
+            "a device with this memory holds. 80G are 80 GiB; without K, M, G or T, the size is in bytes. "
+            "With --json, print only these numbers.",
         ),
     ] = None,
     as_json: flags.Json = False,
@@ -114,7 +115,7 @@ def _bytes(text: str) -> int:
     """Converts a size such as 80G to bytes. Letters stand for powers of 1,024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
     if found is None:
-        raise typer.BadParameter(f"--memory {text!r}; valid: a number of bytes, optionally with K, M, G or T")
+        raise typer.BadParameter(f"--memory is {text!r}; valid: a number, optionally with K, M, G or T")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
 
 

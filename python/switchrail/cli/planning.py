@@ -35,8 +35,8 @@ class Planned(NamedTuple):
         options: The engine's options.
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
-        drafts: The routes of the chosen draft model; without one, the routes of each step of the model's own
-            draft head, which have no phase `verify`.
+        drafts: The routes of the draft model; if the option `draft` is `mtp` or None, the routes of each step
+            of the model's own draft head, which have no phase `verify`; empty for `ngram`.
     """
 
     platform: Platform
@@ -71,7 +71,8 @@ def planned(
 ) -> Planned:
     """Loads the plugins and plans a checkpoint. Arguments are the command's options of the same names.
 
-    `draft_files` are patterns of the needed files of a draft model; by default its configuration.
+    `described_device` is the option `--as`. `draft_files` are patterns of the files that are needed of a
+    draft model; by default its configuration.
 
     Raises:
         SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
@@ -173,7 +174,7 @@ def _platform(runtime: Runtime, device: str | None, described_device: str | None
 
     if described_device is not None:
         if device is not None:
-            raise typer.BadParameter("valid: either --device or --as")
+            raise typer.BadParameter("give either --device or --as, not both")
         return described(described_device)
     try:
         return runtime.find_platform(device)

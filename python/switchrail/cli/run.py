@@ -231,10 +231,10 @@ def _output(output: Output) -> dict[str, Any]:
 
 
 def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yields the events, until Ctrl-C is pressed.
+    """Yields the events until Ctrl-C is pressed, and then raises KeyboardInterrupt.
 
-    Ctrl-C is checked between events, because an exception raised inside a callback could be lost. A second
-    Ctrl-C raises KeyboardInterrupt immediately.
+    It is raised between events, because an exception raised inside a callback could be lost. A second Ctrl-C
+    raises it immediately.
     """
     heard: list[int] = []
 

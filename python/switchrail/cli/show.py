@@ -37,7 +37,7 @@ class _Plain(Console):
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on standard output or standard error. Lines have `PIPE_WIDTH` columns unless on a terminal.
+    """A console on standard output or standard error, with `PIPE_WIDTH` columns unless on a terminal.
 
     Args:
         stderr: Whether to use standard error.
@@ -88,9 +88,9 @@ def table(
 
 
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of microseconds with a row per batch and a column per backend. `*` marks each row's fastest."""
+    """A table of microseconds, with a row per batch and a column per backend. `*` marks the fastest."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
-    length = "a row sees" if op in PAGED_OPS else "longest"
+    length = "tokens attended to" if op in PAGED_OPS else "longest"
     rows = []
     for sample in sorted(samples, key=lambda sample: (sample["rows"], sample["length"])):
         times = sample["nanoseconds"]

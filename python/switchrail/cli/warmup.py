@@ -26,9 +26,10 @@ def warmup(
     download: flags.Download = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Compile the kernels that a checkpoint needs and capture its decode steps, before the first request.
+    """Compile the kernels that a checkpoint's requests need, and try to capture its steps.
 
-    Triton's cache keeps the kernels on disk, for all later processes with the same versions.
+    Triton's cache keeps the kernels on disk, for all later processes with the same versions. Exits with 1 if
+    a step can't be captured.
     """
     choices = read_choices(config, backend)
     folder = find_folder(checkpoint, download=download)
@@ -56,13 +57,16 @@ def warmup(
                 "rounds": [asdict(one) for one in rounds],
             }
         )
-        return
-    out = console()
-    rows = [(one.prompts, f"{one.longest:,}", f"{one.first:.2f} s", f"{one.second:.2f} s") for one in rounds]
-    out.print(table("prompts, run twice", ("prompts", "longest", "first run", "second run"), rows))
-    captured = len(graphs) - len(refused)
-    out.print(f"engine made in {made:.1f} s, {captured} of {len(graphs)} steps captured")
-    for graph in refused:
-        out.print(f"{graph.name}: {graph.reason}", markup=False)
+    else:
+        out = console()
+        rows = [
+            (one.prompts, f"{one.longest:,}", f"{one.first:.2f} s", f"{one.second:.2f} s") for one in rounds
+        ]
+        columns = ("prompts", "tokens of the longest", "first run", "second run")
+        out.print(table("prompts, run twice", columns, rows))
+        captured = len(graphs) - len(refused)
+        out.print(f"engine made in {made:.1f} s, {captured} of {len(graphs)} steps captured")
+        for graph in refused:
+            out.print(f"{graph.name}: {graph.reason}", markup=False)
     if refused:
         raise typer.Exit(1)
