@@ -286,7 +286,7 @@ def test_drafts_that_break_the_contract(op):
     backend, make = STATEFUL[op]
     call = make([2, 3], phase="verify")
     for parents, message in (
-        ((-1, 0, -1, 0), "parent_rows: got 4 rows, expected 5"),
+        ((-1, 0, -1, 0), "parent_rows: got 4 parents, expected 5"),
         ((-1, 0, -1, 1, 1), "parent_rows: got 1 for row 1 of sequence 1, expected -1, or a row before it"),
         ((-2, 0, -1, 0, 1), "parent_rows: got -2 for row 0 of sequence 0"),
     ):
@@ -376,7 +376,7 @@ def test_checkpoints_that_break_the_contract(op):
         ),
         (
             {"checkpoint_slots": torch.tensor([[top, -1, -1], [-1, -1, -1]])},
-            f"got slot {top}, expected below {top}",
+            f"batch.checkpoint_slots: got slot {top}, expected below {top}",
         ),
         ({"phase": "decode"}, "batch.seqlens: got a length of 40, expected 1"),
         (

@@ -220,7 +220,7 @@ def _fitting(self: Any, batch: Any) -> None: ...
             "takes 'batch', which can't be passed by name; valid: any of plan, batch",
         ),
         (_fitting, (), "has the method 'plan_chunked_prefix', but its registration has no feature"),
-        (None, ("plan_chunked_prefix",), "feature 'plan_chunked_prefix', but it has no method"),
+        (None, ("plan_chunked_prefix",), "feature 'plan_chunked_prefix', but the class has no method"),
     ],
 )
 @pytest.mark.parametrize("by_path", [False, True])

@@ -1,4 +1,4 @@
-"""Adapts backends that lack some features of their op, so that they can serve calls on an engine's memory."""
+"""A wrapper that adds some features to a backend which lacks them, for calls on an engine's memory."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _TABLES: Mapping[str, torch.dtype] = {
 def plain(batch: SequenceBatch, *, wide: Collection[str] = ()) -> Any:
     """The batch in its plain form, which needs no feature of `ADAPTED`. A plain batch is returned unchanged.
 
-    Tables with a different dtype, with gaps, or with 0 as the null slot are copied.
+    A table is copied if it has another dtype or gaps, or if its values change.
 
     Args:
         batch: The batch.
-        wide: Tables that may have gaps between rows.
+        wide: The names of tables that may keep gaps between rows.
     """
     changed: dict[str, Any] = {
         name: table.to(_TABLES[name]).contiguous()
@@ -97,7 +97,7 @@ class Adapted:
         batch: The plain form.
         plan: The backend's plan.
         bounds: The bounds of the batches that the plan can be updated for; None if it can't be updated.
-        first: The layer of a step's first call; None before the first step.
+        first: The layer that is called first in each step; None before the first call.
     """
 
     batch: Any
@@ -131,8 +131,8 @@ class Adapted:
         """Copy another batch's tables into the plan's own tables. Return the plain form that uses these.
 
         Raises:
-            ContractError: The plan has no bounds, or the batch does not fit into its tables; nothing was
-                copied.
+            ContractError: The plan has no bounds, or the batch is of another class or does not fit into the
+                plan's tables. Nothing was copied.
         """
         if self.bounds is None:
             raise contract.error("plan", "a plan without bounds", "a plan with bounds")
@@ -152,7 +152,7 @@ class Adapted:
     def _own_table(self, contract: Contract, name: str, table: torch.Tensor) -> torch.Tensor:
         """The plan's table `name`, to which another batch's `table` is to be copied.
 
-        Of a page table, only as many columns as `table` has.
+        A page table with more columns than `table` is cut.
         """
         own: torch.Tensor = getattr(self.batch, name)
         if name == "page_table" and table.shape[1] <= own.shape[1]:
@@ -164,7 +164,7 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch. With bounds, the tables that it shares with the batch are copied.
+    """The plain form of a batch; with bounds, it shares no table with the batch.
 
     `Adapted.update` overwrites the tables of a plan with bounds, and must not write to those of the batch.
 
@@ -244,7 +244,7 @@ class Adapter(Wrapper):
         self.backend.refresh(plan.plan, plan.update(self._contract, batch))
 
     def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
-        """Runs the call on adapted rows."""
+        """Runs the call in a form that the backend supports, then copies the results if needed."""
         self._contract.check_call(call, batch, self._features)
         if not isinstance(plan, Adapted) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
@@ -263,7 +263,7 @@ class Adapter(Wrapper):
         self.backend.commit(own, plan.batch, plan.plan, record, accepted)
 
     def _activated(self, call: Any) -> Any:
-        """The call with activated gates, if the backend does not support raw gates; else the call itself."""
+        """The call, with raw gates activated if the adapter adds `raw_gates` or `mixed_weights`."""
         layer = self._activated_layer(call[0])
         if layer is call[0]:
             return call

@@ -57,11 +57,11 @@ def check_plan(
 
 
 class Backend(Generic[CallT, BatchT]):
-    """An implementation of one op. Each instance serves one route plan.
+    """An implementation of one op.
 
-    A backend is constructed once for each route plan that uses it, with its validated configuration: an
-    instance of the type given at registration, or None. It derives from its op's class, such as
-    `switchrail.ops.GatedDeltaBackend`, whose docstring defines the computation.
+    A backend is constructed once for each route plan (the chosen backends of a model's layers) that uses it.
+    Its validated configuration is an instance of the type given at registration, or None. A backend derives
+    from its op's class, such as `switchrail.ops.GatedDeltaBackend`, whose docstring defines the computation.
 
     The op's contract, `switchrail.ops.CONTRACTS[op]`, defines the valid calls. A backend must refuse invalid
     calls before it writes anything: `check_batch(phase, batch)` in `plan` checks the batch once a step, and
@@ -110,9 +110,9 @@ class Backend(Generic[CallT, BatchT]):
     def run(self, call: CallT, batch: BatchT, plan: Any) -> Any:
         """Run a call: write its outputs, and update its layer's state in place.
 
-        Nothing else is modified, and the host never waits for the device. In verify, the state is left
-        unchanged, because the accepted drafts are not known yet. In softmax attention, drafts form a chain
-        unless the batch is a `PagedTreeBatch`.
+        Nothing else is modified, and the host never waits for the device. In verify, the accepted drafts are
+        not known yet, so the state is left unchanged, except for a `RowStatesBatch` or a `DeferredBatch`. In
+        softmax attention, drafts form a chain unless the batch is a `PagedTreeBatch`.
 
         Args:
             call: The layer, and tensors with one row per token.
@@ -120,8 +120,8 @@ class Backend(Generic[CallT, BatchT]):
             plan: The result of `plan` for this batch.
 
         Returns:
-            In verify, a record for `commit`: the state after each token, or the inputs to recompute the
-            states. None in other phases.
+            For a `VerifyBatch` that leaves the state unchanged, a record for `commit`: the state after each
+            token, or the inputs to recompute the states. Otherwise None.
         """
         raise NotImplementedError
 

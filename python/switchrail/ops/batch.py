@@ -25,7 +25,7 @@ class SequenceBatch:
 
 
 def sequences(seqlens: tuple[int, ...], device: torch.device | str) -> dict[str, Any]:
-    """The fields `seqlens` and `cu_seqlens` of a batch from the host's lengths, without waiting.
+    """The fields `seqlens` and `cu_seqlens` of a batch, without waiting for the copy to the device.
 
     Args:
         seqlens: The number of rows of each sequence.
@@ -139,11 +139,12 @@ class DeferredBatch(VerifyBatch):
 
     For each layer, the backend keeps numbered records of the effects of drafted rows. `run` first applies the
     accepted rows of an earlier record to each sequence's state, and writes the result, in the dtype of the
-    pool, to the sequence's slot. The batch's rows start from this state, and are kept in another record. A
-    sequence without rows applies its record too. `run` returns None, and `commit` is not called.
+    pool, to the sequence's slot. The batch's rows start from this state, and their effects are kept in
+    another record. A sequence without rows applies its record too. `run` returns None, and `commit` is not
+    called.
 
     Each sequence writes the slot that it reads, and `read_only` is False. A sequence with a record to apply
-    has an initial state.
+    has True in `has_initial_state`.
 
     Attributes:
         pending_records: [N] int64, the record to apply first; -1 for none, and for padding.
@@ -165,7 +166,7 @@ class DeferredBatch(VerifyBatch):
 class PagedBatch(SequenceBatch):
     """A batch for softmax attention over a paged cache, which already has the batch's own tokens.
 
-    Row i of sequence n has position `kv_seqlens[n] - seqlens[n] + i` and attends to all positions up to its
+    Row i of sequence n has position `kv_lens[n] - seqlens[n] + i` and attends to all positions up to its
     own.
 
     Attributes:
@@ -174,7 +175,7 @@ class PagedBatch(SequenceBatch):
         kv_lens: [N] int32 on the device, the number of cached tokens of each sequence, including the batch's
             own; 0 means padding: the sequence's rows of `out` are zeros.
         kv_seqlens: The same N lengths on the host.
-        kv_bounds: Whether `kv_seqlens` are only upper bounds (the feature `kv_bounds`).
+        kv_bounds: Whether `kv_seqlens` are only upper bounds of `kv_lens` (the feature `kv_bounds`).
     """
 
     page_table: torch.Tensor

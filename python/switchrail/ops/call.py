@@ -1,7 +1,7 @@
-"""The base of all ops' calls: a layer's constant arguments, and the arguments of each call.
+"""The base class of layers, and functions for calls.
 
-Each op's `contract.py` defines both classes, beside the interface of its backends. A call is a tuple of its
-layer and of tensors with one row per token. A layer is made once; a call is made each time.
+A `Layer` holds the constant arguments of one layer of a model, and is made once. A call is a tuple of a
+`Layer` and of tensors with one row per token. Each op's `contract.py` defines both classes for its op.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ CallT = TypeVar("CallT", bound=tuple[Any, ...])
 class Layer:
     """The constant arguments of a layer: pools, weights, options.
 
-    Two layers are equal only if they are the same object, so results about a layer's calls can be cached in
-    it. The layer's tensors must stay where they are; after moving one, make a new layer.
+    Two layers are equal only if they are the same object. A layer caches results about its tensors, so these
+    must stay where they are; after moving one, make a new layer.
 
     Attributes:
         checked: The forms (dtypes, shapes and so on) of this layer's calls that have passed the contract's

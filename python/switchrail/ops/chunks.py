@@ -1,4 +1,4 @@
-"""Splits batches into chunks and scans them, for the plain-torch backends with a recurrent state."""
+"""Splits batches into chunks and runs recurrences over them, for the plain-torch backends with a state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ exp(-1e3) is 0, like exp(-inf), but differences of -1e3 and its products with 0 
 
 
 After = Callable[[int, torch.Tensor], None]
-"""Called with the number of a chunk within its sequence (from 0), and the states [M, ...] after that chunk of
-each sequence."""
+"""Called with the number of a chunk within its sequence (from 0), and the states [M, ...] of all sequences
+after that chunk. A sequence without that chunk has its final state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Group:
     """Chunks that are processed at once, sorted by their number within the sequence, then by sequence.
 
     Attributes:
-        rows: [n * C] int64, the packed row of each position in the chunks. Positions past the end of a
+        rows: [n * C] int64, the packed row of each position in the n chunks. Positions past the end of a
             sequence repeat its last row.
         beyond: [n, C, 1] bool, True for positions past a sequence's end; None if there are none.
         levels: For each chunk number, the range (first, last + 1) of its chunks in the group. Chunk i of a
@@ -52,11 +52,11 @@ class ChunkPlan:
 
     Attributes:
         seqlens: The lengths of the batch's sequences.
-        slots: The states of the nonempty sequences, longest first; in decode in the batch's order.
+        slots: The states of the nonempty sequences, longest first; of equal length in the batch's order.
         chunk: C, the number of tokens per chunk.
         groups: The chunks.
-        positions: [T] int64, the position of each packed row in the chunks of all groups; None if every
-            sequence has one row, so that there are no chunks.
+        positions: [T] int64, the position of each packed row in the chunks of all groups; None if no
+            sequence has more than one row; then there are no chunks.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
         kept: The checkpoints. Maps the number of a chunk to [R] int64, the slots (or -1) for the states of
             the first R sequences after that chunk. Chunks without checkpoints are absent.
@@ -92,7 +92,7 @@ class ChunkPlan:
 def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) -> ChunkPlan:
     """Split the sequences of a batch into chunks of `size` tokens, a power of 2.
 
-    Chunks are smaller if all sequences are shorter than `size`, or if a checkpoint would be inside a chunk.
+    Chunks are smaller if all sequences fit into smaller ones, or if a checkpoint would be inside a chunk.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -192,8 +192,8 @@ def scan(
     Args:
         group: The chunks.
         states: [M, HV, V, K], updated in place.
-        attention: [n * HV, C, C], the weight with which each later token reads the value that an earlier
-            token wrote.
+        attention: [n * HV, C, C], the weight with which each token reads the value that an earlier token or
+            itself wrote.
         values: [n * HV, C, V].
         keys: [n * HV, C, K], multiplied by the decay from each token to the chunk's end.
         queries: [n * HV, C, K], multiplied by the decay from the chunk's start to each token.

@@ -34,7 +34,7 @@ COMPUTE = "compute"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 REMEMBERED = 1024
-"""The maximum number of checked calls that a layer remembers."""
+"""The maximum number of forms of checked calls that a layer remembers."""
 
 _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
 
@@ -102,8 +102,8 @@ class TensorSpec:
     def memory_orders(self) -> tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...]:
         """The valid orders in memory, those that need the fewest features first; empty if any order is valid.
 
-        An order has three parts: the positions of the axes that must be dense, innermost first; the number of
-        remaining axes, whose strides are free; and the features that the order needs.
+        An order has three parts: the positions of all axes, innermost first; the number of outermost axes
+        whose strides are free; and the features that the order needs.
         """
         if self.memory is None:
             return ()
@@ -245,7 +245,7 @@ class Contract:
 
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature; `batch` if the feature is in `batch_features`.
+        """The arguments that belong to each feature; `batch` is one of them for `batch_features`.
 
         A feature that only allows more values of arguments, such as other strides, has no arguments.
         """
@@ -388,8 +388,8 @@ class Contract:
         except (AttributeError, TypeError, RuntimeError):  # an argument is no tensor, or has no strides
             self._check_call(call, batch, features)
             return
-        # The key has everything that the check reads. A number of rows above 1 may differ between steps, so
-        # it is replaced by None in the shapes.
+        # The key has everything that the check reads except the layer. A number of rows above 1 may differ
+        # between steps, so it is replaced by None in the shapes.
         key = (type(batch), 0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
             return
@@ -402,7 +402,7 @@ class Contract:
         """Checks the arguments of a layer without a call, so that no later call fails because of them.
 
         Raises:
-            ContractError: An option or a tensor breaks the contract, or needs a feature that is missing.
+            ContractError: An option or a tensor breaks the contract, or needs a feature not in `features`.
         """
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
@@ -540,7 +540,7 @@ class Contract:
 
     def _check_parents(self, seqlens: tuple[int, ...], parents: tuple[int, ...]) -> None:
         if len(parents) != sum(seqlens):
-            raise self.error("batch.parent_rows", f"{len(parents)} rows", f"{sum(seqlens)}, one for each row")
+            raise self.error("batch.parent_rows", f"{len(parents)} parents", f"{sum(seqlens)}, one per row")
         row = 0
         for n, length in enumerate(seqlens):
             for i, parent in enumerate(parents[row : row + length]):

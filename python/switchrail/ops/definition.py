@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 SLOTS = ("device_parents", "index_views", "null_slot", "read_only_states")
-"""The features about batches that any op with a state can have."""
+"""Features that allow further values or forms of a batch's fields, for any op with a state."""
 
 STATES = (*SLOTS, "checkpoints", "row_states", "strided_out", "strided_pool", "transposed_state")
 """The features of ops with a state."""
@@ -34,7 +34,7 @@ RECURRENT: Mapping[str, Any] = {
     "state_layouts": ("VK",),
     "features": (*STATES, "deferred_commit", "time_innermost"),
 }
-"""The capabilities that backends of an op with a recurrent state per head claim."""
+"""The claims of the `torch` and `reference` backends of ops with a recurrent state per head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class OpDefinition:
         op: The op's name, in the core and as the name of its folder.
         claims: The claims of the op's `torch` and `reference` backends, beyond the claims that all ops share.
         steps: The optional steps of the op's `torch` backend.
-        arguments: For each axis of the contract, the generator argument that sets its size.
+        arguments: By axis of the contract, the argument of `generator` that sets the axis's size.
         head_size: The axes that a head size refers to: for q and k, and for v. None for an op without heads.
         heads: The axes that count the heads of q and of v. An axis is None if there is always one head; the
             attribute is None for an op without heads.
@@ -83,12 +83,12 @@ class OpDefinition:
 
     @cached_property
     def reference(self) -> type[AnyBackend]:
-        """The reference backend, which supports float64."""
+        """The class of the reference backend, which computes in float64."""
         return self._class("reference", f"Reference{self.stem}")
 
     @cached_property
     def torch(self) -> type[AnyBackend]:
-        """The backend in plain torch."""
+        """The class of the backend in plain torch."""
         return self._class("torch", f"Torch{self.stem}")
 
     @cached_property
@@ -115,7 +115,7 @@ class OpDefinition:
         return served.get(phase, {})
 
     def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
-        """The least number of floating-point operations on tensor cores for a timed batch, or 0.
+        """The number of floating-point operations on tensor cores for a timed batch; 0 if not defined.
 
         Args:
             case: The batch.
@@ -134,7 +134,10 @@ class OpDefinition:
         return {name: sizes[axis] for axis, name in self.arguments.items() if axis in sizes}
 
     def has_head_size(self, key: int, value: int) -> bool:
-        """Whether these head sizes are possible: equal if both are one axis, and consistent with `sums`."""
+        """Whether the op can have these head sizes; False for an op without heads.
+
+        They are equal if both are one axis. `key` is larger if its axis is a sum with `value`'s axis.
+        """
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value
         first, second = self.head_size

@@ -43,7 +43,7 @@ class TorchDelta(TorchChunked[DeltaCallT]):
     @staticmethod
     @abstractmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """Runs one token from each of the states [R, HV, V, K], which are updated in place.
+        """Runs one token on each of the states [R, HV, V, K], which are updated in place.
 
         Returns:
             [R, HV, V], the results.

@@ -1,4 +1,4 @@
-"""The common parts of the delta rule's references: their arguments, and raw gates as in the papers."""
+"""The delta rule's reference, for all kinds of gates."""
 
 from __future__ import annotations
 

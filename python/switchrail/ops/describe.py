@@ -38,17 +38,19 @@ suite are made from the same contracts.
 - The column *axes* names a tensor's axes, outermost first. An axis has one size in all tensors of a call. T
   is the number of packed rows, N the number of sequences.
 - *{input}* is the dtype of the op's first tensor. *{compute}* is float64 if *{input}* is, else float32.
+  The ops' descriptions write float32 where the tables have *{compute}*.
 - *dense* lists the axes as they lie in memory, innermost last, without gaps. *stride 1 along* names the axis,
   or the alternatives, that must have stride 1; the other strides may have any value.
-- *any strides* may be overlapping and in another order of the axes, but not 0. *gaps* make strides longer:
-  the order of the axes stays, and elements do not overlap.
+- With *any strides*, elements may overlap and the axes may lie in another order, but no stride may be 0. With
+  *gaps*, strides may be longer than in dense memory: the order of the axes stays, and no elements overlap.
 - A feature is an ability that a backend of the op may declare. Only backends that declare a feature can serve
   a call that uses it. A call that doesn't use it omits the feature's arguments or passes None. With some
   features, a tensor may have further dtypes or orders in memory, which the tables list.
 - A layer holds the tensors *of the layer*. Each call passes the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
-- `run` returns None, except in verify, where it returns the record that `commit` takes.
+- `run` returns the record that `commit` takes if `commit` follows: for a `VerifyBatch` that is no
+  `RowStatesBatch` or `DeferredBatch`. Otherwise it returns None.
 
 The page ends with the batches: [`PagedBatch`](#pagedbatch) for ops with a paged cache, and
 [`StateBatch`](#statebatch) for ops with a state per sequence.

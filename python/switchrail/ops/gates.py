@@ -13,7 +13,7 @@ FEATURE = "raw_gates"
 """The feature of backends that accept raw gates."""
 
 MIXED = Allowance(feature="mixed_weights", dtypes=FLOATS)
-"""Allows any dtype for the weights of raw gates."""
+"""Allows any floating-point dtype for the weights of raw gates."""
 
 RAW_OPTIONS: Mapping[str, OptionSpec] = {
     "gate": OptionSpec(

@@ -55,7 +55,7 @@ class Block(_Rows):
 
     Attributes:
         first: The first position visible to the first row.
-        seen: The last position visible to the last row, plus 1.
+        seen: The last position visible to the last row, plus 1; or an upper bound.
         mask: [rows, seen - first] bool, the positions visible to each row; None if the rows need only causal
             attention in which the last row attends to all positions.
     """
@@ -70,7 +70,7 @@ class ManyRows(_Rows):
     """One sequence with several rows.
 
     Attributes:
-        past: The number of cached tokens before the rows; minus the number of rows if the host doesn't know.
+        past: The number of cached tokens before the rows; if the host doesn't know it, a lower bound.
         tokens: [L] int64, the cache index of each position, counted in tokens.
         blocks: The sequence's rows, in blocks.
     """
@@ -95,7 +95,7 @@ class PagedBatchPlan:
         contract: The op's contract.
         phase: The phase.
         batch: The batch.
-        features: The features that the batch may have.
+        features: The features that the batch may use.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -329,7 +329,7 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
     if longest > page * batch.page_table.shape[1]:
         raise contract.error(
             "batch.page_table",
-            f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
+            f"{batch.page_table.shape[1]} pages of {page} tokens per sequence",
             f"enough for the longest sequence, {longest} tokens",
         )
 

@@ -19,7 +19,7 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Runs one token from each of the states [R, ...], which are updated in place. Returns the results [R, ...].
+"""Runs one token on each of the states [R, ...], which are updated in place. Returns the results [R, ...].
 
 The second argument has the packed rows [R] of the tokens; None means all rows in order.
 """
@@ -27,8 +27,7 @@ The second argument has the packed rows [R] of the tokens; None means all rows i
 RunGroup = Callable[[Group, int, torch.Tensor, After], torch.Tensor]
 """Runs the chunks of a group, of C tokens each, from the states [M, ...], which are updated in place.
 
-Returns the results [n * C, ...], in the order of `Group.rows`. `scan` calls the last argument after each
-level.
+Returns the results [n * C, ...], in the order of `Group.rows`. Calls the last argument after each level.
 """
 
 
@@ -47,7 +46,7 @@ class TreePlan:
         levels: For each depth of the trees (for each row index, if only the device has the parents), its
             rows, and the bank index of the state before each of these rows.
         padding_rows: [T] bool, which rows are padding; None if it is known that none are.
-        row_slots: [T] int64, the slot for the state after each row; None if there will be a commit.
+        row_slots: [T] int64, the slot for the state after each row; None if the states are not stored by row.
     """
 
     seqlens: tuple[int, ...]
@@ -61,7 +60,7 @@ class TreePlan:
 
 
 def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
-    """Sort the drafted rows of a batch by their depth.
+    """Sort the drafted rows of a batch into levels.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -122,7 +121,7 @@ def _host_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Le
 
 
 def _device_levels(batch: VerifyBatch, starts: list[int], counts: list[int]) -> Levels:
-    """Like `_host_levels`, but row i of each sequence is in level i, since a parent precedes its row."""
+    """Like `_host_levels`, but level i has row i of each sequence: a parent always precedes its row."""
     device = batch.parents.device
     levels = []
     for i in range(max(counts, default=0)):
@@ -185,7 +184,7 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
         return state
 
     def row_pool(self, call: CallT) -> torch.Tensor:
-        """The layer's pool of states after drafted rows, with the same axes."""
+        """The pool of the states after drafted rows: `row_states`, or the pool of states if this is None."""
         rows: torch.Tensor | None = getattr(call[0], "row_states", None)
         return call[0].state if rows is None else rows
 
@@ -269,7 +268,7 @@ def run_tree(
     """Run drafted rows, computing in `dtype`.
 
     Returns:
-        The bank of the rows' states; None if the states are stored by row.
+        The bank (see `TreePlan`); None if the states are stored by row.
     """
     count = len(plan.sequences)
     bank = torch.empty(count + len(out), *state.shape[1:], dtype=dtype, device=state.device)

@@ -11,7 +11,7 @@ from switchrail.ops.contract import Contract
 
 
 def normal(slots: torch.Tensor, batch: StateBatch) -> torch.Tensor:
-    """A table of slots as int64, in which -1 means no slot (also if the batch's null slot is 0)."""
+    """A table of slots as int64; 0 is replaced by -1 if the batch's null slot is 0."""
     slots = slots.long()
     return slots.masked_fill(slots == 0, -1) if batch.null_slot == 0 else slots
 
@@ -24,8 +24,8 @@ def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU, the constructor reads the slots, so that each layer can skip unneeded work. On other devices
-    masks are always applied, because reading the slots would synchronize with the device.
+    On the CPU, the constructor reads the slots, and no layer applies a mask that is not needed. On other
+    devices masks are always applied, because reading the slots would synchronize with the device.
 
     Args:
         contract: The op's contract, for its errors.
@@ -44,14 +44,14 @@ class Slots:
         read, write = (normal(slots[index], batch) for slots in (batch.read_slots, batch.write_slots))
         is_padding, unwritten = read < 0, write < 0
         fresh = ~batch.has_initial_state[index]
-        self._highest = -1
+        self._highest: dict[str, int] = {}
         self._run: tuple[int, int] | None = None
         if visible:
             owners = _check_slots(contract, batch)
             if isinstance(batch, CheckpointBatch):
-                self._highest = _check_checkpoints(contract, batch, owners)
+                self._highest["batch.checkpoint_slots"] = _check_checkpoints(contract, batch, owners)
             reads, writes = read.tolist(), write.tolist()
-            self._highest = max([self._highest, *reads, *writes])
+            self._highest["batch.read_slots, batch.write_slots"] = max([-1, *reads, *writes])
             if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
@@ -71,12 +71,10 @@ class Slots:
         Raises:
             ContractError: A slot is outside the pool. Checked only on the CPU.
         """
-        if self._highest >= pool.shape[0]:
-            raise self._contract.error(
-                "batch.read_slots, batch.write_slots",
-                f"slot {self._highest}",
-                f"below {pool.shape[0]}, the number of the pool's slots",
-            )
+        for tables, highest in self._highest.items():
+            if highest >= pool.shape[0]:
+                valid = f"below {pool.shape[0]}, the number of the pool's slots"
+                raise self._contract.error(tables, f"slot {highest}", valid)
         if self._run is not None and pool.dtype == dtype and not copy and pool.is_contiguous():
             states = pool[slice(*self._run)]
             if self._fresh is not None:
@@ -123,7 +121,7 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
-    """Check the slots that are read and written. Return the sequence that uses each slot."""
+    """Check the slots that are read and written. Return a sequence that uses each of these slots."""
     reads: list[int] = normal(batch.read_slots, batch).tolist()
     writes: list[int] = normal(batch.write_slots, batch).tolist()
     owners: dict[int, int] = {}
@@ -155,7 +153,7 @@ def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
 
 
 def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[int, int]) -> int:
-    """Check that each checkpoint has a slot of its own. Return the highest slot, or -1 if there is none."""
+    """Check that each checkpoint has its own slot. Return the highest of these slots; -1 if there is none."""
     taken = dict(owners)
     highest = -1
     for n, slots in enumerate(normal(batch.checkpoint_slots, batch).tolist()):

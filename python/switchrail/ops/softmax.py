@@ -1,4 +1,4 @@
-"""Softmax attention in plain torch. It returns log-sum-exps, with which partial results can be merged."""
+"""Softmax attention in plain torch, and the merging of partial results by their log-sum-exps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attend(
         scale: A factor on the products of queries and keys.
         mask: Broadcast to [..., R, S], True where a row attends to a position; None for all.
         soft_cap: c; each scaled product x is replaced by c tanh(x / c). None for no cap.
-        sinks: Broadcast to [..., R], logits that are added to each row's sum but have no value.
+        sinks: Broadcast to [..., R], one more logit for each row, without a value.
 
     Returns:
         [..., R, V], and the log-sum-exp [..., R]. Rows that attend to nothing have zeros and, without sinks,

@@ -1,4 +1,4 @@
-"""Specifications of tensors, and notes, that several contracts share."""
+"""Parts that several contracts share: specifications of tensors and options, batch classes, and notes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def states(
 
     Args:
         axes: The axes of `state`.
-        memory: The order of these axes in memory.
+        memory: The order of these axes in memory; None for the order of `axes`.
         dtypes: The valid dtypes.
         free: The number of outermost axes in memory whose strides are free in a strided pool.
         about: The meaning of `state`.

@@ -18,7 +18,7 @@ from switchrail.errors import ArgumentError, DispatchError
 from switchrail.nearest import nearest, unknown
 
 Call = Callable[..., Any]
-"""A step that is called with all of its arguments, by name."""
+"""A function or method that runs a step. Its arguments are passed by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Step:
         arguments: The arguments that a method may take.
         about: What the step does.
         ops: The ops whose backends may have the step.
-        phase: The phase whose plans the step completes; None for a step before any plan.
+        phase: The phase whose plans the step completes; None for a step that runs before any plan is made.
         flags: The arguments that are flags, each of which permits something if it is True. A method that
             doesn't take a flag is called only if the flag is True.
     """
@@ -147,7 +147,7 @@ def checked_flags(flags: Mapping[str, bool] | None) -> Mapping[str, bool]:
     """Check flags of steps, by name; None stands for no flags.
 
     Raises:
-        ArgumentError: No step has a flag of that name.
+        ArgumentError: A name is not that of a flag.
     """
     valid = [flag for step in STEPS.values() for flag in step.flags]
     for name in flags or {}:
@@ -224,7 +224,7 @@ def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool)
             if name in claimed and not is_wrapper:
                 near = nearest(name, (each for each in dir(cls) if not each.startswith("_")))[1]
                 problems.append(
-                    f"its registration has the feature {name!r}, but it has no method {name!r}{near}"
+                    f"its registration has the feature {name!r}, but the class has no method {name!r}{near}"
                 )
             continue
         try:
@@ -232,5 +232,7 @@ def step_problems(cls: type[Any], claimed: Collection[str], *, is_wrapper: bool)
         except TypeError as error:
             problems.append(f"{cls.__qualname__}.{error}")
         if name not in claimed and owner.__module__.partition(".")[0] != "switchrail":
-            problems.append(f"it has the method {name!r}, but its registration has no feature {name!r}")
+            problems.append(
+                f"the class has the method {name!r}, but its registration has no feature {name!r}"
+            )
     return problems

@@ -1,4 +1,4 @@
-"""Tools for tests of backends and plugins: an isolated runtime, inputs, and the conformance suite."""
+"""Tools for tests of backends and plugins: an isolated runtime, and the conformance suite for pytest."""
 
 from __future__ import annotations
 

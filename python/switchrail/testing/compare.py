@@ -1,4 +1,4 @@
-"""Compares a backend with the float64 oracle."""
+"""Compares a backend with the oracle, the op's float64 reference."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def verify(
         stray = _changed_slots(before, state, [*slots, *_spare(call)])
         if stray:
             findings = stray_slots(call, stray, state.double(), right, bound)
-            problems.append(Problem(f"{call.op}: a slot was written that no sequence owns", tuple(findings)))
+            problems.append(
+                Problem(f"{call.op}: a slot was written that the call must not write", tuple(findings))
+            )
         if not same_bits(_gaps(call.tensor(name)), _gaps(actual.tensor(name))):
             finding = Finding(f"numbers are written between the slots of {name}")
             problems.append(Problem(f"{call.op}: {name} was written between its slots", (finding,)))
@@ -157,7 +159,7 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
         stray = _changed_slots(before, result, may_change)
         if stray:
             findings = stray_slots(call, stray, result.double(), truths[last], bound)
-            headline = f"{call.op}: the commit wrote a slot that no sequence owns"
+            headline = f"{call.op}: the commit wrote a slot that it must not write"
             problems.append(Problem(headline, tuple(findings)))
         if problems:
             raise Mismatch(problems)

@@ -25,6 +25,7 @@ GENERATORS: Mapping[str, Callable[..., Sample]] = OfEach(lambda definition: defi
 """The generator of each op's samples."""
 
 REFERENCES: Mapping[str, type[AnyBackend]] = OfEach(lambda definition: definition.reference)
+"""The class of each op's reference backend, the oracle."""
 
 
 def run_reference(sample: Sample) -> Sample:

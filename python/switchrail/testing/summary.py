@@ -54,7 +54,7 @@ def summarise(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
-    """Pairs of causes and the failures that show them, most frequent first."""
+    """Pairs of causes and the ids of the failures that are listed under them, most failures first."""
     shown = Counter(cause for result in failed for cause in result.causes)
     found: dict[str, list[str]] = {}
     for result in failed:

@@ -41,15 +41,15 @@ class AttentionBackend(Backend[AttentionCall, PagedBatch]):
     With x_ij = scale q_i . k_j, row i of the output is sum_j exp(x_ij) v_j / sum_j exp(x_ij).
 
     Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV. All have one
-    dtype: float32, float16 or bfloat16. q may be a strided view if its last axis is contiguous; out is
+    dtype. q may be a strided view if its last axis is contiguous; out is
     contiguous.
 
     Optional features (a call that uses one reaches only backends that declare it):
 
     - `window`: position i attends to j only if i - j < window (Beltagy et al., arXiv 2004.05150).
     - `soft_cap`: x is replaced by soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
-    - `sinks`: [H], float32 or q's dtype; its exponential is added to each row's sum (gpt-oss, arXiv
-      2508.10925).
+    - `sinks`: [H], float32 or q's dtype; the exponential of a head's sink is added to the sum of each of the
+      head's rows (gpt-oss, arXiv 2508.10925).
     - `lse`: [T, H] float32, an output: the natural log of each row's sum.
     - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
@@ -72,7 +72,7 @@ CONTRACT = Contract(
             dtypes=(INPUT, COMPUTE),
             memory=("H",),
             feature="sinks",
-            about="a logit added to each row's sum, without a value",
+            about="one more logit for each row of the head, without a value",
         ),
         "out": result("T", "H", "D"),
         "lse": log_sum_exp("natural log of each row's sum of exponentials, a sink included"),
@@ -90,14 +90,14 @@ CONTRACT = Contract(
             finite_nonzero=True,
             sign=1,
             feature="soft_cap",
-            about="c, which replaces each scaled logit x by c tanh(x / c), before sinks and masks",
+            about="c; each scaled logit x becomes c tanh(x / c), before sinks and masks",
         ),
     },
     batch_features={"trees": PagedTreeBatch},
     multiples=(("H", "HKV"),),
     notes=(
         *PAGE_NOTES,
-        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence: its rows of out are zeros",
+        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence, whose rows of out are zeros",
         "with a window w, position i attends to j only if i - j < w",
         "a row of padding has a log-sum-exp of -inf",
         "query head i uses key-value head i // (H / HKV)",

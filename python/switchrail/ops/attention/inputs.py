@@ -28,7 +28,7 @@ def attention_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `attention`. q and the cached keys are multiplied by `norm`.
+    """Makes a random sample of `attention`; `norm` of `PagedDraws` multiplies q and the cached keys.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
@@ -77,9 +77,9 @@ SCENARIOS = tuple(
     )
     for name, about, arguments in (
         ("window-1", "each row sees itself only", {"window": 1}),
-        ("window-16", "a window of one block", {"window": 16}),
-        ("window-33", "a window that ends within a block", {"window": 33}),
-        ("window-1000", "a window wider than all", {"window": 1000}),
+        ("window-16", "a window as long as a page", {"window": 16}),
+        ("window-33", "a window that ends within a page", {"window": 33}),
+        ("window-1000", "a window longer than all sequences", {"window": 1000}),
         ("soft-cap", "capped logits", {"soft_cap": 5.0}),
         ("soft-cap-large", "a cap far above the logits", {"soft_cap": 1e5}),
         ("sinks", "a sink for each head", {"sinks": True}),

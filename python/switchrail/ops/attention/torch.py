@@ -16,14 +16,14 @@ class TorchAttention(AttentionBackend):
     """torch's attention over keys and values gathered from their pages.
 
     Single-row sequences of similar length are batched, with the query heads of one key-value head as the rows
-    of one matrix. A sequence with several rows has a call of its own. torch's attention supports neither a
+    of one matrix. Each sequence with several rows has its own calls. torch's attention supports neither a
     soft cap nor sinks nor the log-sum-exp. If a call has one of these, products and softmax are computed
     separately in float32 (float64 for float64 inputs). On CUDA, torch's settings determine the precision of
     float32 products; the default is IEEE.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
-        """Splits the batch into calls of torch's attention."""
+        """Checks the batch. The first `run` splits it into calls of torch's attention."""
         return PagedPlan(CONTRACT, phase, batch)
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: PagedPlan) -> None:

@@ -34,7 +34,7 @@ def gated_delta_call(
     qk_l2norm: bool = True,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `gated_delta`. q, k, v and the initial state are multiplied by `norm`.
+    """Makes a random sample of `gated_delta`; `norm` of `StateDraws` multiplies q, k, v and the state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
@@ -47,7 +47,7 @@ def gated_delta_call(
         raw: The kind of raw gates that produce these decays; None passes the decays themselves. With
             `sigmoid`, a token's decay is at least e^-5.
         beta_scale: The `beta_scale` option, which makes beta raw; None omits it.
-        beta_max: The upper bound of beta.
+        beta_max: The upper bound of beta; without effect if `beta_scale` is given.
         correlated: Whether all keys of a head are nearly parallel.
         zero_keys: Whether every third key and every fifth query is zero.
         qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance, without `norm`.
@@ -93,7 +93,7 @@ def gated_delta_call(
 
 
 def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:
-    """A raw gate, bias included, that gives about the log decay `g`; finite and small in magnitude."""
+    """The raw gate plus bias that gives about the log decay `g`; finite and small in magnitude."""
     if raw == "softplus":
         target = -g.clamp(-100, -1e-9) / rate
         return target + torch.log(-torch.expm1(-target))

@@ -30,7 +30,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
 
     @staticmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """Run the recurrence, reading the old state once."""
+        """Run one token, reading the old state once."""
         count, heads, _, key_size = tokens.keys_queries.shape
         value_heads, value_size = tokens.v.shape[1:]
         grouped = (count, heads, value_heads // heads)
@@ -51,7 +51,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     def run_group(
         tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Computes everything that doesn't depend on the state, for all chunks of the group at once."""
+        """Computes the terms without the state for all chunks of the group at once, then scans the chunks."""
         value_heads, value_size, key_size = states.shape[1:]
         heads = tokens.keys_queries.shape[1]
         compute = states.dtype

@@ -24,7 +24,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     token m between j and i, exp(b_i - b_j) equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most
     1. So the pairs of tokens are computed by halves: m is the middle of the chunk for pairs across the
     middle, then the middle of each half, and so on. The sums from and to each middle use only additions, so
-    they stay exact after a strong decay and need no special case for a gate of -inf.
+    they stay accurate after a strong decay and need no special case for a gate of -inf.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
@@ -34,7 +34,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
     @staticmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """Run the recurrence, reading the old state once."""
+        """Run one token, reading the old state once."""
         count, value_heads, value_size, key_size = states.shape
         keys_queries = tokens.keys_queries.repeat_interleave(
             value_heads // tokens.keys_queries.shape[1], dim=1
@@ -53,7 +53,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     def run_group(
         tokens: Tokens, group: Group, chunk: int, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Computes everything that doesn't depend on the state, for all chunks of the group at once."""
+        """Computes the terms without the state for all chunks of the group at once, then scans the chunks."""
         value_heads, value_size, key_size = states.shape[1:]
         repeats = value_heads // tokens.keys_queries.shape[1]
         compute = states.dtype
@@ -71,7 +71,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
         since_start = gates.transpose(1, 2).contiguous()
         until_end = torch.zeros_like(since_start)
-        # [key or query, n, HV, C, C], the products with the earlier keys, computed by halves
+        # [2, n, HV, C, C], the products of keys (0) and of queries (1) with earlier keys, computed by halves
         products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
         products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
         half = 1

@@ -11,7 +11,7 @@ from switchrail.ops.oracle import ReferenceRecurrent, Token
 class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     """Qin et al., arXiv 2405.17381, in float64: kv_t = lambda kv_{t-1} + k_t^T v_t and o_t = q_t kv_t.
 
-    The state here is the transpose of the paper's kv.
+    Here the state is the transpose of the paper's kv, and the result is multiplied by `scale`.
     """
 
     contract = CONTRACT

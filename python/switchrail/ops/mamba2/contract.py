@@ -42,8 +42,8 @@ class Mamba2Call(NamedTuple):
 class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
     """The selective state space of Mamba 2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060).
 
-    The time step of a head is dt + dt_bias, then its softplus if `dt_softplus`, then clamped to `dt_min` and
-    `dt_max`. With s the time step and h the [P, S] state of a head, for each token:
+    The time step of a head is dt + dt_bias, or its softplus if `dt_softplus`, clamped to the range from
+    `dt_min` to `dt_max`. With s the time step and h the [P, S] state of a head, for each token:
     h <- exp(s A) h + s x B^T; out = h C + D x.
 
     Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G (head i uses group i // (H / G)); dt [T,
@@ -67,7 +67,10 @@ CONTRACT = Contract(
         "B": rows("T", "G", "S", about="directions in which inputs are written", time_innermost=True),
         "C": rows("T", "G", "S", about="directions in which outputs are read", time_innermost=True),
         "dt": TensorSpec(
-            axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
+            axes=("T", "H"),
+            dtypes=(INPUT, COMPUTE),
+            unit_stride=("T", "H"),
+            about="steps before dt_bias and softplus",
         ),
         "A": TensorSpec(
             axes=("H",), dtypes=(COMPUTE,), memory=("H",), about="log of the decay per unit of time, <= 0"

@@ -28,7 +28,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
         steps = steps.clamp(layer.dt_min, layer.dt_max)[:, :, None]
         inputs = x.double()
         skipped = None if layer.D is None else layer.D.double()[:, None] * inputs
-        # by row, with the axes of the state [H, P, N]
+        # by row, with the axes of the state [H, P, S]
         decays = (steps * layer.A.double()[:, None]).exp()[..., None].unbind()
         stepped = (steps * inputs)[..., None].unbind()
         bs, cs = (each.double().repeat_interleave(group, dim=1)[:, :, None].unbind() for each in (B, C))

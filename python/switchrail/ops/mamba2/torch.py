@@ -17,8 +17,9 @@ CHUNK = 32
 class TorchMamba2(TorchChunked[Mamba2Call], Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
-    Let b_i be the sum of dt A up to token i of a chunk, and h_0 the state before the chunk. Token i reads
-    exp(b_i) h_0 C_i and, from each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
+    Let s_i be the time step of token i of a chunk, b_i the sum of s A up to this token, and h_0 the state
+    before the chunk. Token i reads exp(b_i) h_0 C_i and, from each token j up to itself, exp(b_i - b_j)
+    (B_j . C_i) s_j x_j. Its result also has the term D x_i.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """

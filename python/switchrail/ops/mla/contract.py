@@ -76,7 +76,7 @@ CONTRACT = Contract(
     tensors={
         "q_nope": rows("T", "H", "D", about="queries, the part without rotary position", dtypes=FLOATS),
         "q_rope": rows("T", "H", "E", about="queries, the rotated part"),
-        "w_k": _weight("D", ("D", "R"), "maps a latent to a key; None: q_nope is already multiplied by it"),
+        "w_k": _weight("D", ("D", "R"), "maps a latent to a key; None: q_nope is already multiplied by w_k"),
         "w_v": _weight("V", ("R", "V"), "maps a latent to a value; None: out stays a latent"),
         "kv_cache": cache(*_CACHE, about="pool of latents, each followed by the rotated part of the key"),
         "out": result("T", "H", "V"),
@@ -87,8 +87,8 @@ CONTRACT = Contract(
     sums=(("L", "R", "E"),),
     notes=(
         *PAGE_NOTES,
-        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence: its rows of out are zeros and its "
-        "log-sum-exps -inf",
+        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence, whose rows of out are zeros with "
+        "log-sum-exps of -inf",
         NO_OVERLAP,
     ),
 )

@@ -28,17 +28,17 @@ def mla_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `mla`. The queries and the cache are multiplied by `norm`.
+    """Makes a random sample of `mla`; `norm` of `PagedDraws` multiplies the queries and the cache.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
         page: Page size in tokens.
         heads: H, the number of heads.
-        nope_size: D.
+        nope_size: D, unless `absorbed`.
         rope_size: E.
         latent_size: R.
-        value_size: V.
-        absorbed: Whether w_k and w_v are None, so that D and V are R.
+        value_size: V, unless `absorbed`.
+        absorbed: Whether w_k and w_v are None; then D and V are R.
         lse: Whether to request the log-sum-exp.
         **shared: The arguments of `PagedDraws`.
     """
@@ -84,7 +84,7 @@ SERVED = {
     "decode": {"absorbed": True},
     "verify": {"absorbed": True},
 }
-"""Prefill expands the latents; decode and verify use absorbed weights."""
+"""By phase, the arguments of samples as models call the op: only prefill expands the latents."""
 
 _EXPANDED = {**DEFINITION.sizes[0], "page": 64}
 _ABSORBED = {**_EXPANDED, "D": 512, "V": 512}

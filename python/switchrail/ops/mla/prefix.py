@@ -1,4 +1,4 @@
-"""MLA's prefill with expanded keys and values: ragged for the new tokens, in chunks for the cached prefix.
+"""MLA's prefill with expanded keys and values: all new tokens at once, cached prefixes in chunks.
 
 A sequence's new tokens attend to each other, then to its cached prefix, one chunk at a time. The results are
 merged by their log-sum-exps. If all of a batch's keys fit in one chunk, prefixes and new tokens are expanded
@@ -20,7 +20,7 @@ from switchrail.ops.slots import indices
 from switchrail.ops.softmax import merge
 
 CHUNK = 8192
-"""Maximum number of cached tokens that are expanded at once, summed over the sequences."""
+"""Maximum number of keys in a chunk, summed over the sequences."""
 
 
 class Piece:
@@ -29,8 +29,8 @@ class Piece:
     Attributes:
         rows: The packed rows of the sequences.
         ragged: The rows and the keys of the sequences, both packed without gaps; no sequence is empty.
-        causal: Whether the last row attends to all keys, and each earlier row to one key less than the next
-            row. If False, every row attends to all keys.
+        causal: Whether a sequence's last row attends to all its keys, and each earlier row to one key less
+            than the next row. If False, every row attends to all keys of its sequence.
         starts: `ragged.cu_seqlens` on the host.
         starts_k: `ragged.cu_seqlens_k` on the host.
     """
@@ -98,7 +98,7 @@ class ChunkedPrefix:
 
         Args:
             batch: The batch.
-            capacity: Maximum number of cached tokens that are expanded at once.
+            capacity: Maximum number of keys in a chunk.
             live: The sequences that have rows and keys; at least one.
         """
         rows, keys = batch.seqlens, batch.kv_seqlens
@@ -123,7 +123,7 @@ class ChunkedPrefix:
 
     @classmethod
     def of(cls, batch: PagedBatch, *, ragged: bool, chunked: bool) -> ChunkedPrefix | None:
-        """Plan a batch; None if the batch must attend to the latents instead.
+        """Plan a batch; None if a flag or the batch rules this form of prefill out.
 
         Args:
             batch: The batch.

@@ -12,14 +12,14 @@ from switchrail.ops.ragged import ragged_attention
 from switchrail.ops.softmax import attend, merge
 
 KEYS = 512
-"""Positions attended to at once. Bounds the memory for logits and for expanded keys and values."""
+"""Positions that several rows attend to at once. Bounds the memory for logits, expanded keys and values."""
 
 
 class MlaPlan(PagedPlan):
     """A step's plan.
 
     Attributes:
-        prefix: The pieces of a prefill with ragged keys and chunks of the prefix; None without these.
+        prefix: The result of `plan_chunked_prefix`; None for a plan without this step.
     """
 
     prefix: ChunkedPrefix | None = None
@@ -36,11 +36,11 @@ class TorchMla(MlaBackend):
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
-        """Split the batch into calls."""
+        """Check the batch. The first `run` splits it into calls."""
         return MlaPlan(CONTRACT, phase, batch)
 
     def plan_chunked_prefix(self, plan: MlaPlan, batch: PagedBatch, ragged: bool, chunked: bool) -> None:
-        """Split a prefill into ragged keys and chunks of the prefix; see `switchrail.ops.steps`."""
+        """Split a prefill into its new tokens and chunks of the prefixes; see `switchrail.ops.steps`."""
         check_paged_plan(plan, batch, MlaPlan)
         plan.prefix = ChunkedPrefix.of(batch, ragged=ragged, chunked=chunked)
 

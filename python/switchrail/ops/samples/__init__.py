@@ -1,4 +1,4 @@
-"""Generators of random numbers, batches and calls, which the `inputs.py` of all ops share.
+"""Random samples of calls, for the conformance suite, the tuner, the benchmarks and tests.
 
-Tests, the tuner and the benchmarks call ops with these samples.
+Each op's `inputs.py` makes its samples with these parts.
 """

@@ -25,7 +25,7 @@ class Draws:
         phase: The phase.
         dtype: The dtype of the inputs and of out.
         device: The device of all tensors.
-        strided: Whether inputs are views of one fused buffer.
+        strided: Whether inputs are views of fused buffers. A generator may accept further values.
         padding: The indices of the padding sequences.
         norm: A factor on some inputs, and on the contents of the cache or state; each op's generator says
             which.
@@ -127,5 +127,5 @@ class StateDraws(Draws):
         return states.to(self.state_dtype or dtype)
 
     def sample(self, tensors: Mapping[str, torch.Tensor | None], **options: Any) -> Sample:
-        """Makes the sample, after a call of `pool`."""
+        """Makes the sample. Call `pool` first, which also makes the batch."""
         return self._sample(self._batch, tensors, options)

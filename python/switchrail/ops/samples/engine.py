@@ -1,4 +1,4 @@
-"""Samples on an engine's memory: the same numbers, in each form of memory that a feature allows."""
+"""Functions that convert a sample to the forms that features allow, as in an engine's memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
 
 
 def index_views(sample: Sample, odd: bool) -> Sample:
-    """Tables with the other integer dtype (int32 or int64), as columns of larger tables."""
+    """Tables as columns of larger tables, with int32 in place of int64 or the reverse."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
     tables = {}
     for name, table in sample.batch_tensors.items():
@@ -94,7 +94,7 @@ def read_only_states(sample: Sample, odd: bool) -> Sample:
 
 
 def row_states(sample: Sample, odd: bool) -> Sample:
-    """A slot for the state after each drafted row, in a pool of its own or in the pool of states."""
+    """Slots for the states after most drafted rows, in their own pool or in the pool of states."""
     batch, pool = sample.batch, sample.state
     assert isinstance(batch, VerifyBatch)
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
@@ -120,7 +120,7 @@ def device_parents(sample: Sample, odd: bool) -> Sample:
 
 
 def kv_bounds(sample: Sample, odd: bool) -> Sample:
-    """Upper bounds in place of the cache lengths, also for padding."""
+    """Upper bounds as `kv_seqlens`, also for padding."""
     batch = sample.batch
     assert isinstance(batch, PagedBatch)
     bounds = tuple(kv + (17 if odd else 64) + n for n, kv in enumerate(batch.kv_seqlens))
@@ -133,7 +133,7 @@ def kv_bounds(sample: Sample, odd: bool) -> Sample:
 
 
 def strided_out(sample: Sample, odd: bool) -> Sample:
-    """A result tensor with gaps between rows and between heads."""
+    """A result tensor with gaps along the last axis."""
     shape = [*sample.out.shape[:-1], sample.out.shape[-1] + (3 if odd else 64)]
     whole = torch.full(shape, torch.nan, dtype=sample.out.dtype, device=sample.out.device)
     out = whole[..., : sample.out.shape[-1]]
@@ -151,7 +151,7 @@ def time_innermost(sample: Sample, odd: bool) -> Sample:
 
 
 def mixed_weights(sample: Sample, odd: bool) -> Sample:
-    """Weights of raw gates with other dtypes than the inputs."""
+    """Weights of raw gates, each with its own dtype."""
     dtypes = {"A_log": torch.float16, "dt_bias": torch.bfloat16}
     if odd:
         dtypes = {"A_log": torch.bfloat16, "dt_bias": torch.float32}
@@ -185,7 +185,7 @@ def _spread(pool: torch.Tensor, gap: int, inner_gap: int, offset: int) -> torch.
     Args:
         pool: The pool.
         gap: Numbers after each slot or page.
-        inner_gap: Unused entries at the end of each axis within a slot or page, except the axis outermost in
+        inner_gap: Unused entries at the end of each axis within a slot or page, except the outermost axis in
             memory.
         offset: Numbers before the first slot or page.
     """

@@ -1,4 +1,4 @@
-"""The common parts of the generators of ops over a paged cache."""
+"""Random batches over a paged cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.ops.batch import PagedBatch, sequences
 from switchrail.ops.samples.random import Random
 
 UNDEFINED_PAGE = 2**30
-"""The entry of a page table past the last used page."""
+"""The entry of page tables past the last used page."""
 
 
 def paged_batch(

@@ -1,4 +1,4 @@
-"""The common parts of the generators: seeded numbers, batches, gates, and views of fused buffers."""
+"""Parts of random samples: seeded numbers, batches of ops with a state, decays, views of fused buffers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Initial = Literal["all", "some", "none"]
 
 
 class Random:
-    """Seeded float64 numbers. They are drawn on the CPU, to be the same for every device."""
+    """Seeded random numbers, drawn on the CPU to be the same for every device."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Normally distributed numbers with mean 0 and variance 1."""
+        """Normally distributed float64 numbers with mean 0 and variance 1."""
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """Uniformly distributed numbers from 0 to 1."""
+        """Uniformly distributed float64 numbers from 0 to 1."""
         return torch.rand(shape, dtype=torch.float64, generator=self._generator)
 
     def permutation(self, n: int) -> torch.Tensor:
@@ -42,8 +42,8 @@ def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
 
     Args:
         random: The source of random numbers.
-        gate: The kind of decay: `decaying` is like a trained model's; `near_zero` is between 0 (-inf) and
-            e^-20; `near_one` is between 1 - 1e-4 and 1; `one` is no decay (0); `mixed` chooses one of these
+        gate: The kind of decay: `decaying` is like a trained model's; `near_zero` is 0 or at most e^-20;
+            `near_one` is between 1 - 1e-4 and 1; `one` is 1, which is no decay; `mixed` chooses one of these
             for each number.
         shape: The shape of the result.
     """

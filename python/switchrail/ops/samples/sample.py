@@ -1,4 +1,4 @@
-"""A sample: one call of an op with its batch, and ways to copy it."""
+"""Samples: single calls of ops with their batches, which can be copied, changed and run."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ class Sample:
         return self.contract.make({**self.tensors, **self.options})
 
     def run(self, backend: AnyBackend) -> Verification | None:
-        """Plans and makes the call, which writes to this sample's own tensors.
+        """Plans and runs the call, which writes to this sample's own tensors.
 
         Returns:
-            In verify, the verification, which can be committed; None in other phases.
+            A `Verification` in verify; None in other phases.
         """
         plan, call = backend.plan(self.phase, self.batch), self.made
         record = backend.run(call, self.batch, plan)
@@ -157,7 +157,7 @@ class Sample:
         slots = torch.full(wanted.shape, -1, dtype=torch.int64)
         order = random.permutation(int(wanted.sum())) + self.state.shape[0]
         slots[wanted] = order
-        # entries past a sequence's end must be ignored
+        # Entries past a sequence's end are invalid numbers, because a backend must ignore them.
         beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
         slots[beyond & ~wanted] = -7
         state = widened(self.state, len(self.state) + len(order))
@@ -187,7 +187,7 @@ class Sample:
         return self.to(self.out.device)
 
     def to(self, device: torch.device | str) -> Sample:
-        """A copy on a device, with its own memory and the same strides.
+        """A copy on a device with its own memory. The call's tensors keep their strides.
 
         Tensors that share a buffer also share one in the copy.
         """
@@ -240,7 +240,7 @@ class Verification:
     """A verification that was run, and can be committed.
 
     Attributes:
-        inputs: The sample that it ran.
+        inputs: The sample that was run.
         call: The call made from the sample.
         backend: The backend that ran it.
         plan: The plan of the sample's batch.

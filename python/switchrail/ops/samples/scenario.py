@@ -75,7 +75,7 @@ class Timed:
 
     Attributes:
         phase: The phase.
-        lengths: The rows of each sequence.
+        lengths: The number of rows of each sequence.
         past: Cached tokens before each sequence's rows.
         sizes: The sizes of the contract's axes that don't follow from the lengths.
         decays: Whether the gates decay; if not, the decay is exactly 1.
@@ -93,7 +93,7 @@ class Timed:
 
     @property
     def seen(self) -> float:
-        """The number of pairs of a row and a position that the row sees, summed over all rows."""
+        """The number of pairs of a row and a position that it sees."""
         return sum(n * self.past + n * (n + 1) / 2 for n in self.lengths)
 
 

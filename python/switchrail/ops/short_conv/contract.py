@@ -39,9 +39,10 @@ class ShortConvBackend(Backend[ShortConvCall, StateBatch]):
     out[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (W - 1) + j, c]). The inputs before the
     sequence's first row come from the state, oldest first.
 
-    Shapes: x and out [T, C]; weight [C, W]; bias [C] or None; state logically [slots, C, W - 1] with the C
-    axis contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or float32, updated in place. x may be
-    a strided view if either axis is contiguous; out is contiguous, of x's dtype.
+    Shapes: x and out [T, C]; weight [C, W] and bias [C] (or None), float32 or x's dtype; state logically
+    [slots, C, W - 1] with the C axis contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or
+    float32, updated in place. x may be a strided view if either axis is contiguous; out is contiguous, of x's
+    dtype.
 
     Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.

@@ -24,7 +24,7 @@ def short_conv_call(
     activation: Literal["silu"] | None = "silu",
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `short_conv`. `strided` may be "time" for contiguous time; `norm` is not used.
+    """Makes a random sample of `short_conv`.
 
     Args:
         lengths: Rows per sequence; 1 each in decode.
@@ -32,7 +32,8 @@ def short_conv_call(
         width: W, the number of taps.
         bias: Whether to pass a bias.
         activation: The `activation` option.
-        **shared: The arguments of `StateDraws`; the state has the inputs' dtype.
+        **shared: The arguments of `StateDraws`. `strided` may also be "time", for an x whose time axis is
+            contiguous. `norm` has no effect. The default of `state_dtype` is the inputs' dtype.
     """
     draws = StateDraws(contract=CONTRACT, lengths=lengths, **shared)
     x = draws.rows(channels)
@@ -53,7 +54,9 @@ def short_conv_call(
 SCENARIOS = (
     Scenario(name="bias", about="a bias", arguments={"bias": True}),
     Scenario(name="linear", about="no activation", arguments={"activation": None}),
-    Scenario(name="time-innermost", about="time innermost", arguments={"strided": "time"}),
+    Scenario(
+        name="time-innermost", about="inputs with a contiguous time axis", arguments={"strided": "time"}
+    ),
     *(Scenario(name=f"taps-{n}", about=f"{n} taps", arguments={"width": n}) for n in (2, 3, 7)),
     *(
         Scenario(name=f"channels-{n}", about=f"{n} channels", arguments={"channels": n})

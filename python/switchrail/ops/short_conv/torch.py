@@ -14,7 +14,7 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 BLOCK_NUMBERS = 2**17
-"""Numbers per block of rows that is summed over all taps at once: half a megabyte, which fits in a cache."""
+"""Numbers per block of rows that is summed over all taps at once; 512 KiB in float32, to fit in a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Ends:
         first_rows: [R] int64, the first W - 1 rows of each sequence, or fewer if it is shorter.
         windows: [R * W] int64, the window of each first row.
         states: [M * (W - 1)] int64, the new states.
-        kept: [checkpoints * (W - 1)] int64, the checkpoints.
+        kept: [checkpoints * (W - 1)] int64, the states at the checkpoints.
     """
 
     picked: torch.Tensor

@@ -57,7 +57,7 @@ def company(setting: Setting) -> Measured:
             note = worst.note if same_bits(result, other) else ""
             worst = Measured(worst.error | error, bound, note)
     if invariant:
-        assert worst.note, "it claims batch_invariant, but gives different bits for a sequence alone"
+        assert worst.note, "the backend claims batch_invariant, but a sequence alone has different bits"
     return worst
 
 
@@ -73,7 +73,7 @@ def again(setting: Setting) -> None:
 
 
 def in_chunks(setting: Setting) -> Measured:
-    """Checks that a prefill in chunks of any size gives the result of a single pass."""
+    """Checks that a prefill in chunks of different sizes gives the result of a single pass."""
     states: dict[str, Any] = {"initial": "some"} if setting.op in RECURRENT else {}
     call = setting.call((130, 1, 77), **states, seed=5)
     schedules = [
@@ -112,8 +112,8 @@ def growth(setting: Setting) -> Measured:
     first, last = max(quarters[0].norm, bound.norm / 100), quarters[-1].norm
     if last > GROWTH * first:
         headline = (
-            f"the error of the last quarter, {last:.2e}, is more than {GROWTH:g} times the first's, "
-            f"{first:.2e}"
+            f"the error of the last quarter is {last:.2e}, more than {GROWTH:g} times {first:.2e}, that of "
+            f"the first quarter (or 1% of the bound, if larger)"
         )
         raise Mismatch([Problem(headline, (Finding("the error grows with the length of a sequence"),))])
     return Measured(quarters[-1], bound)
@@ -187,7 +187,7 @@ def merged(setting: Setting) -> Measured:
     for name, result in (("out", out.to(whole.out.dtype)), ("lse", total)):
         error = measure(result, whole.outputs[name])
         if not error.within(bound):
-            headline = f"merged {name} is off by {error} from the whole, the bound is {bound}"
+            headline = f"merged {name} is off by {error} from that of a single pass, the bound is {bound}"
             raise mismatch(call, name, result, whole.outputs[name], headline, bound)
         worst |= Measured(error, bound)
     return worst

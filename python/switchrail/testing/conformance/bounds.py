@@ -33,12 +33,12 @@ BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
 
 - `usual`: compared with the float64 oracle on the rounded inputs. In float32 this requires IEEE products:
   TF32 has errors of 3e-4 and more.
-- `hard`: the same, with beta up to 2 and nearly parallel keys. The delta rule's linear system is then
+- `hard`: like `usual`, with beta up to 2 and nearly parallel keys. The delta rule's linear system is then
   ill-conditioned and amplifies rounding errors.
-- `bfloat16_state`: the same, with a bfloat16 or float16 state, which is rounded once per call.
+- `bfloat16_state`: like `usual`, with a bfloat16 or float16 state, which is rounded once per call.
 - `company`: a sequence's result alone, compared with its result in a batch, from the same backend. The order
   of sums may differ, but not the precision.
 """
 
 GROWTH = 4.0
-"""The largest allowed ratio between the errors of the last and the first quarter of a long sequence."""
+"""The largest allowed ratio of the error of the last quarter of a long sequence to that of the first."""

@@ -93,7 +93,7 @@ def head_size_check(size: tuple[int, int], *, quick: bool) -> Check:
         return setting.verify(setting.call((66, 5, 1), **setting.of_head_size(size)))
 
     name = f"head-size-{size[0]}" if size[0] == size[1] else f"head-size-{size[0]}-{size[1]}"
-    return Check(name=name, about=f"heads of {size[0]} and {size[1]}", run=run, quick=quick)
+    return Check(name=name, about=f"head size {size[0]} of q and k, {size[1]} of v", run=run, quick=quick)
 
 
 def page_size_check(size: int) -> Check:
@@ -102,7 +102,7 @@ def page_size_check(size: int) -> Check:
     def run(setting: Setting) -> Measured:
         return setting.verify(setting.call((40, 1, 17, 2), past=True, page=size))
 
-    return Check(name=f"page-{size}", about=f"{size} tokens a page", run=run)
+    return Check(name=f"page-{size}", about=f"pages of {size} tokens", run=run)
 
 
 def state_dtype_check(name: str) -> Check:

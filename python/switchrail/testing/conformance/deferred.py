@@ -88,7 +88,7 @@ def _in_order(call: Sample, slots: torch.Tensor, order: torch.Tensor) -> Sample:
 def _accept(
     lengths: Sequence[int], parents: Sequence[int], order: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random accepted row of each sequence (-1 if it has no rows), and by slot the rows on its path."""
+    """A random accepted row of each sequence (-1 for no rows), and for each slot a mask of the row's path."""
     random, start = Random(seed).uniform(len(lengths)).tolist(), 0
     paths = torch.zeros(len(lengths), _MOST, dtype=torch.bool)
     chosen = []

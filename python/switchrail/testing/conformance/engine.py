@@ -12,7 +12,7 @@ from switchrail.testing.conformance.bounds import BOUNDS
 from switchrail.testing.conformance.setting import PAGED, RECURRENT, Measured, Setting
 
 VERIFIED = ("device_parents", "row_states")
-"""The features that only verification has."""
+"""The features of `FORMS` that only verification has."""
 
 
 def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:

@@ -35,9 +35,10 @@ def no_waiting(setting: Setting) -> None:
 def graph(setting: Setting) -> Measured:
     """Checks that a captured call can be replayed for another batch after `refresh`.
 
-    Only `run` is captured, after a first run, with a plan within bounds. The capture must not allocate
-    memory. Then the numbers in the call's tensors change, and so do the batch's lengths, slots and pages. As
-    in an engine, `refresh` gets the new lengths of the host, and the batch's tensors change after it.
+    Only `run` is captured, after a first run, with a plan that has bounds. A second capture must not request
+    memory from the driver. Then the numbers in the call's tensors change, and so do the batch's lengths,
+    slots and pages. As in an engine, `refresh` gets the new lengths of the host, and the batch's tensors
+    change after it.
     """
     backend = setting.backend
     if type(backend).refresh is Backend.refresh:

@@ -1,4 +1,4 @@
-"""Checks of memory accesses: guards around outputs, offsets of more than 32 bits, strides."""
+"""Checks of memory accesses: guards around outputs, offsets of more than 2^31 elements, strides."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Te
             raise Unavailable(f"it needs {size / 2**30:.0f} GiB on the device, {free / 2**30:.0f} are free")
         return torch.empty(elements, dtype=dtype, device=device)
     if device.type != "cpu":
-        raise Unavailable(f"it needs {size / 2**30:.0f} GiB, and is made for cpu and cuda, not {device.type}")
+        raise Unavailable(f"it needs {size / 2**30:.0f} GiB on cpu or cuda, this is {device.type}")
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, AttributeError) as error:

@@ -23,7 +23,7 @@ _ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
     "decode": ((1,) * 4, (1,) * 4, (1,) * 7, (1,), (1,) * 4),
     "verify": ((3, 5, 0, 1), (3, 5, 0, 1), (2,), (1,) * 3, (1, 5, 3, 0)),
 }
-"""The rows per sequence of each call. Two calls are alike; the others differ in sequences or lengths."""
+"""The rows per sequence of each call. Two calls are alike; the others have other sequences or lengths."""
 
 _CAUSE = "a layer that was called before gives a different result than a new layer"
 
@@ -32,8 +32,8 @@ class OneLayer(Backend[Any, Any]):
     """A backend that makes the calls of all layers of a kind through the first layer of that kind.
 
     Before a call, the layer's tensors are copied into the first layer; after the call, they are copied back.
-    Layers are of one kind if their tensors have equal shapes, strides and dtypes, and if their options are
-    equal.
+    Layers are of one kind if their tensors have equal shapes, strides, dtypes and devices, and if their
+    options are equal.
     """
 
     def __init__(self, backend: AnyBackend) -> None:

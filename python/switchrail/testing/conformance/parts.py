@@ -1,4 +1,4 @@
-"""Derives calls from a call: with one sequence only, or with one sequence filled with NaN."""
+"""Parts of the checks: calls derived from another call, and errors for wrong results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optional step of MLA's prefill, which plans ragged keys and chunks of the cached prefix."""
+"""The check of `plan_chunked_prefix`, the optional step of MLA's prefill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Completed(Delegate):
 
 
 def chunked_prefix(setting: Setting) -> Measured:
-    """Checks that the results don't depend on the step's flags, with a cached prefix and without."""
+    """Checks prefills with different flags of the step, with a cached prefix and without."""
     bound = BOUNDS["usual"][setting.dtype]
     worst = Measured(Error(0.0, 0.0), bound)
     sizes: dict[str, Any] = {"nope_size": 128, "value_size": 128, "heads": 2}  # as in widespread models

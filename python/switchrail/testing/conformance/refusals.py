@@ -43,7 +43,7 @@ def refusals(setting: Setting) -> None:
 
 
 def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
-    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # `clone` keeps strides
+    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # copied tables lose strides
     try:
         copy.run(backend)
     except ContractError:
@@ -58,7 +58,7 @@ def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
     for name in broken.contract.mutated:
         before, after = broken.tensors.get(name), copy.tensors.get(name)
         if before is not None and after is not None:
-            assert same_bits(before, after), f"{what}: {name} was written before it was refused"
+            assert same_bits(before, after), f"{what}: {name} was written before the call was refused"
 
 
 def _check(call: Sample) -> None:

@@ -14,7 +14,7 @@ def _blocks() -> list[Scenario]:
     return [
         Scenario(
             name=f"around-{size}",
-            about=f"lengths around a block of {size}",
+            about=f"lengths around {size} and {2 * size}",
             prefill=(size - 1, size, size + 1, 2 * size + 1),
             decode=None,
             verify=None,
@@ -24,7 +24,7 @@ def _blocks() -> list[Scenario]:
     ] + [
         Scenario(
             name=f"past-around-{size}",
-            about=f"caches around a block of {size}",
+            about=f"cache lengths around {size} and {2 * size}",
             ops=PAGED,
             prefill=(5, 1, 2, 7),
             arguments={"kv_lengths": (size - 1 + 5, size, size + 1, 2 * size + 1)},
@@ -38,13 +38,13 @@ def _blocks() -> list[Scenario]:
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="ragged",
-        about="lengths that have nothing in common",
+        about="very different lengths, some of them 0",
         prefill=(1, 0, 3, 17, 0, 70, 33),
         decode=7,
         core=True,
     ),
     Scenario(name="none", about="no sequence at all", prefill=(), decode=0, verify=()),
-    Scenario(name="empty", about="sequences without a row", prefill=(0, 0), decode=None, verify=(0, 0)),
+    Scenario(name="empty", about="sequences without rows", prefill=(0, 0), decode=None, verify=(0, 0)),
     Scenario(name="one-token", about="one row each", prefill=(1,) * 5, decode=1, verify=(1,) * 3),
     Scenario(
         name="many",
@@ -55,7 +55,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name="long",
-        about="one long sequence beside a short one",
+        about="one sequence of 1500 rows beside a short one",
         prefill=(1500, 3),
         decode=None,
         verify=None,
@@ -63,7 +63,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name="long-quick",
-        about="one sequence of several blocks beside a short one",
+        about="one sequence of 300 rows beside a short one",
         prefill=(300, 3),
         decode=None,
         verify=None,
@@ -125,7 +125,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name="long-past",
-        about="caches of many blocks",
+        about="caches of many pages",
         ops=PAGED,
         prefill=(5, 1, 2),
         decode=3,

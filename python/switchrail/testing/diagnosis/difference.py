@@ -200,7 +200,7 @@ def count(number: int, what: str) -> str:
 
 
 def owners_of_slots(call: Sample) -> dict[int, int]:
-    """For each slot that is written, the sequence that writes it."""
+    """For each slot that the batch names for writing, the sequence that owns it."""
     batch = call.batch
     assert isinstance(batch, StateBatch)
     owners = {slot: n for n, slot in enumerate(batch.write_slots.tolist()) if slot >= 0}

@@ -167,7 +167,7 @@ def _swapped(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _groups(call: Sample) -> Iterator[Hypothesis]:
-    """Mistakes in which heads use the wrong shared head: `i % n` instead of `i // (m / n)`."""
+    """Mistakes in which m heads share n heads in the wrong order: `i % n` instead of `i // (m / n)`."""
     specs = call.contract.tensors
     for many, few in call.contract.multiples:
         sizes = {
@@ -212,6 +212,7 @@ def _states_before(call: Sample) -> Iterator[Hypothesis]:
     """The mistake in which rows read the state without their own token.
 
     The previous row reads that state. So queries are moved up by one row, and `later` moves the results back.
+    A second form of the mistake applies the row's decay to the state.
     """
     about = "rows don't read their own token: the causal mask is off by one"
     double = call.double()

@@ -1,4 +1,4 @@
-"""Describes memory that a call wrote although it must not: inputs, and slots that no sequence owns."""
+"""Describes memory that a call wrote although it must not: inputs, tables of the batch, and slots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed_input(call: Sample, name: str, before: torch.Tensor, after: torch.Te
 def stray_slots(
     call: Sample, changed: Sequence[int], states: torch.Tensor, expected: torch.Tensor, bound: Error
 ) -> list[Finding]:
-    """Describes each slot that was written although no sequence owns it: its role, and its contents.
+    """Describes each slot that the call must not write but wrote: its role, and its contents.
 
     Args:
         call: The call, as it was before it ran.
@@ -59,7 +59,7 @@ def stray_slots(
     for slot in changed:
         content = next(
             (
-                f", it holds what belongs to slot {own} of sequence {n}"
+                f" (now holds the state of slot {own} of sequence {n})"
                 for own, n in written.items()
                 if measure(states[slot : slot + 1], expected[own : own + 1]).within(bound)
             ),

@@ -12,7 +12,7 @@ from switchrail.testing.diagnosis.findings import Finding
 
 _CHUNKS = (16, 32, 64, 128)
 _LEAST_SHARE = 0.5
-"""A property explains an error if at least this fraction of the rows with the property is wrong."""
+"""A property explains an error if at least this fraction of the rows or sequences with it is wrong."""
 
 _MOST_NAMED = 3
 
@@ -43,7 +43,7 @@ def rows_in_common(d: Difference) -> Finding | None:
     told = [] if torch.equal(rows, wrong) else [f"{int(wrong.sum())} of these {number}"]
     same = [other for _, _, other, others in found if other != about and torch.equal(others, rows)]
     if same:
-        told.append(f"the same ones here: {'; '.join(same[:_MOST_NAMED])}")
+        told.append(f"in this call the same rows are {'; '.join(same[:_MOST_NAMED])}")
     return Finding(_cause(about), "; ".join(told))
 
 
@@ -71,12 +71,11 @@ def heads_in_common(d: Difference) -> Finding | None:
 
 
 def columns_in_common(d: Difference) -> Finding | None:
-    """The wrong columns, if not all columns are wrong."""
+    """The wrong columns, if at most three quarters of all columns are wrong."""
     if len(d.axes) < 2 or d.axes[-1] in HEADS:
         return None
     wrong = d.wrong.flatten(0, -2).any(0)
     share = float(wrong.double().mean())
-    # single columns may be right by chance, but not a block of them
     if share > 0.75:
         return None
     what = "columns" if d.axes[0] == "T" else d.axes[-1]
@@ -104,7 +103,7 @@ def _commons(d: Difference, owners: torch.Tensor) -> Iterator[Common]:
     yield "sequences of several rows", length > 1, True
     for chunk in _CHUNKS:
         yield f"sequences of more than {chunk} rows", length > chunk, True
-        yield f"sequences of no multiple of {chunk} rows", length % chunk != 0, True
+        yield f"sequences whose length is no multiple of {chunk}", length % chunk != 0, True
     yield "rows of the first sequence", owners == 0, True
     yield "sequences after the first", owners > 0, True
     yield "rows of the last sequence", owners == len(batch.seqlens) - 1, True

@@ -95,7 +95,7 @@ def ratio_of_rows(d: Difference) -> Finding | None:
 
 
 def swapped_heads(d: Difference) -> Finding | None:
-    """Heads with the results of other heads."""
+    """Heads that hold the results of other heads."""
     if not d.has_heads or not 1 < d.got.shape[1] <= _MOST_HEADS:
         return None
     heads = range(d.got.shape[1])
@@ -112,7 +112,7 @@ def swapped_heads(d: Difference) -> Finding | None:
 
 
 def moved_rows(d: Difference) -> Finding | None:
-    """Wrong rows with the results of other rows."""
+    """Wrong rows that hold the results of other rows."""
     wrong = d.wrong_rows.nonzero().flatten()
     if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
         return None
@@ -147,7 +147,7 @@ def moved_rows(d: Difference) -> Finding | None:
 
 
 def rounding(d: Difference) -> Finding | None:
-    """Rows that all differ by a little."""
+    """A small error over all rows, at least half of which are wrong."""
     if not d.got.isfinite().all() or d.bound.norm == 0:
         return None
     error = float((d.got - d.expected).norm() / d.expected.norm().clamp_min(1e-300))
