@@ -78,7 +78,7 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
         ),
         (
             lambda **a: a["state"][-1].copy_(a["state"][a["batch"].write_slots[3]]),
-            ["holds what belongs to slot ", " of sequence 3"],
+            ["holds the state of slot ", " of sequence 3"],
         ),
         (lambda **a: a["state"][0].fill_(1.0), ["slot 0, which no sequence owns, is written"]),
     ],

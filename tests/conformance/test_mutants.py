@@ -538,12 +538,12 @@ REPORTS = {
     "states written transposed": ["the states are transposed: got K x V, expected V x K"],
     "states read transposed": ["initial states are read transposed"],
     "states written to the slots of others": [
-        "states are in the slots of others: slot 4 of sequence 0 holds what belongs to slot 7 of sequence 6"
+        "states are in the slots of others: slot 4 of sequence 0 holds the state of slot 7 of sequence 6"
     ],
     "a state written one slot too far": [
         "states are never written: slot",
         "states are in the slots of others",
-        "holds what belongs to slot",
+        "holds the state of slot",
     ],
     "a dirty slot read after an empty sequence": [
         "a slot that no sequence starts from is read",
@@ -564,7 +564,7 @@ REPORTS = {
     "key-value heads shared in interleaved order": [
         "heads are grouped in the wrong order: head i uses i % HKV, not i // (H / HKV)"
     ],
-    "rows one too late": ["rows are off by 1: each holds what belongs to the row before it"],
+    "rows one too late": ["rows are off by 1: each holds the result of the row before it"],
     "a chunk's rows without their own token": ["rows don't read their own token", "mask is off by one"],
     "tokens looked up one page too early": ["tokens after the first page are looked up one page too early"],
     "the first token of a page looked up in the one before": [

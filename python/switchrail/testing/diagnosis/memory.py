@@ -59,7 +59,7 @@ def stray_slots(
     for slot in changed:
         content = next(
             (
-                f" (now holds the state of slot {own} of sequence {n})"
+                f" (holds the state of slot {own} of sequence {n})"
                 for own, n in written.items()
                 if measure(states[slot : slot + 1], expected[own : own + 1]).within(bound)
             ),

@@ -137,9 +137,10 @@ def moved_rows(d: Difference) -> Finding | None:
     if not d.is_state and len(d.owners) > ends and times >= len(sources) - ends:
         side = "after" if step > 0 else "before"
         apart_by = "the row" if abs(step) == 1 else f"{abs(step)} rows"
-        return Finding(f"rows are off by {abs(step)}: each holds what belongs to {apart_by} {side} it")
+        return Finding(f"rows are off by {abs(step)}: each holds the result of {apart_by} {side} it")
+    content = "state" if d.is_state else "result"
     told = [
-        f"{d.row_name(row)} holds what belongs to {d.row_name(source)}"
+        f"{d.row_name(row)} holds the {content} of {d.row_name(source)}"
         for row, source in list(sources.items())[:_MOST_TOLD]
     ]
     kind = "states are in the slots of others" if d.is_state else "rows are in the places of others"
