@@ -1,8 +1,8 @@
 """Adds the toy op of CONTRIBUTING.md to a copy of this repository: `make toy-op`.
 
-A code block below a path is the content of that file, or a `diff` to apply to it. The script writes these
-files, compiles the core, and runs the commands of the last block. It fails if a command fails, or if more
-files change than CONTRIBUTING.md says.
+In CONTRIBUTING.md, a code block below a path is the content of that file, or a `diff` to apply to it. The
+script writes these files, compiles the core, and runs `CHECKS` and the commands of the last block. It fails
+if a command fails, or if more than `MOST_FILES` files or other files than the named ones change.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CHECKS = (
     ["mypy"],
     ["pytest", "-q", "tests/ops", "tests/kernels", "-k", "ema and not up_to_date"],
 )
-"""Tests that must pass with the new op, and that include cases of the new op."""
+"""Commands that must succeed with the new op; pytest runs the new op's cases only."""
 
 
 def section() -> tuple[list[tuple[str, str, str]], str]:
-    """The changes, each as path, language and text; and the commands."""
+    """The changes of CONTRIBUTING.md, each as path, language and text, and its shell commands."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     text = re.split(r"^## ", text.partition("\n## Adding an op\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     changes = re.findall(r"`([\w./]+)`:\n\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ def section() -> tuple[list[tuple[str, str, str]], str]:
 
 
 def main() -> None:
-    """Run everything in `target/toy-op`."""
+    """Copy the repository to `target/toy-op`, add the op to the copy, and run all commands there."""
     copy = ROOT / "target" / "toy-op"
     shutil.rmtree(copy, ignore_errors=True)
     environment = {
@@ -77,7 +77,9 @@ def main() -> None:
             (copy / path).write_text(text, "utf-8")
     touched = run("git", "ls-files", "--modified", "--others", "--exclude-standard").splitlines()
     if sorted(touched) != sorted(path for path, _, _ in changes) or len(touched) > MOST_FILES:
-        raise SystemExit(f"touched: {', '.join(touched)}; at most {MOST_FILES} files, those that are named")
+        raise SystemExit(
+            f"changed: {', '.join(touched)}; expected: the files in CONTRIBUTING.md, at most {MOST_FILES}"
+        )
 
     run("maturin", "build", "--release", "--quiet", "--out", "target/wheels")
     (wheel,) = copy.glob("target/wheels/*.whl")

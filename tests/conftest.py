@@ -1,7 +1,7 @@
-"""Settings that must precede all imports, and the check that each test leaves nothing behind.
+"""Settings, scheduling and fixtures of all tests, and the check that each test leaves nothing behind.
 
-Without a GPU, Triton's kernels are interpreted. Times of `switchrail tune` on this machine are ignored. Tests
-use one thread, since their computations are too small to gain from more.
+Without a GPU, Triton's kernels are interpreted. Times that `switchrail tune` measured on this machine are
+ignored. PyTorch uses one thread, since the tests' computations are too small to gain from more.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ hypothesis.settings.load_profile("busy")
 
 
 class YoungCollector:
-    """Replaces the garbage collector for engines that capture: collects new objects only, and freezes none.
+    """Replaces the module `gc` in `switchrail.garbage`: collects young objects only, and freezes none.
 
-    A full collection would visit all imports and collected tests, which took a third of the time of these
-    tests. Tests of the collector itself use `whole_heap`.
+    Engines collect garbage before they capture steps. Full collections, which visit all imports and all
+    collected tests, took a third of the time of tests with such engines. Tests of `switchrail.garbage` use
+    `whole_heap`.
     """
 
     get_freeze_count = staticmethod(gc.get_freeze_count)
@@ -84,11 +85,12 @@ WHOLE_FILES = (
 def pytest_collection_finish() -> None:
     """Turn the garbage collector on again, and let torch's loggers print through the logger `torch`.
 
-    A full collection visits all imports and collected tests. It runs after 50 smaller collections instead of
-    10, where it took a twentieth of the time of tests with engines.
+    A full collection visits all imports and collected tests. One in 50 collections of the middle generation
+    is followed by a full collection. With Python's default, one in 10, full collections took a twentieth of
+    the time of tests with engines.
 
-    pytest adds handlers to each logger that doesn't propagate, three times per test, which takes a sixth of
-    an empty test's time.
+    Torch's loggers propagate because pytest adds handlers to each logger that doesn't, three times per test,
+    which takes a sixth of an empty test's time.
     """
     gc.enable()
     gc.set_threshold(*gc.get_threshold()[:2], 50)
@@ -104,7 +106,7 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run each file of `WHOLE_FILES`, and all cases of a function, in one process.
 
-    Distributing cases one by one would take xdist as long as running ten files of tests.
+    If xdist distributed the cases one by one, this alone would take as long as running ten files of tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -133,7 +135,7 @@ def _nothing_is_left_by_fixtures() -> Iterator[None]:
 def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
     """Check for leftovers after each test. Being each test's first fixture, it ends last.
 
-    Also seeds random numbers.
+    Also seeds torch's default generator.
     """
     before = leftovers.read()
     torch.default_generator.manual_seed(0)
@@ -145,7 +147,7 @@ def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
 
 @pytest.fixture
 def whole_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that capture collect all objects, and freeze them, as in a program."""
+    """Let engines collect and freeze all objects before they capture steps, as outside the tests."""
     monkeypatch.setattr(garbage, "gc", gc)
 
 

@@ -1,4 +1,4 @@
-"""Threads that work, and threads that watch them until they are done."""
+"""Helpers for tests with several threads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def run_watched(
 
 
 def bind_beside_writers(runtime: switchrail.Runtime, plan: switchrail.RoutePlan, phase: str) -> bool:
-    """Binds a plan and checks the backend of its gated delta layer 0.
+    """Binds a plan while other threads change the registry, and checks the backend of gated delta layer 0.
 
     Returns:
-        Whether the plan could be bound. It can't if a writer has removed its backend meanwhile.
+        Whether the plan could be bound. It can't if another thread has removed one of its backends.
     """
     try:
         bound = runtime.bind(plan)

@@ -11,7 +11,7 @@ def write_distribution(
     """Write a distribution with one module of the same name.
 
     Args:
-        site: The folder on the module path.
+        site: A folder on `sys.path`.
         name: The distribution's name.
         source: The module's code.
         plugin: The name of the distribution's entry point.

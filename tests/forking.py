@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def forked(work: Callable[[], object]) -> Callable[[], None]:
-    """Starts work in a forked child. The returned function waits for its end; failures there fail here."""
+    """Starts `work` in a forked child. The returned function waits for it, and fails if `work` failed."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Runs two threads in every order that one thread switch can produce.
+"""Runs two functions in two threads, again and again, with a thread switch at another line each time.
 
 The first thread stops at a line of the tested code. The second then runs to its end, or until it waits for a
 lock. Then the first thread continues. This is repeated for one in `SWITCH_EVERY` of the lines that the first
@@ -44,12 +44,13 @@ def every_interleaving(
 
     Args:
         make: Prepares a run. Returns the two functions, and a function that checks and cleans up after both.
-        places: Files and folders of the package at whose lines to switch, besides lines of weak dictionaries.
-        locks: More locks than those of Switchrail's modules, as pairs of an object and an attribute.
+        places: Files and folders of the package. Switches are at their lines and at those of `weakref`.
+        locks: Returns the locks to watch besides those that Switchrail's modules hold, as pairs of an object
+            and an attribute's name.
         alike: Whether both functions do the same, so that one order is enough.
 
     Returns:
-        The number of lines that the first thread reached, in both orders together.
+        The number of lines that the first thread reached, rounded up, in both orders together.
     """
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))
@@ -91,7 +92,7 @@ def _runs(
 
 
 def check_anyway(check: Callable[[], object]) -> None:
-    """Clean up after a run that has already failed, ignoring further errors."""
+    """Call the check of a failed run only because it also cleans up; its failed assertions are ignored."""
     with suppress(AssertionError):
         check()
 

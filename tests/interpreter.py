@@ -15,12 +15,12 @@ from tests.operators import Operators
 def avoid_repeated_work() -> None:
     """Make interpreted kernels run in a third of the time, if this version of the interpreter is supported.
 
-    Triton's interpreter replaces the language's functions at each call of a device function, although the
-    launch has replaced them already. It computes each integer sum in int64 as well, for an overflow check
-    that is omitted unless the interpreter's option `debug` is on. It creates a type, a shape and a size for
-    each value, although a kernel has only a few dozen of each. It compares and converts the types of both
-    operands of each sum (see `tests.operators`). It parses and compiles a function again if the function's
-    module is loaded again.
+    The interpreter repeats the following work, which is avoided here. It replaces the language's functions at
+    each call of a device function, although the launch has replaced them already. It computes each integer
+    sum in int64 as well, for an overflow check that it omits unless its option `debug` is on. It creates a
+    type, a shape and a size for each value, although a kernel has only a few dozen of each. It compares and
+    converts the types of both operands of each operation (see `tests.operators`). It parses and compiles a
+    function again if the function's module is loaded again.
 
     With a GPU nothing is replaced, since the same classes compile kernels.
     """
@@ -146,7 +146,7 @@ def _share(kind: Any, find: Callable[..., Any]) -> None:
 def _replace_builtins(
     is_builtin: Callable[[Any], bool], semantic: Any, tensor: Any, shortcuts: Operators
 ) -> Callable[..., None]:
-    """Replaces the functions of a module or class as Triton does, but finds them only once."""
+    """Returns a function that replaces a module's functions as Triton does, but lists them only once."""
     found: dict[Any, list[tuple[str, Any, Any]]] = {}
 
     def wrap(place: Any, name: str, member: Any) -> Any:
@@ -219,8 +219,10 @@ def _unwrap(core: Any) -> Callable[[Any], Any]:
 
 
 def _broadcast(broadcast: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """Broadcasts as the interpreter does, but without creating types if shapes are equal or one operand is a
-    scalar. With another builder, which compiles, nothing is changed."""
+    """Returns a `broadcast_impl_value` that takes a shortcut if shapes are equal or an operand is a scalar.
+
+    Calls with another builder, which compile kernels, take no shortcut.
+    """
 
     def of_two(self: Any, left: Any, right: Any) -> Any:
         if self.builder is not builder:

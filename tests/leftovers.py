@@ -1,4 +1,7 @@
-"""Finds everything that a test leaves behind, and restores it for the next test."""
+"""Finds changes that a test leaves behind, and undoes them for the next test.
+
+Threads, processes and files that are left behind are only reported.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ OWN_MODULES = (
     *("cuda_utils", "switchrail_replay"),
 )
 OWN_THREADS = ("tqdm_monitor",)
-"""Threads that libraries start when they are imported."""
+"""Names of the threads that libraries start and never end."""
 GRACE = 60.0
-"""Seconds that a finished thread may take to end on a busy machine."""
+"""Seconds to wait for the end of a test's thread: enough for a busy machine."""
 
 LISTS = [(sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (gc, "callbacks")]
 ATTRIBUTES = [
@@ -70,18 +73,18 @@ LOGGERS = [logging.getLogger(name) for name in (None, "switchrail", "py.warnings
 
 @dataclass(frozen=True)
 class Place:
-    """One kind of leftover; each leftover of that kind has a name."""
+    """One kind of state that a test may leave changed: a mapping from names to values."""
 
     kind: str
     read: Callable[[], Mapping[Any, Any]]
     restore: Callable[[Mapping[Any, Any], Any], object]
-    """Restores a difference, given the earlier state and the difference's name."""
+    """Restores the value of one name, given the earlier mapping and the name."""
     is_left: Callable[[Mapping[Any, Any], Any], bool] = lambda before, name: True
-    """Whether to report a difference; False for internal changes of libraries."""
+    """Whether to report and undo the change of one name, given the earlier mapping and the name."""
 
 
 def _environment() -> dict[bytes, bytes]:
-    """The environment variables as bytes, since decoding them takes longer than the rest of the check."""
+    """The environment variables as bytes: decoding them would take longer than the rest of the check."""
     return {name: value for name, value in os.environ._data.items() if name not in OWN_VARIABLES}  # type: ignore[attr-defined]
 
 
@@ -111,7 +114,7 @@ def _restore_module(before: Mapping[str, ModuleType], name: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module belongs to an installed package, as opposed to a test."""
+    """Whether a module belongs to an installed package or to the repository, without its tests."""
     root = sys.modules.get(name.partition(".")[0])
     places = [getattr(root, "__file__", None) or "", *map(str, getattr(root, "__path__", ()))]
     return any(place.startswith(INSTALLED) for place in places) and not any(
@@ -137,7 +140,7 @@ _installed: set[str] = set()
 
 
 def _stays(each: object) -> bool:
-    """Whether a library added this entry to a list when it was imported."""
+    """Whether an entry of a list stays there, because it is an object from an installed module."""
     if isinstance(each, str):
         return False
     name = getattr(each, "__module__", "")
@@ -185,7 +188,7 @@ def _children() -> dict[str, str]:
 
 
 class Tree:
-    """The files of folders and of the repository's root; read again only for changed folders."""
+    """The files inside some folders and directly in the repository's root; read again if a folder changes."""
 
     def __init__(self, *tops: Path) -> None:
         self._tops = tops
@@ -281,7 +284,7 @@ def read() -> list[Mapping[Any, Any]]:
 
 
 def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
-    """Restore and describe the differences that are to be reported."""
+    """Undo the changes since `before` that are to be reported, and describe each."""
     left = []
     for place, was in zip(PLACES, before, strict=True):
         now = place.read()
@@ -318,7 +321,7 @@ def remember_triton() -> None:
 
 
 def put_back_triton() -> None:
-    """Undo the interpreter's changes to Triton's language module; nothing can be compiled with them."""
+    """Undo the interpreter's changes to Triton's language module, with which no kernel can be compiled."""
     for place, was in _triton.items():
         if vars(place) != was:
             for name, value in was.items():

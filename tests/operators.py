@@ -31,9 +31,9 @@ FUNCTIONS: dict[str, Operator] = {
     "ne": np.not_equal,
 }
 NUMBERS = {"fp32": (int, float), "fp16": (int, float), "int32": (int,), "int64": (int,)}
-"""The types of Python's numbers that an operator converts to a value's own type."""
+"""By type of a value: the types of Python numbers that an operator converts to this type."""
 LOGIC = np.bitwise_and, np.bitwise_or
-"""The functions for values of type int1. Arithmetic on bools is different in numpy."""
+"""The only functions with shortcuts for values of type int1, since numpy's arithmetic on bools differs."""
 
 
 class _Result(NamedTuple):
@@ -51,11 +51,14 @@ class _Result(NamedTuple):
 
 
 KNOWN: dict[str, dict[Any, _Result | None]] = {}
-"""By operator and pair of types: the common part of the results, or None if the shortcut is wrong."""
+"""By operator, then by the types of its operands: the common part of the results, or None without a shortcut.
+
+The key of `__getitem__` is the tensor's type and, for each index, whether it is None.
+"""
 
 
 class Operators:
-    """The shortcuts by name; they last from one launch to the next."""
+    """Makes the shortcuts for the methods of Triton's tensors."""
 
     def __init__(self, core: Any, handle: Any) -> None:
         self._tensor, self._constexpr, self._handle = core.tensor, core.constexpr, handle
@@ -136,7 +139,7 @@ def _reversed(function: Operator, left: Any, right: Any) -> Any:
 
 
 def _choose(function: Operator, left: Any, right: Any) -> Operator | None:
-    """The function of numpy for a value's type and the type of a second value or number, if there is one."""
+    """The function to call on a value of type `left` and a value or number of type `right`, or None."""
     if isinstance(right, type):
         return function if right in NUMBERS.get(left.name, ()) else None
     if left.is_ptr():
@@ -151,7 +154,7 @@ def _move(size: int, pointers: Any, offsets: Any) -> Any:
 
 
 def _compare(data: Any, expected: Any, function: Operator, operands: Any) -> _Result | None:
-    """The common part of the results, if the first one is the expected one."""
+    """The common part of the results, or None if `data` isn't the expected result."""
     known = expected.handle.data
     if data.dtype is not known.dtype or data.shape != known.shape or data.tobytes() != known.tobytes():
         return None

@@ -57,7 +57,7 @@ while request := socket.recv_fds(server, 1 << 20, 3):
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # C's own buffers, as at the end of a process
-    os._exit(status)  # taking down what the imports made takes as long as making it
+    os._exit(status)  # without the interpreter's finalization, which takes as long as the imports
 """
 
 
@@ -86,7 +86,7 @@ class Helper:
         socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
 
     def wait(self) -> int:
-        """The exit status of the started process."""
+        """Wait for the started process to end; returns its exit status."""
         return int(self._socket.makefile().readline())
 
     def run(
@@ -125,8 +125,11 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextmanager
 def command(path: Path, helper: Helper, program: str) -> Iterator[None]:
-    """While this is active, the script at `path` runs `program` with its own arguments, environment variables
-    and streams in a forked process. `COMMAND_PROCESS` is the script's own process."""
+    """Within this context, the script at `path` runs `program` in a forked process.
+
+    The program gets the script's arguments, environment variables, folder and streams. Its environment
+    variable `COMMAND_PROCESS` is the script's process id.
+    """
     with socket.socket(socket.AF_UNIX) as listening:
         address = f"{path}.socket"
         listening.bind(address)

@@ -1,7 +1,7 @@
-"""Finds the tests with threads, processes, signals or order in them, from the names in their source.
+"""Finds the tests that race: those with threads, processes, signals or `OrderError`.
 
-A function or class races if its source has one of the names below, or uses a racing function, class, fixture
-or constant of its file, of a module of `tests`, or of a conftest above it.
+A definition (function, class, fixture or constant) races if its source has one of the names in `RACING`, or
+uses a racing definition of its file, of a module of `tests`, or of a `conftest.py` of its folder or above.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _definitions(path: Path) -> dict[str, ast.stmt]:
 
 @cache
 def _racing_names(path: Path) -> frozenset[str]:
-    """The names in a file that stand for something that races."""
+    """The names of racing definitions that a file has, imports, or gets from a `conftest.py`."""
     folders = [each for each in path.parents if each.is_relative_to(TESTS)]
     conftests = [each / "conftest.py" for each in folders] if path.name.startswith("test_") else []
     found = {name for each in conftests if each.exists() for name in _racing_names(each)}
@@ -78,7 +78,7 @@ def _racing_names(path: Path) -> frozenset[str]:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """The names that a definition uses: variables, arguments, and texts, which can name fixtures."""
+    """The names that a definition uses: variables, arguments, and strings, which can name fixtures."""
     found = set()
     for each in ast.walk(node):
         match each:

@@ -21,7 +21,7 @@ def sabotaged(backend: type[Any], then: Callable[..., None]) -> Any:
 
 
 def case_of(registration: Any, case: str, build: Callable[[], Any], **selection: Any) -> Case:
-    """The case with this id, for `build` in place of a registered backend's class."""
+    """The conformance case with this id, for the backend that `build` makes instead of the registered one."""
     op, phase, dtype, _ = case.split("/")
     subject = Subject(
         op=op,

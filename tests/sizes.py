@@ -8,4 +8,4 @@ GATED_DELTA = {
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
-"""Heads of full attention and of the gated delta rule, as Qwen3-Next's config names them."""
+"""Sizes of heads and of the convolution, with the names of Qwen3-Next's config."""

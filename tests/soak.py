@@ -1,10 +1,10 @@
 """Runs tests repeatedly, in random order, while other processes keep the cores busy.
 
 The cores are divided into lanes. Each lane has its own busy processes and runs rounds until all are done. A
-round is one run of pytest with its own seed, which is printed; its output is kept if it fails.
+round is one run of pytest with its own seed. Its seed, result, duration and log file are printed.
 
     python tests/soak.py --rounds 3                      # all tests
-    python tests/soak.py --rounds 50 --racing            # tests with threads, processes, signals or order
+    python tests/soak.py --rounds 50 --racing            # tests that race (see tests/racing.py)
     python tests/soak.py --rounds 50 --racing --sampled  # with as many interrupted places as in `make test`
     python tests/soak.py --rounds 10 tests/hooks -k race # any arguments of pytest
 """
@@ -64,13 +64,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--racing", action="store_true", help="only tests with threads, processes, signals, order"
+        "--racing", action="store_true", help="only tests with threads, processes, signals or OrderError"
     )
     parser.add_argument(
-        "--sampled", action="store_true", help="interrupt and switch at some places, not at all"
+        "--sampled", action="store_true", help="interrupt and switch threads at some places, not at every one"
     )
     parser.add_argument("--busy", type=int, default=4, help="busy processes beside each lane")
-    parser.add_argument("--lane", type=int, default=2, help="cores per lane; as many processes run its tests")
+    parser.add_argument("--lane", type=int, default=2, help="cores per lane, and pytest processes")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed of the first round")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "switchrail-soak")
     options, arguments = parser.parse_known_args()

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names every module, and only modules that exist."""
+"""ARCHITECTURE.md names every module of its sections' folders, and only modules that exist."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,14 @@ ROOT = Path(__file__).parents[1]
 SECTION = re.compile(r"^### [^`\n]+`([^`]+)`$(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\|.*", re.MULTILINE)
 NAME = re.compile(r"`([\w./-]+(?:\.py|\.rs|\.c|/))`")
-# Folders of which the document names no files, because each is named after a command, an operation or a
-# subject.
+# The document doesn't name the files in these folders: each has the name of the command, operation or subject
+# that it contains.
 ONE_FILE_EACH = ("cli", "doctor", "elementwise", "diagnosis")
 
 
 def files_of(base: Path, row: str) -> dict[str, set[Path]]:
-    """The files that each name in a row of a table means. A folder in a row applies to all names of the
-    row."""
+    """By name in a table's row: the existing files with this name, in `base`, in the repository's root, or in
+    a folder that the row also names."""
     names = NAME.findall(row)
     folders = [
         folder / name for name in ["", *names] if not name or name[-1] == "/" for folder in (base, ROOT)

@@ -1,5 +1,4 @@
-"""`rust/circles.py` finds circular references among the modules of a crate, and reports no other
-references."""
+"""`rust/circles.py` reports circular references among the modules of a crate, and no other references."""
 
 from __future__ import annotations
 
@@ -48,6 +47,8 @@ SOUND = {
         ({"a/y.rs": "use crate::X;\npub struct Y;\n"}, {"x", "y"}),
     ],
 )
-def test_a_circle_is_found(circles: Any, tmp_path: Path, changed: dict[str, str], members: set[str]) -> None:
+def test_exactly_the_circles_are_found(
+    circles: Any, tmp_path: Path, changed: dict[str, str], members: set[str]
+) -> None:
     write(tmp_path, SOUND | changed)
     assert {name for circle in circles(tmp_path) for name in circle} == members

@@ -1,4 +1,4 @@
-"""Leftovers of a test are found, named and removed."""
+"""Tests of `tests/leftovers.py`, which finds changes that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_new_files_are_seen(tmp_path: Path) -> None:
     assert tree.files() == before
 
 
-def test_imports_of_installed_packages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_of_the_standard_library_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     before = leftovers.read()
     import colorsys

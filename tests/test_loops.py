@@ -31,8 +31,9 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
 def test_no_interrupt_skips_a_finally() -> None:
     """No loop inside a `try` or `with` ends in a conditional jump back.
 
-    From CPython 3.13 on, no exception table has this jump, and the interpreter checks for signals before it.
-    So a signal handler's exception there skips every `finally`, `except` and `with` of the same function.
+    From CPython 3.13 on, the interpreter runs signal handlers before this jump, and the function's exception
+    table doesn't cover the jump. So a handler's exception skips every `finally`, `except` and `with` of the
+    function.
     """
     loops = ast.parse("try:\n while a: b()\n for a in b:\n  if a: b()\n [a for a in b if a]\nfinally: b()")
     assert len(list(while_guarded(loops))) == 3

@@ -1,5 +1,4 @@
-"""The vendor's guide works: each of its files is written, and each of its commands is run in a new
-environment."""
+"""docs/plugins.md works: all its files are written, and all its commands run in a new virtual environment."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)
-"""The lines that the command also prints if something takes 5 s on a busy machine."""
+"""Lines that `switchrail` prints only on a slow machine, while it waits for more than a few seconds."""
 
 
 def test_the_guide_has_all_three_parts() -> None:
@@ -112,7 +111,7 @@ def test_every_block(environment: dict[str, str], tmp_path: Path) -> None:
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         assert rest in ("", " appended")
-        assert file.exists() == bool(rest), f"{name} is written once, and appended to afterwards"
+        assert file.exists() == bool(rest), f"{name}: only its first block may create it"
         with file.open("a", encoding="utf-8") as open_file:
             open_file.write(text)
 

@@ -38,7 +38,7 @@ def test_what_transformers_refuses_is_what_the_readme_says(processes: Helper) ->
     version, refusal = stated[0]
     if not metadata.version("transformers").startswith(f"{version}."):
         pytest.skip(
-            f"the README speaks of transformers {version}, here is {metadata.version('transformers')}"
+            f"the README quotes transformers {version}; installed: {metadata.version('transformers')}"
         )
     program = (
         "from transformers import AutoModelForCausalLM\n"

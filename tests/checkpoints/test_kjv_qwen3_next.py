@@ -48,7 +48,7 @@ def test_readme_states_the_figures_of_the_training_run(model: Qwen3NextForCausal
     assert f"**{record['figures']['test_bits_per_byte']:.3f} bits a byte**" in README
 
 
-def test_shapes_exercise_what_the_engine_routes(model: Qwen3NextForCausalLM) -> None:
+def test_both_kinds_of_layers_and_mlps_and_grouped_heads(model: Qwen3NextForCausalLM) -> None:
     config = model.config
     assert set(config.layer_types) == {"linear_attention", "full_attention"}
     assert config.linear_num_value_heads == 2 * config.linear_num_key_heads
@@ -64,7 +64,7 @@ def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerBase, text:
 
 
 @torch.no_grad()
-def test_held_out_chapters_cost_about_what_the_readme_says(
+def test_bits_per_byte_of_three_held_out_chapters(
     model: Qwen3NextForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     chapters = HELD_OUT.removesuffix("\n").split("\n\n")

@@ -62,7 +62,7 @@ def test_the_loss(family: Family) -> None:
 
 @torch.no_grad()
 def test_the_engine_says_what_transformers_says(family: Family) -> None:
-    """Greedy tokens of ragged prompts are those of uncached passes; `generate` repeats the README's text."""
+    """The engine's greedy tokens are those of Transformers without a cache, and give the README's text."""
     prompts = [tokens_of(family, text) for text in PROMPTS]
     runs = family.run(prompts, 48)
     family.check(prompts, runs)

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("file", [Terminal, io.StringIO])
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_bar_on_a_terminal_alone(file, forced, monkeypatch):
-    """`FORCE_COLOR` may colour the output in a log, but the frames of a bar would fill the log."""
+    """Even with `FORCE_COLOR`, a log gets no bar, since the bar's frames would fill it."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -66,7 +66,7 @@ def test_help_that_fits_the_command(switchrail, command):
 def test_misuse_gives_a_plain_message(switchrail, arguments, message):
     done = switchrail(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.isascii(), "no boxes"
+    assert done.stderr.isascii(), "the message is in a box"
     assert message in done.stderr.splitlines()[-1]
 
 

@@ -34,7 +34,7 @@ def clean(monkeypatch, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock for load times that advances only when a plugin calls `ill_clock`."""
+    """A clock for load times, which plugins can import as `ill_clock` and advance."""
 
     class Clock(ModuleType):
         seconds = 0.0
@@ -84,7 +84,7 @@ def install(tmp_path):
 
 @pytest.fixture
 def find(before):
-    """The only new finding, after checking the properties that every finding must have."""
+    """Returns the one new finding with this check and subject; each new one must have problem and advice."""
 
     def find(check, subject):
         found = [finding for finding in diagnose() if finding not in before]
@@ -115,7 +115,7 @@ def test_nothing_is_wrong(switchrail, before):
         ("SWITCHRAIL_QUUX_AND_MORE", "1", "no such variable", "unset it"),
     ],
 )
-def test_a_variable_that_names_nothing(install, find, monkeypatch, variable, value, problem, advice):
+def test_a_wrong_variable_or_value(install, find, monkeypatch, variable, value, problem, advice):
     install("ill-gdn")
     monkeypatch.setenv(variable, value)
     finding = find("environment", variable)
@@ -361,7 +361,7 @@ def test_the_lock_differs(install, find, tmp_path, monkeypatch):
     assert f"switchrail lock --output {lock}" in finding.advice
 
 
-def test_what_the_lock_leaves_out_is_its_finding_alone(install, tmp_path, monkeypatch):
+def test_plugins_left_out_by_lock_or_allow_list_have_one_finding(install, tmp_path, monkeypatch):
     install("ill-gdn")
     install("ill-lockstep")
     install("ill-other")
@@ -397,7 +397,7 @@ def test_two_platforms_are_active(install, find):
     assert "2 platforms are active: ill-one, ill-two" in find("platform", "the platform").problem
 
 
-def test_a_platform_that_does_not_say_what_it_must(install, find):
+def test_a_platform_whose_property_raises(install, find):
     install(
         "ill-platform",
         "from switchrail.platforms import CpuHardware, CpuPlatform\n"
@@ -415,7 +415,7 @@ def test_a_platform_that_does_not_say_what_it_must(install, find):
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
-    """Pretend that there is an NVIDIA GPU, with given versions of torch and driver."""
+    """Returns the findings of `check_device` for a pretended NVIDIA GPU, driver and build of torch."""
 
     def gpu(*, cuda="13.0", driver=(13, 0), available=True, built=("sm_90",), capability=(9, 0)):
         (tmp_path / "driver").write_text("NVRM version: 1\n")

@@ -1,4 +1,4 @@
-"""Foreign text is escaped and shortened on a terminal by every command; JSON keeps it unchanged."""
+"""On a terminal, commands escape and shorten texts of plugins, models and users. JSON keeps them whole."""
 
 import io
 import json
@@ -17,11 +17,11 @@ from switchrail.foreign import LINE, LINES, escaped, in_lines, json_escaped, one
 from switchrail.lock import write_lock
 
 BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[bold][link=x]"
-"""Has no line ends, because metadata can't contain them and importlib.metadata fails at a carriage return."""
+"""Control characters and markup, without \\n and \\r, which metadata can't contain."""
 
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
-# Colours; hiding the cursor, moving up and erasing lines for animations.
+# Control sequences of Rich itself: for colours, for the cursor, and to erase lines.
 OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r+(?=\n|\x1b|$)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -183,7 +183,7 @@ def test_no_command_prints_control_characters(processes, site, tmp_path, checkpo
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))
     lock = tmp_path / "lock.json"
-    write_lock(lock)  # `sys.path` of this process has no hostile distributions
+    write_lock(lock)  # without the hostile distributions, which are not on this process's `sys.path`
     places = {"{checkpoint}": checkpoint, "{hostile}": tmp_path / "hostile", "{lock}": lock}
     arguments = [places.get(argument, argument) for argument in COMMANDS[name]]
     environment = {"PYTHONPATH": str(site)} | ({"SWITCHRAIL_LOCK": str(lock)} if is_locked else {})

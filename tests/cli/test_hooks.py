@@ -1,4 +1,4 @@
-"""`plugins --hooks` and `explain --hook`."""
+"""The commands `plugins --hooks` and `explain --hook`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Other engines are found by their metadata, and the output shows how Switchrail would serve in each."""
+"""Other installed engines are found by their metadata; `explain` shows which backends would serve in each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def install(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.99"])
-def test_explain_says_what_would_serve_in_each(
+def test_explain_says_what_would_serve_in_each_engine(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "sglang", version)

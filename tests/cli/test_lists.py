@@ -1,4 +1,4 @@
-"""`plugins`, `backends`, `explain` and help."""
+"""The commands `plugins`, `backends`, `explain` and `plan`, and their help."""
 
 import json
 import os
@@ -82,7 +82,7 @@ say("imported")
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no C library of the process")
+@pytest.mark.skipif(sys.platform == "win32", reason="ctypes.CDLL(None) needs POSIX")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -184,7 +184,7 @@ def test_explain(switchrail, plugins, checkpoint):
 
 
 def test_explain_shows_what_is_captured(switchrail, plugins, checkpoint, tmp_path):
-    """`explain` lists every key with its backends, and every step that is not captured with the reason."""
+    """`explain` lists the steps that an engine would capture, or says why there are none."""
     assert "no step is captured: platform cpu has no graphs" in switchrail("explain", checkpoint).output
     explain = ["explain", checkpoint, "--as", "cuda:9.0", "--backend", "gated_delta.decode=torch"]
     shown = " ".join(switchrail(*explain).output.partition("captured steps")[2].split())
@@ -250,7 +250,7 @@ def test_explain_says_that_no_backend_was_imported(switchrail, plugins, checkpoi
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", None], ids=["deep", "list", "broken", "folder"])
-def test_explain_trusts_a_config_no_more_when_it_reads_it_again(
+def test_explain_refuses_a_config_that_changed_after_its_first_reading(
     switchrail, checkpoint, tmp_path, monkeypatch, text
 ):
     config = tmp_path / "config.json"
@@ -325,7 +325,7 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
 
 
 def test_imports_no_more_than_it_needs(checkpoint):
-    """All commands run in one process, one after the other; each may import only its own modules."""
+    """Help, lists and plans don't import torch and other large packages."""
     commands = [
         ["--help"],
         ["plugins"],

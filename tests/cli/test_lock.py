@@ -1,4 +1,4 @@
-"""`lock` writes the installed distributions, and reports later changes."""
+"""`lock` writes a lock of the installed distributions, and `lock --check` reports later changes."""
 
 import json
 

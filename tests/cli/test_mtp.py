@@ -39,7 +39,7 @@ def test_the_layers_of_a_draft_head_are_shown(switchrail, tmp_path):
 
 
 def test_the_chosen_draft_is_shown(switchrail, tmp_path):
-    """`explain` shows the draft's own layout and routes; only the model has routes for verification."""
+    """`explain` shows the draft's own layout and routes. The draft verifies only if it proposes trees."""
     model, draft = tmp_path / "model", tmp_path / "small"
     for folder, changes in (
         (model, {}),

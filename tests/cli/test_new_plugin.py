@@ -51,8 +51,11 @@ def runtime(made, monkeypatch):
 
 
 def test_their_own_tests(processes, made):
-    """Of the conformance suite two checks per setting run. All run in `test_torch`, on the classes from which
-    these backends inherit; `test_they_claim_no_more_than_they_inherit` says that they are the same cases."""
+    """The tests of the written plugins pass. Of the conformance suite, only `ragged` and `refusals` run here.
+
+    `test_torch` runs all conformance cases on the classes from which these backends inherit.
+    `test_they_claim_no_more_than_they_inherit` compares the cases.
+    """
     folder, site = made
     program = "import pytest; raise SystemExit(pytest.console_main())"
     command = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-rA"]
@@ -151,7 +154,7 @@ def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path):
         ("auto", "gated_delta already has backends"),
     ],
 )
-def test_names(tmp_path, name, problem):
+def test_names_that_are_refused(tmp_path, name, problem):
     with pytest.raises(NewPluginError, match="valid: ") as caught:
         write_plugin(tmp_path / "new", name, op="gated_delta")
     assert problem in str(caught.value)

@@ -1,4 +1,4 @@
-"""`switchrail run`."""
+"""The command `run`, and the options that `explain` and others share with it."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def test_quiet_leaves_warnings(processes, checkpoint, tmp_path):
     told = processes.run(program, command, env=environment)
     assert (quiet.returncode, told.returncode) == (0, 0), quiet.stderr + told.stderr
     assert quiet.stderr.splitlines() == ["plugin ill-gdn:ill failed to load: OSError: no driver"]
-    assert told.stderr.count("no driver") == 1, "in the table of plugins"
+    assert told.stderr.count("no driver") == 1, "only in the table of plugins"
 
 
 @pytest.mark.parametrize("limit", ["model", "option"])
@@ -344,7 +344,7 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
 
 
 class Broken(TorchGatedDelta):
-    """A backend that fails in its fourth call or in a step's plan, and supports only decode."""
+    """A backend that fails in its fourth call, or, with `in_plan`, in the plan of a decode step."""
 
     error = OSError("no such kernel")
     in_plan = False
@@ -430,8 +430,7 @@ def test_the_line_of_a_backend_that_fails_in_torch(checkpoint, with_traceback):
 
 
 def test_text_comes_in_the_order_of_the_prompts():
-    """The text of the first unfinished request is printed as it grows; later texts are printed when it is
-    finished."""
+    """A request's text is printed as it grows, but not before all earlier requests have finished."""
     printed = io.StringIO()
 
     def events():
@@ -546,7 +545,7 @@ def test_interrupt(checkpoint):
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate()
         finally:
-            process.kill()  # Ctrl-C has no effect after the end
+            process.kill()  # in case that the interrupt did not end it
     assert process.returncode == 130
     assert rest.endswith("\n")  # a line end, so that messages on the same terminal begin on their own line
     told, interrupted = errors.splitlines()[-2:]  # no traceback; no progress bar without a terminal

@@ -1,4 +1,4 @@
-"""Every CPython of this machine, for comparison with its `importlib.metadata`."""
+"""Finds the CPythons of this machine, with whose `importlib.metadata` discovery is compared."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ORACLE = Path(__file__).with_name("oracle.py")
 
 
 class Oracle:
-    """A process that returns the results of `importlib.metadata` for a path."""
+    """A process that returns the results of `importlib.metadata` for any `sys.path`."""
 
     def __init__(self, python: str) -> None:
         command = [python, "-E", "-s", str(ORACLE)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, paths: Sequence[str]) -> dict[str, Any]:
-        """The oracle's answer for a path; only `error` if importlib raises an exception."""
+        """The `entries` and `versions` for a `sys.path`, or only an `error` if importlib raises one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(list(paths)) + "\n")

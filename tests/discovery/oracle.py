@@ -1,7 +1,8 @@
 """Prints the results of `importlib.metadata` of the running interpreter.
 
 Each line of standard input is a JSON list of paths. Each line of standard output is the answer: the entry
-points of Switchrail's groups, and the version of each distribution. Needs only the standard library.
+points of Switchrail's groups, and the version of each distribution; or an exception's text. This script needs
+only the standard library.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def test_installed_distributions(oracles: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Over a hundred distributions: the installed ones, generated ones in Switchrail's groups, and others."""
+    """A folder with over a hundred distributions: 60 generated ones, and the metadata of the installed ones.
+
+    All entry points are moved to Switchrail's group.
+    """
     root = tmp_path_factory.mktemp("environment")
     (site := root / "site").mkdir()
     for index in range(60):
@@ -162,8 +165,8 @@ def _entry_points(draw: st.DrawFn) -> str | None:
     return None if lines is None else start + "".join(line + end for line, end in lines)
 
 
-# Each place on the path is its name, whether it is an archive, and the texts of the head and the entry points
-# of each metadata folder, by name.
+# A place on the path: its name, whether it is an archive, and its metadata folders by name, each with the
+# texts of its head and its entry points.
 Site = tuple[str, bool, dict[str, tuple[str, "str | None"]]]
 
 
@@ -185,7 +188,7 @@ def _sites(draw: st.DrawFn) -> list[Site]:
 
 
 def build(root: Path, sites: list[Site]) -> list[str]:
-    """Write sites; return them as entries of a path."""
+    """Write sites; return their paths, after one that does not exist."""
     paths = [str(root / "missing")]
     for index, (place, is_archive, infos) in enumerate(sites):
         site = root / str(index) / place
@@ -258,8 +261,8 @@ HEAD = "Name: acme\nVersion: 1.0\n"
 DECLARED = f"{OURS}\nacme = acme:register\n"
 ACME = ["switchrail.plugins", "acme", "1.0", "acme", "acme:register", []]
 
-# Each distribution is its folder, head and entry points, with the result of importlib.metadata (None: it
-# raises, for all distributions), the result of discovery, and the problem that discovery lists.
+# By case: a distribution's folder, head and entry points; the entries that importlib.metadata finds, or None
+# if it raises; the entries that discovery finds; and a part of the problem that discovery reports, or None.
 # docs/discovery.md gives the reasons.
 DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
     "a line that is not an entry point": (
@@ -337,7 +340,7 @@ def test_two_that_go_by_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_installation_is_seen_at_once(tmp_path: Path) -> None:
-    """Discovery caches nothing: it finds a distribution installed within one tick of the clock."""
+    """Discovery finds a new distribution even if its folder's time of modification has not changed."""
     before = os.stat(tmp_path)
     for index in range(50):
         assert len(_core.discover([str(tmp_path)]).plugins) == index

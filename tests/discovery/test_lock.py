@@ -1,4 +1,4 @@
-"""Locks of distributions that pip installed in each of its ways, and the effect of differences."""
+"""Locks of distributions that pip installed as wheels or editable, and the effect of later changes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The place where pip installed the plugin (in each of its ways) and the imported package. Undoes
-    changes."""
+    """The folder into which pip installed the plugin, and the imported package, whose changes are undone."""
     _, package = installed
     shutil.copytree(package, tmp_path / "before")
     yield installed

@@ -1,4 +1,4 @@
-"""The core's selection through its binding: which plugins an allow list and a platform exclude."""
+"""Tests of `_core.select`: which plugins an allow list and a platform exclude."""
 
 from __future__ import annotations
 

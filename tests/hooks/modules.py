@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def imported(name: str, source: str) -> Iterator[types.ModuleType]:
-    """A module with this code, importable by its name in the block."""
+    """A module with this code, importable by its name within the `with` block."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(source, f"{name}.py", "exec"), vars(module))

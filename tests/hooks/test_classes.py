@@ -72,7 +72,7 @@ class Unrelated:
 
 
 def test_a_class_that_extends_the_target(hooks, mod):
-    pickle.dumps(mod.Target())  # a hook sets an attribute on the class
+    pickle.dumps(mod.Target())  # sets `__slotnames__` on the class, which must be there when `before` is read
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
     hooks.add("hook_replaced.Target", Better, "replace")
@@ -383,7 +383,7 @@ def test_setters_move_too(hooks, mod):
 @pytest.mark.parametrize("first", ["class", "method"])
 @pytest.mark.parametrize("defines", [True, False], ids=["defines it", "inherits it"])
 def test_an_inherited_method_of_a_replaced_class(hooks, mod, first, defines):
-    """A hook stays on the function that `Sub.m` resolves to while the class is replaced and restored."""
+    """The hook is on the function that `Sub.m` finds, while `Sub` is replaced and after it is restored."""
     names = dict(vars(mod.Sub))
     Better = type("Better", (mod.Target,), {"m": lambda self, a=1: ["mine"]} if defines else {"z": 1})
     adds = {
@@ -479,7 +479,7 @@ def test_an_attribute_called_super_is_refused(hooks, mod):
 
 
 def test_mixins_of_the_target(hooks):
-    """In mixins of the target with the same bases, `super()` continues after the target."""
+    """A replacement with the target's bases finds their methods with `super()`, not the target's."""
 
     class Base:
         def m(self):

@@ -64,7 +64,7 @@ class Base(torch.nn.Module):
 
 
 def doubling():
-    """A new class, which a test may replace."""
+    """A new module class, which doubles its input, so that a test may replace it."""
 
     class Scale(torch.nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""The chain of a target as it runs, and why other hooks don't run."""
+"""`explain` lists a target's hooks in running order, and says why others don't run."""
 
 import json
 import sys

@@ -230,8 +230,10 @@ def test_a_cycle_of_waiting_hooks(hooks, package):
 
 
 def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
-    """If the import shows that two hooked paths are one function, the second hook is refused; the import
-    continues."""
+    """The import shows that two hooked paths are one function, so the order of their hooks has a cycle.
+
+    The second hook keeps waiting, and the import continues.
+    """
     runtime = Runtime()
     with (package / "rope.py").open("a") as file:
         file.write("alias = get_rope\n")

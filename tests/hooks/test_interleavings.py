@@ -1,4 +1,4 @@
-"""Two threads that change hooks, with a thread switch at lines of the first thread's code."""
+"""Two threads that change hooks, with a thread switch at one line after another of the first thread."""
 
 import importlib
 import importlib.util
@@ -72,7 +72,7 @@ def plus(result, *args):
 
 
 def add(target, hooks, module):
-    """Add a hook and call; the hook must run."""
+    """Add a hook and call its target; the hook must run."""
     if target == "hook_targets.C":
         hooks.add(target, type("Better", (module.C,), {}), "replace", source=f"{id(hooks)}")
         assert module.C().n() % 10 == 3
@@ -185,7 +185,7 @@ def test_a_holder_that_changes_meanwhile(use):
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
 def test_loading_a_module_while_another_thread_uses_hooks(tmp_path, monkeypatch, first, second):
-    """A hook on a module being loaded is active once both threads have ended and hooks are retried."""
+    """A hook on a module that is being loaded runs after both threads have ended and hooks were retried."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -226,8 +226,7 @@ def test_loading_a_module_while_another_thread_uses_hooks(tmp_path, monkeypatch,
         }[second]
 
         def check():
-            # Nothing was watched before `add`, so `add` does not notice a file search that is already
-            # running.
+            # Only `retry` finds a module that was not imported by name, or whose import began before `add`.
             if first != "import" or second == "add":
                 hooks.retry()
             module = sys.modules["late_interleaved"]

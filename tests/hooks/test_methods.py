@@ -1,4 +1,4 @@
-"""Methods of every kind, on the defining class and on one that inherits them."""
+"""Hooks on methods of every kind, on the defining class and on one that inherits them."""
 
 import functools
 

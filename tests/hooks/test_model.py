@@ -51,7 +51,7 @@ fixed = functools.partial(two, b=8)
 crc32 = binascii.crc32
 """
 
-# Targets, and calls of them as `m.NAME`.
+# By target in the module `m`: expressions that call it.
 TARGETS = {
     "two": ["m.two(1)", "m.two(1, 3)", "m.two(b=4, a=5)"],
     "positional": ["m.positional(1)", "m.positional(1, 2, 3, k=4)"],
@@ -187,7 +187,8 @@ def make_hook(trace, name, kind, behaviour, target):
 def model(original, hooks, *, binds):
     """The function that results from hooks on the original.
 
-    Hooks of Python functions get bound arguments; hooks of other callables get the arguments as passed.
+    With `binds`, as for Python functions, hooks get positional arguments where possible, and all defaults.
+    Otherwise they get the arguments as passed.
     """
 
     def bound(args, kwargs):
@@ -254,7 +255,7 @@ def original_at(module, path):
 
 
 def naive_order(specifications):
-    """Repeatedly takes the first hook that no remaining hook must precede; None if there is none."""
+    """Repeatedly takes the first hook that no remaining hook must precede; returns None for a cycle."""
     left, order = sorted(specifications, key=lambda s: (-s.priority, s.source, s.number)), []
 
     def must_wait(one, other):

@@ -1,4 +1,4 @@
-"""Objects without Python code: replaced in all objects that refer to them."""
+"""Hooks on objects without Python code: a stand-in replaces such an object in all that refer to it."""
 
 import asyncio
 import collections
@@ -126,7 +126,7 @@ def test_singledispatch_keeps_its_attributes(hooks, objects):
 
 
 def test_c_functions(hooks, objects):
-    gc.unfreeze()  # `math.sqrt` existed before the test
+    gc.unfreeze()  # the search must find holders of `math.sqrt` that existed before the test
     other = types.SimpleNamespace(root=math.sqrt)
     original = math.sqrt
     hooks.add("math.sqrt", lambda x: ((x + 1,), {}))
@@ -491,7 +491,7 @@ def test_subclasses_of_the_descriptors(hooks, objects):
 
 
 class Rich:
-    """A class with all kinds of special methods."""
+    """A class with special methods of many kinds."""
 
     __hash__ = None
 

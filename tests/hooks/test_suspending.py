@@ -76,7 +76,7 @@ def test_flags_and_objects(hooks, functions):
 inspect_tests = [inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 delegates")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="on 3.10, an outer generator delegates to it")
 def test_the_object_is_the_originals(hooks, functions):
     code = functions.count.__code__
     hooks.add(functions.count, around, "around")

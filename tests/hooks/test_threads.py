@@ -22,7 +22,7 @@ def many_switches():
 
 
 def together(*works):
-    """Run functions in threads of their own; raise the exception of one of them."""
+    """Run each function in a thread of its own, then raise the first exception, if there is one."""
     errors, start = [], threading.Barrier(len(works))
 
     def run(work):
@@ -125,10 +125,7 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
 
 @pytest.mark.parametrize("where", ["function", "inherited method", "class", "object"])
 def test_no_call_runs_unhooked_once_the_change_has_returned(hooks, module, where):
-    """A call that begins after a change has returned sees the hook.
-
-    Each thread reads whether the hook is active, and then calls.
-    """
+    """A call that begins after a hook was added, and ends before it is removed, sees the hook."""
     module.adder = functools.partial(module.f, b=2)
     target, kind, fn, use = {
         "function": ("hook_targets.f", "replace", lambda a, b: "hooked", lambda: module.f(1)),
@@ -222,10 +219,7 @@ def test_hooks_and_registrations_together():
 
 
 def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
-    """A finalizer may change hooks while a target is looked up.
-
-    In real programs, the garbage collector can free an engine between any two instructions, in any thread.
-    """
+    """In programs, the garbage collector may run an engine's finalizer between any two instructions."""
     module = sys.modules["looked_up"] = types.ModuleType("looked_up")
     exec(
         "class Base:\n    def inherited(self): pass\nclass Target(Base):\n    def own(self): pass",
@@ -268,7 +262,7 @@ def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
 
 
 def test_handlers_of_the_log_run_without_the_lock(hooks, module):
-    """Log handlers run without the lock, so a handler may wait for another thread that changes hooks."""
+    """A log handler runs without the lock on hooks, so it may wait for another thread that changes hooks."""
     told, waiting = [], []
 
     class Handler(logging.Handler):

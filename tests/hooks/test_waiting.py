@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_front():
-    """Insert a finder in front of all others, including Switchrail's."""
+    """Returns a function that inserts a finder in front of all others, including Switchrail's."""
 
     class Front:
         @staticmethod
@@ -223,7 +223,7 @@ def test_a_module_that_changes_its_name_during_its_import(hooks, module):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_added_while_another_thread_imports_the_module(hooks, folder, fails):
-    """A hook takes effect after an import that another thread began before Switchrail's finder was asked."""
+    """If a hook is added while another thread imports its target's module, it runs once the import ends."""
     (folder / "late_slow.py").write_text(
         "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(60)\n"
         + CODE
@@ -257,7 +257,7 @@ def test_added_while_another_thread_imports_the_module(hooks, folder, fails):
 
 
 def test_many_waiting_hooks_cost_little(hooks, monkeypatch):
-    """`add` does not search the path again for each hook on a module that is not loaded."""
+    """`add` does not search `sys.path` again for the modules of the hooks that wait."""
     searched = []
     for i in range(50):
         hooks.add(f"late_many_{i}.f", double, "after")
@@ -324,7 +324,7 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether a class fits a target that is imported later is checked at the import, which raises or logs."""
+    """If a class doesn't fit a target that is imported later, a strict import raises, and others log it."""
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

@@ -1,7 +1,7 @@
-"""Tiny models of every hybrid family, built by transformers, to read the actual layers.
+"""Builds small models of all families with Transformers, and reads the kinds and sizes of their layers.
 
-The kinds and sizes are read from the modules that transformers created, never from the config. Run as a
-program, this file writes the fixtures of the Rust tests:
+They are read from the modules that Transformers created, never from the config. Run as a program, this file
+writes the fixtures of the Rust tests:
 
     python tests/layouts/families.py
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 FIXTURES = Path(__file__).parents[2] / "rust" / "switchrail" / "tests" / "fixtures" / "layouts"
 
-# The mixers, by class name. Attention is full or sliding, depending on its window. A state-space mixer and
-# attention under one layer id are a hybrid layer.
+# By mixer's class: its kind. Attention is full or sliding, depending on its window. A layer with both a
+# state-space mixer and attention is a hybrid layer.
 MIXERS = {
     "Qwen3NextGatedDeltaNet": "gated_delta",
     "Qwen3_5GatedDeltaNet": "gated_delta",
@@ -138,7 +138,7 @@ def _config(model_type: str, layers: int | None, *parts: dict[str, Any], **value
     return config | values
 
 
-# Published configs: each way of naming layers, in each family that uses it.
+# Small configs with each published way of naming layers, in each family that uses it.
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": _config("qwen3_next", 5, _QWEN_MOE, layer_types=[FULL, LINEAR, LINEAR, FULL, LINEAR]),
     "qwen3_next_interval": _config("qwen3_next", 7, _QWEN_MOE, full_attention_interval=3),

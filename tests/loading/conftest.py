@@ -21,8 +21,8 @@ Find = Callable[[str], Plugin]
 TARGET = """
 import threading
 
-go = threading.Event()  # set when the test is over, so that what hangs ends
-seconds = 0.0  # the time
+go = threading.Event()  # set when the test is over, so that hanging threads end
+seconds = 0.0  # the time of `Clock`
 
 def hang():
     global seconds
@@ -35,7 +35,7 @@ def greet(name="world"):
 
 
 def end_threads() -> None:
-    """End the hanging threads of the plugins of tests."""
+    """End the threads in which plugins of a test hang."""
     if "acme_target" in sys.modules:
         sys.modules["acme_target"].go.set()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
@@ -54,8 +54,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear the environment variables; after the test, undo signal handlers and imports of fake
-    distributions.
+    """Clear Switchrail's variables; after the test, undo signal handlers and imports of fake distributions.
 
     Signal handlers that Python did not set are kept. Loads use the time of `Clock`.
     """
@@ -87,7 +86,7 @@ def runtime(environment: None) -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution in a folder on sys.path that has no other; return its metadata folder."""
+    """Returns a function that installs a distribution in a folder on sys.path, and returns its metadata."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "acme_target.py").write_text(TARGET)

@@ -48,9 +48,9 @@ class Case:
 
     Attributes:
         code: The code of the plugin's module; None if it has no module.
-        reason: The reason that the plugin's record must give.
-        target: The target of the plugin's entry point.
-        frame: The frame that the traceback must show; None if none of the plugin's code ran.
+        reason: A part of the reason that the plugin's record must give.
+        target: The target of the plugin's entry point; None for the module's `register`.
+        frame: Source text that the record's traceback must have; None if this isn't checked.
         options: Options of `load`.
         state: The plugin's state afterwards.
     """
@@ -340,7 +340,7 @@ def make_backend() -> type[GatedDeltaBackend]:
 
 
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
-    """Everything in a runtime except the records of its plugins."""
+    """A runtime's registrations, hooks and platform, and the code and result of the hooked function."""
     hooks = runtime.hooks
     everything = (hooks.list(), hooks.waiting(), hooks.disabled(), hooks.strict, runtime._platforms.asked)
     greet = sys.modules["acme_target"].greet
@@ -378,7 +378,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
         assert case.frame in (record.traceback or "")
         assert "acme_bad.py" in (record.traceback or "")
     assert [find(other).state for other in ("acme-good", "acme-neighbour", "acme-last")] == ["loaded"] * 3
-    assert len(sys.modules["acme_last"].calls) == 2  # for the second runtime too
+    assert len(sys.modules["acme_last"].calls) == 2  # once for each runtime
     assert (state_of(host), host.fingerprint()) == (before, expected)
     warnings = [log.getMessage() for log in caplog.records if log.name == "switchrail"]
     assert warnings == [f"plugin acme-bad:acme-bad failed to load: {record.reason}"]
@@ -462,6 +462,6 @@ def test_another_version_of_a_failed_plugin_is_tried(
     assert (find("acme-fixed").state, find("acme-fixed").version) == ("loaded", "1.1")
 
 
-def test_switchrail_is_not_needed_by_name() -> None:
-    """Plugins that call `switchrail.load` load into the current runtime, which is the tested one."""
+def test_load_is_that_of_the_current_runtime() -> None:
+    """Cases above rely on this: a plugin's call of `switchrail.load` is for the current, tested runtime."""
     assert switchrail.load.__module__ == "switchrail.current"

@@ -1,4 +1,4 @@
-"""An interrupt propagates, and leaves the runtime as it was before the call."""
+"""An interrupt of `load` propagates, and leaves the runtime as it was before the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def register(registry):
 
 
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
-    """Everything in a runtime except the numbers of commits and rollbacks."""
+    """A runtime's fingerprint, backends, hooks and plugins, and the result of the hooked function."""
     import acme_target
 
     hooks = runtime.hooks
@@ -82,7 +82,7 @@ def test_in_a_plugin(host: Runtime, install: Install, find: Find, name: str, tim
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, at: int) -> None:
-    """Interrupt the n-th call of a function, before or after its work."""
+    """Interrupt call number `at` of a function, before or after its work."""
     function = getattr(owner, name)
     calls = []
 
@@ -138,7 +138,7 @@ def test_between_plugins(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_a_signal_at_any_moment(host: Runtime, install: Install, find: Find) -> None:
-    """A real signal at any moment of `load` leaves the runtime as it was, and a later `load` works."""
+    """A signal at any of 150 moments of `load` leaves the runtime as it was, and a later `load` works."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
     names = ["acme-aa", "acme-bb", "acme-cc"]
@@ -350,7 +350,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
     def interrupt() -> None:
         assert lock.asked.wait(60)
-        while not heard.wait(0.1):  # a signal just before the wait is noticed when the wait ends
+        while not heard.wait(0.1):  # repeated, since a signal just before the wait isn't handled in it
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
@@ -367,7 +367,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
 
 class Interrupted(str):
-    """A string whose conversion raises a signal handler's exception, as Python may do there."""
+    """A string whose conversion raises KeyboardInterrupt, as if the user pressed Ctrl-C at that moment."""
 
     def __repr__(self) -> str:
         raise KeyboardInterrupt
@@ -376,7 +376,7 @@ class Interrupted(str):
 
 
 class NoText:
-    """An object, not a string, whose conversion to a string raises a signal handler's exception."""
+    """An object, not a string, whose conversion to a string raises KeyboardInterrupt."""
 
     __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
 
@@ -403,5 +403,5 @@ def test_an_interrupt_while_an_error_is_written_is_not_treated_as_that_error(
 
 @pytest.fixture(autouse=True)
 def plain_interrupts(environment: None) -> None:
-    """Clear the signal handlers; `environment` restores them."""
+    """Set Python's own handler of Ctrl-C; `environment` restores the earlier one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

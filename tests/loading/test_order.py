@@ -1,4 +1,7 @@
-"""Plugins are imported by name and run in the declared order: constraints, priority, distribution name."""
+"""Plugins are imported in the order of their distributions' names, and then run in the declared order.
+
+The declared order follows constraints, then priorities, then names.
+"""
 
 from __future__ import annotations
 

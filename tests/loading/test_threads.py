@@ -102,7 +102,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
     steady = runtime.hook("acme_target.greet", lambda result, name: f"{result} steady", "after", priority=9)
 
     def check(text: str) -> str:
-        """Check that a call ran the hooks of whole transactions, no failed plugin's, and none twice."""
+        """Check that a call ran no half transaction's hooks, no failed plugin's, and no plugin's twice."""
         words = text.split()
         assert words[:2] == ["hello", "world"]
         assert words.count("steady") == 1

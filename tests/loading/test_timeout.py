@@ -48,7 +48,7 @@ def register(registry):
 """
 
 
-def test_the_time_is_that_of_a_clock(
+def test_the_timeout_is_in_real_seconds(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (waiting, attempt):

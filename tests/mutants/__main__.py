@@ -140,9 +140,9 @@ def cover(seed: int, workers: int, arguments: list[str]) -> None:
 
 
 def read_tests() -> dict[str, dict[str, Any]]:
-    """What `record` wrote for each test of `cover`, by name.
+    """The line that `record.py` wrote for each test in `cover`, by the test's name.
 
-    Left out are tests that did not pass there, that failed in `check`, or that are in a file of `NO_PROOF`.
+    Tests that did not pass there, that failed in `check`, or that are in a file of `NO_PROOF` are left out.
     """
     texts = [path.read_text() for path in (WORK / "record").glob("*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]

@@ -30,7 +30,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-# Messages of errors and types of arguments, whose exact text tests need not check.
+# Nodes within which nothing is changed: exceptions and their messages, f-strings, parameters and lambdas.
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.arguments, ast.Lambda)
 
 

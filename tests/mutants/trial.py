@@ -1,4 +1,4 @@
-"""Runs one change against the tests that reach it, in a process forked after the large imports."""
+"""Makes one change and runs the tests that reach it, in a process forked after the large imports."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Failures:
 def run_trials(
     trials: list[Trial], trees: list[Path], seconds: float
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    """Yields each trial's outcome when it ends. As many trials run concurrently as there are copies."""
+    """Yields each trial's outcome when it ends. Each copy of the repository in `trees` runs one at a time."""
     prepare()
     free, running = list(trees), {}
     waiting = list(reversed(trials))

@@ -26,7 +26,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Install a distribution with one platform plugin in a folder that is on sys.path."""
+    """Returns a function that installs a distribution with one platform plugin in a folder on sys.path."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -1,4 +1,4 @@
-"""Stand-ins for packages that add device families to torch, as files that are really imported."""
+"""Stand-ins for packages and torch modules that add device families to torch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def set_rng_state(seed, device):
 
 
 def install(folder: Path, package: str) -> None:
-    """Write the package to a folder that is on `sys.path`."""
+    """Write a stand-in package to a folder that is on `sys.path`."""
     if package == "torch_xla":
         (folder / package / "core").mkdir(parents=True)
         for name, code in {
@@ -94,14 +94,14 @@ def install(folder: Path, package: str) -> None:
 
 
 def in_torch(name: str) -> tuple[Any, Any]:
-    """The torch module of a built-in family, and the calls that it records."""
+    """A stand-in for torch's module of a family, and its state: the current device and the recorded calls."""
     space: dict[str, Any] = {}
     exec(MODULE, space)
     return space["family"](name), space["state"]
 
 
 def mps() -> tuple[Any, Any]:
-    """torch.mps, and the calls that it records."""
+    """A stand-in for `torch.mps`, and its state, which has the recorded calls."""
     module, state = in_torch("mps")
     del module.current_device, module.set_device, module.mem_get_info, module.get_device_properties
     module.device_count = lambda: 1

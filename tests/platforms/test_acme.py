@@ -61,7 +61,7 @@ def generate(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]], **arguments: Any) -> None:
-    """Run the checkpoint on the current platform (Acme's), using everything that the platform provides."""
+    """Check the tokens on Acme's platform, and that its backends, pools and operations were used."""
     import acme_platform.operations as operations
     from acme_platform import memory
 
@@ -135,7 +135,7 @@ def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: p
 
 
 def test_a_default_backend_that_cannot_serve_is_an_error(acme: switchrail.Runtime) -> None:
-    """If a platform's default backend can't serve, that is an error; no other backend is chosen silently."""
+    """A platform's default backend that can't serve raises an error; no other backend is chosen silently."""
     acme.register(
         "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True
     )

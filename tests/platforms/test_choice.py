@@ -55,7 +55,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def vendor(install: Callable[..., Path]) -> Callable[..., Any]:
-    """Install a vendor's platform; return its imported module."""
+    """Returns a function that installs a vendor's platform, and returns its imported module."""
 
     def vendor(distribution: str, **arguments: str) -> Any:
         module = distribution.replace("-", "_")
@@ -272,7 +272,7 @@ def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> 
 
 
 def check_reentry(runtime: Runtime, did: str) -> None:
-    """Checks that the choice fails because a plugin did this while it was asked."""
+    """Checks that choosing a platform fails because the platform's plugin `did` this."""
     with pytest.raises(PlatformPluginError, match=f"{did} while the platform was being chosen") as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)
@@ -433,8 +433,7 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """A device has one platform object, however it is named. Registrations use it, and it is initialised
-    once."""
+    """A runtime has one object for each platform and device, however they are named."""
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found
@@ -509,7 +508,7 @@ def test_the_records_have_the_outcome_of_each_plugin(
     acme.answer = 5
     with pytest.raises(PlatformPluginError):
         runtime.use_platform("acme")
-    assert states(runtime)["acme"] == ("discovered", None), "the choice has changed"
+    assert states(runtime)["acme"] == ("discovered", None), "a failed `use_platform` changes no record"
     other = Runtime()
     with pytest.raises(PlatformPluginError) as caught:
         other.platform  # noqa: B018
@@ -542,7 +541,7 @@ def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> No
     found, told = listed()
     assert (found["acme"], found["umbrella"]) == ("failed", "discovered")
     assert (reasons["acme"] or "").startswith("TypeError: it returned 5")
-    assert told == "", "its record says it"
+    assert told == "", "the error is only in the plugin's record"
     acme.answer, umbrella.answer = None, "umbrella:Vendor"
     found, told = listed()
     assert (found["acme"], found["umbrella"], told) == ("blocked", "loaded", "")
@@ -558,8 +557,10 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
 
 
 def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """Plugins are loaded before the choice, so a platform plugin that discovers plugins never waits for the
-    loader."""
+    """A platform plugin that discovers plugins or asks for a platform is refused.
+
+    Otherwise it could wait for a thread that loads plugins, while that thread waits for the platform.
+    """
     install(
         "acme",
         "import switchrail, threading\n"

@@ -1,4 +1,4 @@
-"""The built-in platform of a device, and detection."""
+"""Detection of a device's built-in platform, and the operations of such platforms."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-def test_the_kinds_are_the_cores() -> None:
+def test_the_kinds_are_those_of_the_core() -> None:
     assert sorted(KINDS) == sorted(_core.DEVICES)
     assert KINDS[-1] == "cpu"
 

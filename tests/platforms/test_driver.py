@@ -1,4 +1,4 @@
-"""Information from NVIDIA's driver and torch's files, without torch."""
+"""Reading NVIDIA's driver and torch's build without importing torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def library(**changed: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Install a stand-in for the driver."""
+    """Returns a function that makes `ctypes.CDLL` return a stand-in for the driver."""
     driver.gpus.cache_clear()
 
     def install(found: SimpleNamespace) -> None:

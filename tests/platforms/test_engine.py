@@ -40,7 +40,7 @@ def methods(cls: type) -> set[str]:
 
 
 def recording(cls: type, calls: Counter[str]) -> type:
-    """The class, counting the calls of its public methods."""
+    """A subclass that counts the calls of its public methods."""
 
     def counting(name: str) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ def recording(cls: type, calls: Counter[str]) -> type:
 
 
 class Recording(Platform):
-    """The CPU, counting the calls of its parts."""
+    """The CPU platform, with parts that count the calls of their methods."""
 
     def __init__(self, device: str | None = None) -> None:
         self.of_serving: Counter[str] = Counter()
@@ -74,7 +74,7 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     # the first is for registering functions, the others are for the option `compile`
     own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
-    # Programs that start a process group call the first method; the command shows the others.
+    # Only process groups need `distributed_backend`. `identity`, read below, calls the other two methods.
     elsewhere = {"distributed_backend", "name", "support_piecewise_cuda_graph"}
     assert methods(Hardware) - set(platform.of_hardware) == elsewhere | {
         "set_device"
@@ -165,7 +165,7 @@ def test_backends_may_draw_from_the_seeded_generator(runtime: switchrail.Runtime
     assert drawn == [5, 5, 6]
 
 
-def test_on_cuda_pages_are_what_kernels_read_at_once() -> None:
+def test_the_default_page_size_on_cuda() -> None:
     class OnTheHost(CpuPlatform):
         serving_class = CudaServing
 
@@ -427,7 +427,7 @@ def test_others_hooks_stay_around_a_platforms_function(
 ) -> None:
     seen = []
     before = modelling.Qwen3NextMLP.forward.__code__
-    engine = make_engine(CpuPlatform())  # the platform with such a function
+    engine = make_engine(CpuPlatform())  # its function for SiluAndMul replaces the forward of Qwen3NextMLP
 
     def around(original: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
         seen.append(x.shape)

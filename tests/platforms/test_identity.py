@@ -1,4 +1,4 @@
-"""Kinds, compute capabilities, and features that a platform lacks."""
+"""Kinds and compute capabilities of platforms, and the errors of methods that a platform doesn't provide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device families that were not tested on hardware, run on stand-ins for packages that are not installed."""
+"""Device families that were not tested on hardware. Stand-ins replace their packages or torch modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USED = {"tpu": 1 << 30}
 
 @pytest.fixture
 def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Any]]]:
-    """Add a family to torch; return the recorded calls."""
+    """Returns a function that adds a family to torch, and returns the list that records its calls."""
     monkeypatch.setattr(cuda, "gpus", lambda toolkit: ())
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -38,7 +38,7 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 import torch_xla.core.xla_model as model  # type: ignore[import-not-found]
 
                 return model.log
-            monkeypatch.setattr(torch, kind, None, raising=False)  # undoes the changes that importing it made
+            monkeypatch.setattr(torch, kind, None, raising=False)  # so that the import's change is undone
             return __import__(PACKAGES[kind]).state.log
         module, state = standins.mps() if kind == "mps" else standins.in_torch(kind)
         monkeypatch.setattr(torch, kind, module)

@@ -134,7 +134,7 @@ def test_methods_of_other_bases_are_not_checked() -> None:
         def plan(self) -> None: ...
 
     mixed = type("Mixed", (Mixin, GatedDeltaBackend), {})
-    (problem,) = check_overrides(mixed, Backend)  # the plugin's overrides take precedence
+    (problem,) = check_overrides(mixed, Backend)  # `Mixin.plan` overrides the backend's, so it is checked
     assert problem.text.startswith("Mixed.plan has parameters ()")
 
 
@@ -219,7 +219,7 @@ def test_our_own_classes_fit() -> None:
     pools = [MultiHeadPool, LatentPool, StatePool, FreeList]
     parts = [*(one.hardware_class for one in platforms), *(one.serving_class for one in platforms)]
     for cls in [*platforms, *parts, *pools]:
-        # Treated as a plugin's classes, so that every name is checked.
+        # The module's name makes them a plugin's classes, of which every name is checked.
         own = {name: value for name, value in vars(cls).items() if name != "__dict__"}
         copy = type(cls.__name__, (cls,), {**own, "__module__": "acme"})
         assert check_overrides(copy, cls.__mro__[-2]) == []
@@ -240,7 +240,7 @@ def test_every_backend_fits(runtime: Runtime) -> None:
             assert check_overrides(cls, Backend) == []
 
 
-# --- where classes are accepted
+# --- where classes are checked
 
 PLUGIN = """
 from switchrail import Platform
@@ -309,10 +309,7 @@ def test_a_part_of_another_class(runtime: Runtime) -> None:
 
 
 def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
-    """The error names the serving part as the right place.
-
-    In other engines, a platform is one class, so people put these methods there.
-    """
+    """The error for a serving method on the platform's class says that it belongs to the serving part."""
     own = type("Own", (CpuPlatform,), {"engine_defaults": lambda self: {"page_size": 32}})
     with pytest.raises(PlatformError, match=r"Own\.engine_defaults belongs to the serving part"):
         runtime.use_platform(own())

@@ -94,7 +94,7 @@ def test_two_more_beside_it(installed, runtime, speak):
 
 
 def acme_checkpoint(folder):
-    """A checkpoint of a definition from transformers, with Acme's model type."""
+    """A small LFM2 checkpoint, whose config has Acme's model type."""
     folder = make("lfm2", folder / "acme")
     file = folder / "config.json"
     config = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Wrong arguments of registration and planning always raise a SwitchrailError."""
+"""Wrong arguments of registration and planning raise no other errors than SwitchrailErrors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
         {"kind": "cuda", "min_capability": (8, 0), "max_capability": (9, 0)},
     ),
 }
-"""By name: a call that takes its arguments in a mapping, and valid arguments."""
+"""By name: a call that takes its arguments in a mapping, and the arguments, one of which a test replaces."""
 
 PLACES = [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments]
 

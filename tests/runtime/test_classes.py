@@ -1,4 +1,4 @@
-"""Batches of different sizes, each on the backend that was fastest for similar ones."""
+"""Each batch runs on the backend that was measured as the fastest for batches of similar size."""
 
 import gc
 import json
@@ -32,8 +32,7 @@ class Far(TorchAttention):
 
 
 def delta_time(name, rows, length):
-    """Nanoseconds of a call. One backend splits the time axis, another runs sequences in parallel, torch is
-    slow."""
+    """Invented nanoseconds of a call: `split` splits the time axis, `wide` runs sequences in parallel."""
     return {
         "split": 40_000 + 20 * rows,
         "wide": 2_000 + max(13 * rows, 47 * length),
@@ -129,7 +128,7 @@ def test_a_batch_runs_on_the_fastest_backend_for_similar_batches(runtime, seqlen
     assert [type(backend) for op, backend in routes.backends if op == "gated_delta"] == [kind]
     assert routes.phase == "prefill"
     assert repr(routes) == f'BatchRoutes(model={plan.layout.model!r}, phase="prefill")'.replace("'", '"')
-    # each backend is one instance, whichever class it serves
+    # each backend is one instance, whichever batches it serves
     assert routes.backend("gated_delta", 0) is bound.at("prefill", list(seqlens)).backend("gated_delta", 2)
 
 
@@ -165,7 +164,7 @@ def test_the_choice_is_nearly_the_best_at_any_lengths(lengths):
         "gated_delta", "prefill", **WHERE, head_size=16, heads=(2, 4), measurements=[delta()]
     )
     rows, longest = sum(lengths), max(lengths, default=0)
-    assume(rows >= 512)  # otherwise the batch is beyond the measured sizes
+    assume(rows >= 512)  # a smaller batch would be outside the measured sizes
     times = {name: delta_time(name, rows, longest) for name in ("split", "wide", "torch")}
     assert times[decision.at(lengths)] <= 1.1 * min(times.values())
 

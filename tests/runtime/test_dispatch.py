@@ -86,7 +86,7 @@ def test_the_objects_own_id_wins(make_plan: Any) -> None:
 
 
 class RadixAttention(torch.nn.Module):
-    """A plain attention class, with a linear layer's id or a wrong marker."""
+    """A layer whose class name and attributes may contradict the kind of the layer with its id."""
 
     def __init__(self, layer_id: int) -> None:
         super().__init__()

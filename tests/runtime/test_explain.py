@@ -13,7 +13,8 @@ CORE = Path(__file__).parents[2] / "rust" / "switchrail" / "src"
 QUERY = {"device": "cpu", "dtype": "float32"}
 CUDA = {"device": "cuda", "dtype": "bfloat16"}
 
-# The registration, the request, and the reason of the rejection: its kind and its text.
+# Each case: a registration's arguments, a request, and the reason of the rejection (its kind, and part of its
+# text).
 REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"phases": ["prefill"]}, QUERY, "phase", "does not serve decode, only prefill"),
     ({"devices": ["cuda"]}, QUERY, "device", "does not run on cpu, only on cuda"),

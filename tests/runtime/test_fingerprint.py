@@ -56,7 +56,7 @@ def test_a_plugin_that_is_not_loaded_does_not_count(runtime: Runtime, install: C
     plain = runtime.fingerprint()
     install("acme-plain", "def register(registry): pass")
     install("acme-broken", "raise OSError('no driver')")
-    runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32")  # discovery looks for packages
+    runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32")  # discovers plugins
     assert {plugin.state for plugin in runtime.plugins} == {"discovered"}
     assert runtime.fingerprint() == plain
     runtime.load(["acme-broken"])

@@ -16,7 +16,7 @@ class MadeUp(Platform):
 
 @pytest.fixture(autouse=True)
 def _process_without_runtime() -> Iterator[None]:
-    """Remove the default runtime that the test creates."""
+    """The test begins without a default runtime; afterwards, the earlier one is put back."""
     before = swap_current(None)
     yield
     swap_current(before)

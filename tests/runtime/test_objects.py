@@ -108,7 +108,7 @@ def test_a_cycle_through_an_open_transaction_is_collected() -> None:
     assert gone() is None
 
 
-def test_collecting_in_the_middle_of_things_empties_nothing(runtime: Runtime) -> None:
+def test_garbage_collections_during_registrations_empty_nothing(runtime: Runtime) -> None:
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:

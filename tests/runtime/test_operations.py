@@ -23,7 +23,7 @@ def other(x: Any, weight: Any, *, eps: float, weight_offset: float) -> Any:
 
 
 def on(capability: tuple[int, int] | None = None, serving: type[CpuServing] = CpuServing) -> Platform:
-    """A platform of a kind without a function of its own."""
+    """A platform of the kind oot:acme, without functions for operations."""
 
     class Hardware(CpuHardware):
         kind = "oot:acme"

@@ -75,8 +75,7 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
                 wait_for_readers()
 
     def wait_for_readers() -> None:
-        """Waits until a reader has seen the current state or a later one, even if readers rarely get to
-        run."""
+        """Waits until a reader has seen the registry's current version, even if readers rarely get to run."""
         version = core.snapshot().version
         while not errors and latest[0] < version:
             time.sleep(0)

@@ -1,4 +1,4 @@
-"""A process with stand-ins for the few classes of SGLang that the bridge uses."""
+"""Fixtures that put stand-ins in place of the few classes of SGLang that the bridge uses."""
 
 import sys
 from pathlib import Path
@@ -13,14 +13,14 @@ KERNELS = "tests.sglang_bridge.kernels"
 
 @pytest.fixture
 def sglang(monkeypatch):
-    """Put the stand-ins of a version on the path."""
+    """Returns a function that puts the stand-ins of a version on `sys.path`."""
 
     def use(version):
         for part in ("common", version):
             monkeypatch.syspath_prepend(STANDINS / part)
 
     yield use
-    # The bridge's own module derives a class from one of the stand-ins.
+    # Some of the bridge's modules derive classes from stand-ins, so they are removed as well.
     for name in [
         name
         for name in sys.modules
@@ -32,13 +32,13 @@ def sglang(monkeypatch):
 
 @pytest.fixture(params=["v23", "v11"])
 def version(request):
-    """The version of SGLang."""
+    """The version of SGLang: 0.5.23 or 0.5.11."""
     return request.param
 
 
 @pytest.fixture
 def runtime(sglang, version):
-    """A runtime in a process that has SGLang's stand-ins, with the bridge active."""
+    """A runtime with SGLang's stand-ins, further backends and the active bridge."""
     sglang(version)
     with isolated() as runtime:
         runtime.register(

@@ -1,4 +1,4 @@
-"""Kernels that the tests register."""
+"""Backends that the tests register."""
 
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
@@ -17,7 +17,7 @@ class PlainGatedDelta(TorchGatedDelta):
 
 
 class Refreshed:
-    """Adds a `refresh` that makes the plan anew in place, as for a graph."""
+    """Adds a `refresh` that replaces the plan's contents in place, as a captured graph needs."""
 
     def plan(self, phase, batch, bounds=None):
         return [super().plan(phase, batch, bounds), phase]

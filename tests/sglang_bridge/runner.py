@@ -10,8 +10,8 @@ def make_backend(version, name, layers, cache, *, page, pages, requests, longest
     """Make an attention backend as a version of SGLang does.
 
     Args:
-        version: The version.
-        name: The name of the backend.
+        version: "v11" or "v23".
+        name: The name of the attention backend.
         layers: The model's layers.
         cache: The cache of keys and values.
         page: Page size in tokens.

@@ -40,7 +40,7 @@ class Cache:
 
 @pytest.fixture
 def made(runtime, version):
-    """Make SGLang's attention backend of a model."""
+    """Returns a function that makes a model's attention backend in SGLang, and its runner."""
 
     def make(
         page=1,
@@ -57,7 +57,7 @@ def made(runtime, version):
             attention(H, D, D**-0.5, HKV, i, **{"sliding_window_size": 4 if i else -1, **more})
             for i in range(LAYERS)
         )
-        layers.append(attention(H, D, D**-0.5, HKV, LAYERS + 1))  # with states, without keys and values
+        layers.append(attention(H, D, D**-0.5, HKV, LAYERS + 1))  # the cache has no keys and values of it
         return make_backend(
             version,
             name,
@@ -79,7 +79,7 @@ def made(runtime, version):
 
 
 def passed(backend, runner, mode, request, prefix, rows):
-    """Run a request's rows through all layers; compare with attention over all of its tokens."""
+    """Run a request's new rows through all layers; compare with attention to all its keys and values."""
     length = prefix + rows
     places = runner.req_to_token_pool.req_to_token[request]
     batch = SimpleNamespace(
@@ -132,7 +132,7 @@ def test_prompts_and_tokens_on_sglangs_cache(made, version, page):
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("tree", [False, True])
 def test_drafts_are_verified(made, page, tree):
-    """Drafts attend to the sequence and to their own ancestors."""
+    """Each drafted token attends to the sequence, to its ancestors in the tree, and to itself."""
     torch.manual_seed(4)
     backend, runner = made(page, drafts=(6, 4 if tree else 1), sliding_window_size=-1)
     trees, prefixes = (TREES if tree else [TREES[1]] * 3), [5, 9, 3]
@@ -221,7 +221,7 @@ def test_recorded_drafts_reach_beyond_the_longest_context(made, version, page):
 
 
 def verified(backend, runner, batch, trees, prefixes):
-    """Run drafts of all requests through all layers; compare with attention to their ancestors."""
+    """Run all requests' drafts through all layers; compare with attention to prefixes and ancestors."""
     table = runner.req_to_token_pool.req_to_token
     count = 6 * len(trees)
     for layer in runner.model[:LAYERS]:

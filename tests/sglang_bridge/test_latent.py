@@ -34,7 +34,7 @@ class Cache:
 
 
 class Layer(nn.Module):
-    """A layer's two modules in SGLang, and the weights between them."""
+    """A layer: SGLang's modules for attention to latents and to expanded keys, and the expanding weights."""
 
     def __init__(self, id):
         super().__init__()
@@ -51,11 +51,11 @@ class Layer(nn.Module):
         return keys, torch.einsum("hvr,sr->shv", self.w_v.to(latents.dtype), latent)
 
     def absorbed(self, q):
-        """The queries on latents."""
+        """The queries [T, H, NOPE + E] as queries to latents [T, H, R + E]."""
         return torch.cat([torch.einsum("thd,hdr->thr", q[..., :NOPE], self.w_k), q[..., NOPE:]], dim=-1)
 
     def expected(self, q, latents, seen):
-        """The attention of rows to the latents that they see, in float64."""
+        """The results [T, H, V] of the attention of rows to the latents that they see, in float64."""
         keys, values = self.expand(latents.double())
         logits = torch.einsum("thd,shd->hts", q.double(), keys) * SCALE
         weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 @pytest.fixture
 def made(runtime, version):
-    """Make SGLang's attention backend of a model."""
+    """Returns a function that makes a model's attention backend in SGLang, and its runner."""
 
     def make(page=1, drafts=None, name="switchrail:torch", tokens=TOKENS):
         torch.manual_seed(7)
@@ -85,7 +85,7 @@ def made(runtime, version):
 
 
 def batch_of(runner, mode, prefixes, rows, **more):
-    """A pass over the requests 1 and on, and the places of its tokens."""
+    """The batch of a pass over requests 1, 2 and so on."""
     lengths = [prefix + count for prefix, count in zip(prefixes, rows, strict=True)]
     table = runner.req_to_token_pool.req_to_token
     places = torch.cat([table[n, p : p + c] for n, (p, c) in enumerate(zip(prefixes, rows, strict=True), 1)])
@@ -123,7 +123,7 @@ def seen_by(prefix, rows, parents=None):
 
 
 def absorbed(backend, runner, mode, prefixes, rows, trees=None, **more):
-    """Run a pass on the cache of latents, and compare."""
+    """Run a pass of attention to latents through all layers, and compare with `Layer.expected`."""
     batch = batch_of(runner, mode, prefixes, rows, **more)
     backend.init_forward_metadata(batch)
     run = backend.forward_decode if mode == "decode" else backend.forward_extend
@@ -193,7 +193,7 @@ def test_prompts_with_expanded_keys(made, version, wrapped):
 
 
 def test_only_sglang_plans_expanded_keys(made, monkeypatch):
-    """SGLang expands keys with its own weights, so Switchrail's backends have nothing to plan."""
+    """SGLang expands keys itself, so backends plan neither ragged nor chunked attention."""
     flags = set()
 
     def plan(self, plan, batch, ragged, chunked):
@@ -217,7 +217,7 @@ def test_sglang_expands_prefixes_in_chunks_for_our_names(made, version):
 
 
 def steps(backend, runner):
-    """A step of each phase, on the cache of latents."""
+    """Run a pass of each phase on the cache of latents."""
     children, siblings = links(TREES)
     tree = SimpleNamespace(retrieve_next_token=children, retrieve_next_sibling=siblings)
     absorbed(backend, runner, "extend", [0, 0, 0], [5, 9, 3])

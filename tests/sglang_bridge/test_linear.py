@@ -139,7 +139,10 @@ class Model(nn.Module):
 
 
 class Pools:
-    """The states of SGLang's layers, in one tensor for all; KDA's windows have the channels innermost."""
+    """SGLang's convolution windows and states, each in one tensor for all layers.
+
+    KDA's windows have the channels innermost.
+    """
 
     def __init__(self, slots, family, drafted):
         swapped = family == "kda"
@@ -163,7 +166,7 @@ class Pools:
 
 @pytest.fixture
 def served(runtime, version):
-    """Make SGLang's backend of a model, with names of backends by phase."""
+    """Returns a function that makes a model's linear backend in SGLang, with names of kernels by phase."""
 
     def make(
         prefill="switchrail",
@@ -373,7 +376,7 @@ def copy(pools):
 
 
 NAMES = ["switchrail:torch", "switchrail:plain", "switchrail:interpreted"]
-"""A backend with all features, one that is adapted to SGLang's memory and gates, and our Triton backend."""
+"""A backend with all features, one without (so that inputs are adapted for it), and the Triton backend."""
 EACH = [*[("v23", name) for name in NAMES], ("v11", NAMES[0])]
 
 
@@ -416,8 +419,8 @@ def test_states_for_the_prefix_cache(served, name):
 def test_states_within_prompts_where_others_branch_off(served, name, beyond):
     """States in the middle of prompts are kept.
 
-    SGLang names the token at which another prompt branches off, or the one after it, and -1 for a prompt of
-    which it keeps nothing.
+    SGLang names the token at which another prompt branches off, or the one after it. It names -1 if it keeps
+    no state of a prompt.
     """
     torch.manual_seed(2)
     made = served(name, name, slots=12)
@@ -473,7 +476,7 @@ def links(trees):
 
 
 def check_drafts(served, found, before, trees, slots):
-    """Compare results and states by row with the recurrence along each path; the live states must stay."""
+    """Compare each row's result and states with the recurrence along its path; live states stay the same."""
     assert torch.equal(served.pools.conv, before.conv)
     assert torch.equal(served.pools.temporal, before.temporal)
     count = len(trees[0])

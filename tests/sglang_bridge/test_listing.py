@@ -1,4 +1,4 @@
-"""Lists the hooks of SGLang and of Switchrail on SGLang's modules, here stand-ins."""
+"""The list of SGLang's and Switchrail's hooks on SGLang's modules, with stand-ins for these modules."""
 
 import logging
 from importlib import import_module

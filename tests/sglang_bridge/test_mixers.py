@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parametrize("version", ["v23"], indirect=True)
 
 
 class LightningModel(nn.Module):
-    """Layers 0 and 2 are lightning attention, 1 is softmax attention."""
+    """Layers 0 and 2 are lightning attention, layers 1 and 3 softmax attention."""
 
     backend = f"{ATTENTION}.linear.lightning_backend.LightningAttentionBackend"
     op, state, channels, columns = "lightning", (H, D, D), 0, 3 * H * D
@@ -125,7 +125,7 @@ class ConvolutionModel(nn.Module):
 
 
 class Pools:
-    """SGLang's states of the layers 0 and 2."""
+    """SGLang's convolution windows and states of layers 0 and 2."""
 
     def __init__(self, model, drafted, slots):
         self.mamba_map = {2 * i: i for i in range(LAYERS)}
@@ -146,7 +146,7 @@ class Pools:
 
 @pytest.fixture
 def made(runtime):
-    """Make SGLang's backend of a model."""
+    """Returns a function that makes a model's backend in SGLang, the model and its pools."""
 
     def make(kind, *arguments, name="switchrail:torch", drafts=(6, 4), slots=SLOTS, decode=None):
         torch.manual_seed(5)
@@ -283,7 +283,7 @@ def test_larger_pools_change_no_allocation(made, kind):
             ("verify", [6, 6], [1, 2], None, TREES[:2]),
         ]
         counts.append([allocations(passed, backend, model, *step) for step in steps for _ in range(2)])
-    assert counts[0][1::2] == counts[1][1::2]  # the first pass of a kind also makes tables
+    assert counts[0][1::2] == counts[1][1::2]  # each step runs twice, and its first pass also makes tables
     assert all(counts[0])
 
 

@@ -1,4 +1,4 @@
-"""A Switchrail platform as SGLang's, with stand-ins for SGLang's classes."""
+"""A vendor's Switchrail platform becomes SGLang's platform, with stand-ins for SGLang's classes."""
 
 from importlib import import_module
 from types import SimpleNamespace

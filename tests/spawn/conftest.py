@@ -39,7 +39,7 @@ def runtime() -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a distribution with one plugin of its name to a folder on sys.path; replaces an older version."""
+    """Returns a function that writes a distribution with one plugin, and removes an older version of it."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)

@@ -52,7 +52,7 @@ def plugins(install: Callable[..., Path]) -> None:
 
 
 def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
-    """Perform one operation on the runtime, ignoring errors by which it refuses the operation."""
+    """Perform one operation on the runtime, which may refuse it with an error."""
     hooks = [*runtime.hooks.list(), *runtime.hooks.disabled()]
     match step:
         case "load", name:

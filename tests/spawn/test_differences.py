@@ -1,5 +1,4 @@
-"""A worker whose installation differs from its parent's refuses the parent's state; it names the
-differences."""
+"""A worker whose installation differs from its parent's refuses the parent's state, and says what differs."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def register(registry):
 def state(
     runtime: Runtime, install: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RuntimeState:
-    """A parent's state. Later changes act as if another process had this installation."""
+    """A parent's state. Tests then change the installation, as if it were that of another process."""
     (tmp_path / "own").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "own")
     write(tmp_path)
@@ -142,9 +141,9 @@ def test_each_difference_is_named(
     for text in expected:
         assert any(text in line for line in differences), differences
         assert text in str(caught.value)
-    assert len(differences) <= 2 * len(expected) + 2, "what is the same is not named"
+    assert len(differences) <= 2 * len(expected) + 2, "something equal is named"
     assert current_runtime() is runtime
-    assert set(runtime.hooks.list()) == hooks == set(chain.running()), "nothing of the other one is left"
+    assert set(runtime.hooks.list()) == hooks == set(chain.running()), "the refused runtime left hooks"
     assert runtime.hooks.list("textwrap.dedent")
 
 

@@ -1,4 +1,4 @@
-"""A forked child has everything of its parent, including unnamed objects, and can continue to use it."""
+"""A forked child has its parent's runtime, including hooks without a name, and can continue to use it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LOCKS = {
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
 def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, lock: threading.RLock) -> None:
-    """A fork waits until no thread holds a lock, which the child could never release."""
+    """A fork waits while another thread holds a lock, since the child could never release it."""
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -104,10 +104,10 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """A plugin that forks while it is restored fails.
+    """A plugin may fork while a state is restored.
 
-    With a timeout, the plugin runs in a separate thread. The restoring thread holds the locks while it waits
-    for the plugin, so the fork can't wait for the locks.
+    With a timeout, the plugin runs in a separate thread, for which the restoring thread waits. So the fork
+    must not wait for the restoring thread.
     """
     install(
         "acme-one",

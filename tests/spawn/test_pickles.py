@@ -1,4 +1,4 @@
-"""Names, decisions and configurations can be pickled by name, even for processes without the plugin."""
+"""Pickled names, decisions and registrations can be read without their plugin; configurations need it."""
 
 from __future__ import annotations
 

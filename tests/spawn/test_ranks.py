@@ -76,7 +76,7 @@ def test_ranks_that_are_alike(results: list[dict[str, Any]]) -> None:
 def common(
     results: list[dict[str, Any]], scenario: str, ranks: range | list[int] = range(RANKS)
 ) -> dict[str, Any]:
-    """The error that all ranks raised, the same on each."""
+    """The error that each of these ranks raised, the same on all."""
     found = [results[rank][scenario] for rank in ranks]
     assert all(each == found[0] for each in found)
     assert found[0]["type"] == "RankError"

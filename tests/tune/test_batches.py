@@ -1,4 +1,4 @@
-"""The timed batches: the grid, and large calls that are made from small ones."""
+"""The batches that `switchrail tune` times: their grid, and large calls that are made from small ones."""
 
 import pytest
 import switchrail

@@ -18,9 +18,9 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Cases between 512 and 2,048 rows for which `auto` chooses a slower backend, by this factor.
+"""Benchmarked batches for which `auto` chooses a slower backend: the most times the fastest one's time.
 
-The times in docs/ lack batches of 1,024 rows, which `switchrail tune` also times.
+docs/tuned.json is older than the batches of 1,024 rows that `switchrail tune` times.
 """
 
 
@@ -43,7 +43,7 @@ def decide(runtime, measurement):
 
 
 def like(op, rows, length):
-    """The batch of a load: the rows of its sequences, and their cached tokens."""
+    """A batch with this load: the rows of its sequences, and their cached tokens."""
     if op in ("attention", "mla"):
         return (rows,), (length + (rows - 1) // 2,)
     whole, rest = divmod(rows, length)
@@ -126,7 +126,7 @@ def test_missed_batches_are_timed(runtime):
     assert decide(runtime, added).at(seqlens, cached) == min(times, key=times.__getitem__) == "triton"
 
 
-def test_batches_that_were_never_tuned_are_among_them():
+def test_some_benchmarked_batches_were_never_tuned():
     tuned = {
         (known_as(measurement), sample["rows"], sample["length"])
         for measurement in MEASUREMENTS

@@ -1,4 +1,4 @@
-"""Timing of calls, with a device whose events return recorded values."""
+"""Timing of calls on a simulated device."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from switchrail.tune.clock import LAYERS, SECONDS, time_calls
 
 @pytest.fixture
 def log(monkeypatch):
-    """The calls of the device, in order. It takes 3 ms between two events."""
+    """The calls of the simulated device, in order. Between two of its events are 3 ms."""
     asked: list[object] = []
 
     class Event:
@@ -85,7 +85,7 @@ def test_long_calls_run_once_before_they_are_timed(log, monkeypatch):
     assert log[4] == "event"
 
 
-def test_each_call_to_its_end_on_the_host(log, monkeypatch):
+def test_calls_on_the_host_are_timed_until_the_last_has_ended(log, monkeypatch):
     seconds = iter(range(1000))
     monkeypatch.setattr("switchrail.tune.clock.time.perf_counter", lambda: float(next(seconds)))
     assert measure(log, "host") == round(1e9 / 3), "one second from before the three calls to after the wait"

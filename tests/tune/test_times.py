@@ -341,8 +341,7 @@ def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timing
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Predetermined times of `short_conv` in decode, returned one after another for each backend and
-    batch."""
+    """Returns a function that makes `time_calls` return the given times, one after another."""
 
     def install(*told):
         times = iter(told)
@@ -369,7 +368,7 @@ def tuned(runtime, platform, batches=3):
 
 
 def test_a_noisy_time_is_measured_again_after_the_others(runtime, platform, clock):
-    other = Time(300_000, 0.2)  # the maximum allowed
+    other = Time(300_000, 0.2)  # the largest spread of a time that isn't noisy
     asked = clock(NOISY, other, NOISY, STEADY, *[other] * 4)
     timing = tuned(runtime, platform)
     first, second, _ = timing.samples.values()

@@ -1,4 +1,4 @@
-"""Run by each interpreter, with only the wheel installed: the runtime works without torch."""
+"""A program that each interpreter runs with only the wheel installed: the runtime works without torch."""
 
 import sys
 

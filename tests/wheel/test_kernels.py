@@ -1,4 +1,4 @@
-"""switchrail-kernels, installed from a wheel of the folder, and from a wheel of the source distribution."""
+"""The wheel of switchrail-kernels, built from the folder and from the source distribution."""
 
 from __future__ import annotations
 

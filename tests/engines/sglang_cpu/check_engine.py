@@ -19,7 +19,7 @@ OWN = {"linear_attn_backend": "triton", "attention_backend": "torch_native"}
 
 
 def prompts(model):
-    """Short prompts and a long one, whose greedy tokens can all be compared, with these tokens."""
+    """Four short prompts and a long one, each with its greedy tokens, which have no near tie."""
     found = []
     for seed, length in enumerate((3, 5, 9, 14) * 20 + (TRACKED + 6,) * 20):
         if sum(len(prompt) == length for prompt, _ in found):
@@ -73,7 +73,7 @@ def doubled(engine, options, batches):
 
 @pytest.fixture(scope="module")
 def drafted(engine, options, batches):
-    """Run with n-gram drafts as trees. Prompts are repeated, so some drafts are accepted."""
+    """A run with n-gram drafts as trees. Each batch is repeated, so that some drafts are accepted."""
     first, again, _ = batches
     run = engine({**options, **OURS, **DRAFTS}, [first, first, again, again])
     assert run.status == 0, run.log[-4000:]
@@ -100,7 +100,8 @@ def test_the_vendors_kernel_serves_every_call_in_the_schedulers_process(ours):
         ("gated_delta", phase, "acme") for phase in ("decode", "prefill")
     }
     assert {line["process"] for line in ours.watched} != {os.getpid()}
-    # One instance serves both phases. A tracked prompt is split into two parts.
+    # One backend instance counts its calls in both phases. The first long prompt takes two calls a layer,
+    # since SGLang keeps the state after its first TRACKED tokens.
     extends, decodes = ours.batches("EXTEND"), ours.batches("DECODE")
     assert len(decodes) == 3 * (NEW_TOKENS - 1)
     last = max(ours.watched, key=lambda line: line["calls"]["decode"])

@@ -7,7 +7,7 @@ import torch
 NEW_TOKENS = 5
 LENGTHS = (3, 9, 70)
 TRIES = 40
-"""How many random prompts of each length are tried until the continuation of one has no near tie."""
+"""The most random prompts of one length that are tried to find one whose continuation has no near tie."""
 OURS = {"linear_attn_backend": "switchrail", "attention_backend": "switchrail"}
 OPTIONS = {"max_running_requests": 4, "max_total_tokens": 512, "max_mamba_cache_size": 16}
 OPS = {
@@ -21,7 +21,7 @@ OPS = {
 
 
 def prompts(model):
-    """A prompt of each length whose greedy tokens can all be compared, with these tokens."""
+    """A prompt of each length, with its greedy tokens, which have no near tie."""
     for length in LENGTHS:
         for seed in range(TRIES):
             drawn = torch.randint(2, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

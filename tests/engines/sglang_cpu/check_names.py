@@ -1,4 +1,4 @@
-"""SGLang's names of backends and their limits, with and without the bridge, in separate processes."""
+"""Names of linear-attention backends that SGLang accepts, with the bridge and without it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The stand-ins of `make test` have the signatures of SGLang's functions and methods."""
+"""The stand-ins for SGLang in `tests/sglang_bridge` have the signatures of its functions and methods."""
 
 import importlib
 import importlib.util
@@ -17,6 +17,7 @@ FILES = sorted(file for part in ("common", "v23") for file in STANDINS.glob(f"{p
 SHARED = tuple(STANDINS / f"v23/standin_{name}.py" for name in ("conv", "delta"))
 """The classes from which stand-ins inherit."""
 OWN = ("standin", *(file.stem for file in SHARED))
+"""The names under which `load` imports the stand-ins."""
 
 
 def load(name, file):
@@ -36,10 +37,7 @@ def functions(module):
             yield name, value
         for inner, method in inspect.getmembers(value) if inspect.isclass(value) else ():
             function = getattr(method, "__func__", method)
-            if inspect.isfunction(function) and function.__module__ in (
-                "standin",
-                *(file.stem for file in SHARED),
-            ):
+            if inspect.isfunction(function) and function.__module__ in OWN:
                 yield f"{name}.{inner}", method
 
 

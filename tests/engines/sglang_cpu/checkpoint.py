@@ -8,7 +8,7 @@ from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 LINEAR, FULL = "linear_attention", "full_attention"
 NEAR = 0.1
-"""If the first two logits are nearer than this, rounding may choose either token."""
+"""If the two largest logits differ by less than this (a near tie), rounding may choose either token."""
 
 
 def make(folder: Path) -> Qwen3NextForCausalLM:

@@ -9,7 +9,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SECONDS = 600
-"""The limit of one run, for a busy machine."""
+"""The time limit of one run, enough on a busy machine."""
 
 
 @dataclass(frozen=True)

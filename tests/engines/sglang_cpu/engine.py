@@ -1,8 +1,8 @@
-"""Runs SGLang's Engine once: `engine.py REQUEST ANSWER`, both files of JSON.
+"""Runs SGLang's Engine once: `engine.py REQUEST ANSWER`, two JSON files.
 
-The request has the Engine's `options` and the `batches`, each with prompts of token ids and the number of new
-tokens. The answer has for each prompt the new tokens, and the number of prompt tokens that came from the
-prefix cache and of drafted tokens that were accepted.
+The request has the Engine's `options` and the `batches`, each with `prompts` of token ids and the number of
+`new_tokens`. For each prompt, the answer has the new tokens, the number of prompt tokens that came from the
+prefix cache, and the number of accepted draft tokens.
 """
 
 import json

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.families.made import make
 
 LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
-"""Names of layers of Mamba2 hybrids, in transformers and in published configurations."""
+"""By layer type in Transformers' configurations: its name in published configurations of Mamba2 hybrids."""
 CHANGES: dict[str, dict[str, Any]] = {
     "kimi_linear": {"routed_scaling_factor": 1.0},  # which SGLang does not apply on a CPU
     "bailing_moe_v2_5": {"routed_scaling_factor": 1.0, "moe_shared_expert_intermediate_size": 16},
@@ -23,7 +23,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 """Keys of the configurations that differ from those of `tests.families.made`.
 
-SGLang expects shared experts of the size of the others, and Mamba2 layers of twice the hidden size.
+SGLang expects shared experts of the same size as the others, and Mamba2 layers of twice the hidden size.
 """
 
 

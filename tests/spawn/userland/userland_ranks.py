@@ -60,7 +60,7 @@ def work(folder, rank, size, listener):
         coming = size - [*scenario["ranks"].values()].count("gone")
 
         def meet(scenario=scenario, coming=coming, what=what):
-            """Wait for all ranks, since the timeout is for the comparison, not for their earlier work."""
+            """Wait for all ranks that come, if there is a timeout, which is for the comparison only."""
             if "timeout" in scenario:
                 store.add("coming", 1)
                 while store.add("coming", 0) < coming:

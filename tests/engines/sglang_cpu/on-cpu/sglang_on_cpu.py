@@ -7,7 +7,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported
 
 
 def platform():
-    """The path of the platform's class; None leaves the choice to Acme's platform of Switchrail."""
+    """The path of the platform's class, or None if the Switchrail plugin acme-platform is to provide one."""
     return None if os.environ.get("ACME_DEVICE") else "sglang_on_cpu_platform:InterpretedCpu"
 
 
@@ -19,7 +19,7 @@ def interpret():
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda index=None: contextlib.nullcontext()
     torch.Tensor.pin_memory = lambda self, device=None: self  # SGLang pins some tensors itself
-    # Without a driver configurations can't be timed, so the first one is used.
+    # Without a driver Triton can't time an autotuned kernel's configurations, so the first one is used.
     triton.runtime.autotuner.Autotuner._bench = lambda self, *args, config=None, **kwargs: [1.0, 1.0, 1.0]
     import sglang_on_cpu_helpers
 

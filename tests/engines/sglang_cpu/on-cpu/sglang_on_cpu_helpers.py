@@ -1,7 +1,7 @@
 """Replacements of SGLang's functions that need a GPU or a library of compiled CPU kernels.
 
 SGLang has aliases of functions of `tl`, such as `exp`. Jitted functions replace these aliases, since the
-interpreter adapts only `tl` itself. For drafts, the Triton kernels are used that SGLang has for XPUs.
+interpreter adapts only `tl` itself. Drafts use the Triton kernels that SGLang has for XPUs.
 """
 
 import sglang.kernels.ops.attention.fla.op as op

@@ -14,11 +14,11 @@ class InterpretedCpu(CpuDeviceMixin, SRTPlatform):
     _enum = PlatformEnum.OOT
 
     def get_default_attention_backend(self):
-        """The name of SGLang's attention in plain torch."""
+        """The name of SGLang's attention backend in plain torch."""
         return "torch_native"
 
     def support_mamba_cache_extra_buffer(self):
-        """Whether states within a prompt can be kept."""
+        """Whether the prefix cache can keep states after a part of a prompt."""
         return True
 
     def get_speculative_cache_locs_fn(self):

@@ -20,7 +20,7 @@ def register(registry):
 
 
 def sglangs_hook():
-    """Put one of SGLang's own hooks on the same function; the target of an entry point of SGLang."""
+    """Put one of SGLang's own hooks on the same function. An entry point makes SGLang call this."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(TARGET, lambda *args, **kwargs: seen.append(1), HookType.BEFORE)
@@ -48,8 +48,11 @@ def run_batch(original, scheduler, *args, **kwargs):
 
 
 def served(backend):
-    """The routes through which Switchrail serves SGLang's backend, and for each phase the number of calls of
-    the first linear layer's backend and of the first full layer's."""
+    """What Switchrail serves of SGLang's backend, for its linear layers and for full attention.
+
+    The fields are the routes, the number of calls of the first layer's backend by phase, and the number of
+    forward passes that bypassed Switchrail.
+    """
     linear = getattr(getattr(backend, "linear_attn_backend", None), "switchrail", None)
     full = getattr(backend, "full_attn_backend", backend)
     found = {}
@@ -79,7 +82,7 @@ def routes(served):
 
 
 def recurrence(dispatcher):
-    """The op of linear layers; the convolution if they have no other one."""
+    """The op of the linear layers' recurrence, or `short_conv` if they only have a convolution."""
     return min(dispatcher.ops - {"short_conv"}, default="short_conv")
 
 

@@ -1,4 +1,4 @@
-"""Acme's gated delta rule and softmax attention. Registering them imports neither torch nor the kernels."""
+"""Acme's gated delta rule, softmax attention and model family. Registering them doesn't import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ SERVED: Mapping[str, Any] = {"phases": ("prefill", "decode", "verify"), "devices
 
 @dataclass(frozen=True)
 class AcmeConfig:
-    """The user's settings, set in Python with `runtime.configure("gated_delta", "acme", scale=0.5)`."""
+    """The kernel's settings. A user sets them with `runtime.configure("gated_delta", "acme", scale=0.5)`.
+
+    Attributes:
+        scale: A factor of the output.
+    """
 
     scale: float = 1.0
 

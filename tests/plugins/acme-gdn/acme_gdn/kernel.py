@@ -1,4 +1,4 @@
-"""The kernels: here Switchrail's plain-torch ones."""
+"""Acme's kernels. In this example, Switchrail's backends in plain torch stand in for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Acme's device family, and its backends. Importing this module does not import torch.
 
-Acme has no hardware: its devices are other devices under another name. `ACME_DEVICE` names one in torch's
-form (`cpu`, `cuda:0`). Without this variable, the machine has no Acme device.
+Acme has no hardware: its devices are other devices under another name. `ACME_DEVICE` names the real device in
+torch's form (`cpu`, `cuda:0`). Without this variable, the machine has no Acme device.
 """
 
 from __future__ import annotations

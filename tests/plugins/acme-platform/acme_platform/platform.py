@@ -16,7 +16,7 @@ from acme_platform.operations import rms_norm
 
 
 class AcmeHardware(Hardware):
-    """A device of the family. All but its name and capability are those of the real device's platform."""
+    """A device of the family. All but its kind, name and capability comes from the real device's platform."""
 
     kind = "oot:acme"
 
@@ -67,7 +67,7 @@ class AcmeHardware(Hardware):
 
 
 class AcmeServing(Serving):
-    """The parts that engines on the family use."""
+    """Defaults, memory pools and operations of engines on Acme's devices."""
 
     def initialize(self) -> None:
         self.register_oot_forward("rms_norm", rms_norm)
@@ -92,7 +92,7 @@ class AcmeServing(Serving):
         return AcmeAllocator
 
     def dispatch_key(self) -> str:
-        return "cpu"  # other operations run as on the real device
+        return "cpu"  # operations without a function of Acme's use `forward_cpu`, if they have it
 
 
 class AcmePlatform(Platform):

@@ -1,4 +1,4 @@
-"""The code that the stand-ins of both of LFM2's convolutions share."""
+"""The code that the stand-ins for the convolutions of LFM2 and LFM2-MoE share."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The code that the stand-ins of both backends of the delta rule share."""
+"""The code that the stand-ins for the backends of gated delta and Kimi delta attention layers share."""
 
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 

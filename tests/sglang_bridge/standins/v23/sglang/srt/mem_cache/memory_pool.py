@@ -1,4 +1,4 @@
-"""Stand-in: places in the cache, and the layout of the memory of drafts."""
+"""Stand-in: places in the cache, and whether drafts' convolution windows share memory."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stand-in: which form of latent attention SGLang uses with a backend."""
+"""Stand-in: the functions that choose SGLang's form of latent attention, by attention backend."""
 
 
 class AttentionBackendRegistry:

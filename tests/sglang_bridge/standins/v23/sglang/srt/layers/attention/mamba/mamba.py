@@ -1,4 +1,4 @@
-"""Stand-in: a Mamba2 layer of one device."""
+"""Stand-in: a Mamba2 layer that is whole on one device."""
 
 import torch
 from torch import nn
