@@ -1,4 +1,4 @@
-"""The binding of the Rust core. Meanings are documented in the core's types of the same names."""
+"""The binding of the Rust core. The Rust types and functions of the same names are documented."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike

@@ -40,9 +40,18 @@ def test_configs_without_layers(tmp_path: Path) -> None:
         switchrail.Layout.from_config(CONFIG).shape("full", "attention")
 
 
-@pytest.mark.parametrize("config", [CYCLE, {"a": object()}, {(1, 2): 3}, {"a": 2**70}, {"a": b"bytes"}])
-def test_configs_that_json_can_not_hold(config: Any) -> None:
-    with pytest.raises(SchemaError, match="valid: mappings"):
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (CYCLE, "values are nested more than 100 deep"),
+        ({"a": object()}, "is not a JSON value; valid: mappings"),
+        ({(1, 2): 3}, "name in a JSON object"),
+        ({"a": 2**70}, "an integer does not fit into 64 bits"),
+        ({"a": b"bytes"}, "is not a JSON value; valid: mappings"),
+    ],
+)
+def test_configs_that_json_can_not_hold(config: Any, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
         switchrail.Layout.from_config(config)
 
 

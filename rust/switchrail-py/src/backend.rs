@@ -1,4 +1,4 @@
-//! Mirror of the core's `backend`: converts specs to the core and registrations from it.
+//! Mirror of the core's `backend`: converts specs to the core's form, and exposes registrations.
 
 use std::sync::Arc;
 
@@ -135,13 +135,13 @@ mirror! {
             json::dump(py, &self.0.spec.config)
         }
 
-        /// The user's values, without the defaults.
+        /// The configured values, without the defaults.
         #[getter]
         fn configuration<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.configuration)
         }
 
-        /// The defaults, overridden by the user's values.
+        /// The defaults, overridden by the configured values.
         #[getter]
         fn effective_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.effective_config())

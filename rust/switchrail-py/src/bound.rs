@@ -22,7 +22,7 @@ use crate::{
     resolve::sequences,
 };
 
-/// A route plan with instances of its backends. No other plan shares these instances.
+/// A route plan with an instance of each of its backends that has a Python object.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BoundPlan {
     plan: Py<RoutePlan>,
@@ -203,7 +203,7 @@ fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())
 }
 
-/// The routes of a bound plan for one batch in one phase, in the plan's own tables.
+/// The routes of a bound plan for one batch in one phase.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BatchRoutes {
     plan: Py<BoundPlan>,
@@ -265,8 +265,7 @@ impl BatchRoutes {
         Ok(Registration(Arc::clone(found.expect("a plan pins what serves"))))
     }
 
-    /// The instances that serve the batch, each with its op, without duplicates. Each of them must plan the
-    /// batch.
+    /// The instances that serve the batch, each with its op, without duplicates.
     #[getter]
     fn backends(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, Py<PyAny>)>> {
         let bound = self.plan.get();

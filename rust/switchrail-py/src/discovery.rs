@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::{backend::Registration, mirror::mirror, plugin::Plugin};
 
 mirror! {
-    /// The distributions and plugins installed on a path.
+    /// The distributions and plugins installed on a search path.
     Discovery(switchrail::Discovery) {
         #[getter]
         fn plugins(&self) -> Vec<Plugin> {
@@ -41,7 +41,7 @@ mirror! {
     }
 }
 
-/// Finds the distributions on a path, and their plugins. Imports nothing.
+/// Finds the distributions on a search path, and their plugins. Imports nothing.
 #[pyfunction]
 #[pyo3(signature = (paths, *, thorough=false))]
 pub fn discover(py: Python<'_>, paths: Vec<PathBuf>, thorough: bool) -> Discovery {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 mirror! {
-    /// A digest of everything that affects routing and hooks.
+    /// A digest of a process's plugins, hooks, backends and route plans.
     Fingerprint(switchrail::Fingerprint) {
         #[getter]
         fn digest(&self) -> &str {
@@ -27,8 +27,8 @@ mirror! {
     }
 }
 
-/// Digests a runtime's state with plugins, hooks and plans. Each entry of `hooks` is a target with the names of
-/// its hooks, in order.
+/// Digests a runtime's backends, and the given plugins, hooks and plans. Each entry of `hooks` is a target with
+/// the names of its hooks, in order.
 #[pyfunction]
 pub fn fingerprint(
     runtime: &Runtime,

@@ -101,8 +101,7 @@ const MAX_DEPTH: usize = 100;
 
 /// Converts mappings, lists, tuples, strings, numbers, booleans and None to JSON.
 ///
-/// Like Python's `json`, it converts integer keys to strings. NaN and infinities become
-/// strings.
+/// Like Python's `json`, it converts integer keys to strings. NaN and infinities become strings.
 pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     read(object, 0)
 }
@@ -149,7 +148,10 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             if !name.is_instance_of::<PyString>() && !name.is_exact_instance_of::<PyInt>() {
-                let problem = format!("{} is not a valid name in a JSON object", described(&name)?);
+                let problem = format!(
+                    "{} is not a name in a JSON object; valid: strings and integers",
+                    described(&name)?
+                );
                 return Err(refuse(object.py(), problem));
             }
             let text = match name.str().and_then(|name| name.to_str().map(str::to_owned)) {
@@ -166,12 +168,13 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     }
     Err(refuse(
         object.py(),
-        format!("{} is not a JSON value", described(object)?),
+        format!(
+            "{} is not a JSON value; valid: mappings, lists, tuples, strings, numbers, booleans and None",
+            described(object)?
+        ),
     ))
 }
 
 fn refuse(py: Python<'_>, problem: String) -> PyErr {
-    let problem = switchrail::shown(&problem);
-    let valid = "mappings, lists, tuples, strings, numbers, booleans and None";
-    exception(py, "SchemaError", format!("{problem}; valid: {valid}"), None)
+    exception(py, "SchemaError", switchrail::shown(&problem).into_owned(), None)
 }

@@ -69,7 +69,7 @@ mirror! {
             self.0.layer(read_id(&self.0, id)?).cloned().map(Layer).map_err(raise)
         }
 
-        /// The shape of an op in layers of a kind. Values that the config does not give are None.
+        /// The shape of an op in layers of a kind, as a dict with the values that the config gives.
         fn shape<'py>(&self, py: Python<'py>, kind: Text, op: Text) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.shape(parse(&kind.0)?, parse(&op.0)?))
         }

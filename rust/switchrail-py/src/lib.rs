@@ -1,8 +1,8 @@
-//! Python binding of the `switchrail` core. It mirrors the core file by file, and makes no decisions.
+//! Python binding of the `switchrail` core. Most files mirror parts of the core, and none makes decisions.
 //!
 //! Files without a counterpart in the core: `bound` holds the instances of a plan's backends, `objects`
 //! stores the registrations' Python objects, `errors` maps errors, `exception` creates exceptions, `json`
-//! converts data, `text` reads strings, and `mirror` declares classes. Each of these tasks is done in its file only.
+//! converts data, `text` reads strings, and `mirror` declares classes.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "PyO3 hands arguments over by value, and so does map_err"

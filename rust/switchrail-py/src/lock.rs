@@ -38,8 +38,8 @@ mirror! {
             found.into_iter().map(LockDifference).collect()
         }
 
-        /// Applies the lock to the plugins and returns them: plugins that differ are blocked, missing ones
-        /// are added as failed.
+        /// Applies the lock to the plugins and returns them: plugins of distributions that differ are blocked,
+        /// plugins of missing distributions are added as failed.
         fn apply(
             &self,
             py: Python<'_>,

@@ -1,6 +1,6 @@
 //! Methods that all mirrored values have: JSON, pickling by value, comparison and `repr`.
 
-/// Declares a frozen class around a value of the core, with the given getters.
+/// Declares a frozen class around a value of the core, with the given methods.
 ///
 /// The value must be serialisable. The class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__`,
 /// `__hash__` and `__repr__`.
@@ -23,7 +23,7 @@ macro_rules! mirror {
                 crate::json::parse(stringify!($name), &text.0).map(Self)
             }
 
-            /// The document as dicts, tuples, strings and numbers.
+            /// The document as a dict. JSON's arrays become tuples.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 crate::json::dump(py, &self.0)
             }

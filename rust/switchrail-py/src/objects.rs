@@ -70,7 +70,7 @@ pub struct Calls {
 
 impl Calls {
     /// Builds the instance of each backend from its registration and its Python object. Native backends have
-    /// no such object.
+    /// no such object, and get no instance.
     pub fn build(
         plan: &RoutePlan,
         objects: Vec<Option<Py<PyAny>>>,

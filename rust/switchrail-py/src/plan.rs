@@ -166,7 +166,7 @@ impl RoutePlan {
         json::parse("RoutePlan", text).map(|core| Self { core })
     }
 
-    /// The document as dicts, tuples, strings and numbers.
+    /// The document as a dict. JSON's arrays become tuples.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         json::dump(py, &self.core)
     }

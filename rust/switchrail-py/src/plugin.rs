@@ -138,7 +138,7 @@ mirror! {
     }
 }
 
-/// Blocks the plugins that the selection excludes. Returns all plugins.
+/// Applies a selection: blocks the plugins that it excludes. Returns all plugins.
 #[pyfunction]
 #[pyo3(signature = (plugins, allow=None, platform=None))]
 pub fn select(
@@ -150,7 +150,7 @@ pub fn select(
     changed(&plugins, |records| selection.apply(records).map_err(raise))
 }
 
-/// The platform that a name of a platform or device means.
+/// The platform in the name of a platform or device, such as `cuda` in `cuda:0`; None if it is unknown.
 #[pyfunction]
 pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<String> {
     Selection::platform_of(named, &records(&plugins)).map(str::to_owned)

@@ -40,7 +40,7 @@ impl Runtime {
         Snapshot(switchrail::Snapshot::clone(&self.core.snapshot()))
     }
 
-    /// The version of the current snapshot: the number of commits so far.
+    /// The version of the current snapshot: the number of commits so far that changed something.
     #[getter]
     fn version(&self) -> u64 {
         self.core.snapshot().version()
@@ -136,7 +136,7 @@ impl Runtime {
 pub struct Transaction {
     runtime: Py<Runtime>,
     origin: Origin,
-    /// Locked only during calls of the core: no Python code runs and no object is dropped while it is held.
+    /// Locked only during calls of the core: no Python code runs and no object is dropped under the lock.
     staged: Mutex<Staged>,
 }
 
@@ -182,8 +182,8 @@ impl Transaction {
         added.map(BackendId::get).map_err(raise)
     }
 
-    /// Stages the removal of all registrations of an op and name except the built-in one. If a phase is
-    /// given, only of those that serve this phase alone.
+    /// Stages the removal of all registrations of an op and name except built-in ones. A plugin's transaction
+    /// removes only the plugin's own. If a phase is given, only registrations for that phase alone are removed.
     #[pyo3(signature = (op, name, phase=None))]
     fn clear(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<()> {
         let phase = phase.map(|phase| parse(&phase.0)).transpose()?;
@@ -201,7 +201,7 @@ impl Transaction {
         self.stage(Registrar::withdraw_own)
     }
 
-    /// Stages the user's values for the last registered backend of an op and name.
+    /// Stages configured values for the last registered backend of an op and name.
     fn configure(&self, op: Text, name: Text, values: &Bound<'_, PyAny>) -> PyResult<()> {
         let (op, values) = (parse(&op.0)?, json::fields(values)?);
         self.stage(|registrar| registrar.configure(op, &name.0, values))

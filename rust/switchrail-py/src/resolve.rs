@@ -164,12 +164,15 @@ fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
             .flatten()
             .enumerate()
             .find(|(_, item)| item.extract::<u64>().is_err());
-        let (argument, found) = match wrong {
-            Some((index, item)) => (format!("{argument}[{index}]"), item),
-            None => (argument.to_owned(), given.clone()),
+        let (argument, found, valid) = match wrong {
+            Some((index, item)) => (format!("{argument}[{index}]"), item, "a number of tokens"),
+            None => (
+                argument.to_owned(),
+                given.clone(),
+                "numbers of tokens, one per sequence",
+            ),
         };
-        let shown = described(&found)?;
-        let message = format!("{argument} is {shown}; valid: numbers of tokens, one per sequence");
+        let message = format!("{argument} is {}; valid: {valid}", described(&found)?);
         Err(argument_error(Some(&argument), &found, message))
     })
 }

@@ -60,7 +60,7 @@ impl GatedDelta {
     }
 }
 
-/// Registration data of a backend that this example does not call.
+/// Registration data of a backend that serves prefill and decode on the CPU.
 fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
     BackendSpec {
         name: name.to_owned(),

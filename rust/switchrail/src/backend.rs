@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::shown::{cut, shown};
 use crate::{ComputeCapability, DeviceKind, Dtype, Op, PackageRequirement, Phase, PluginRecord};
 
-/// The name that selects a backend by capabilities and priority. No backend may have this name.
+/// In preferences, the name that stands for the automatic choice. No backend may have this name.
 pub const AUTO: &str = "auto";
 
 /// A backend's configuration: values by name.
@@ -107,19 +107,19 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendSpec {
-    /// The backend's name in preferences, unique within its op.
+    /// The backend's name in preferences. Only an override may have the name of another backend of its op.
     pub name: String,
     /// The op that it computes.
     pub op: Op,
     /// The phases that it serves, at least one.
     pub phases: BTreeSet<Phase>,
     /// Where the implementation is: `module:Qualified.name` for a Python object, a readable description
-    /// for a [native](Entry::Native) one. The core never opens it.
+    /// for a [native](Entry::Native) one. The core does not import it.
     pub path: String,
     /// Its capabilities.
     pub capabilities: Capabilities,
-    /// Among the backends that fit, the one with the highest priority serves, unless the user chose another
-    /// one.
+    /// Among the backends that fit, the one with the highest priority serves, unless preferences or measured
+    /// times decide.
     #[serde(default)]
     pub priority: i32,
     /// Default values of its configuration.
@@ -198,7 +198,7 @@ impl fmt::Display for DeviceSupport {
     }
 }
 
-/// The head sizes of an op: of queries and keys, and of values. In JSON a number if the two are equal, else
+/// The head size of queries and keys, and the head size of values. In JSON one number if they are equal, else
 /// `[k, v]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "HeadSizeForm", into = "HeadSizeForm")]
@@ -250,10 +250,11 @@ impl fmt::Display for HeadSize {
 /// A backend that is a Rust value.
 ///
 /// The core stores the value, and returns it with the route plans that pin it. The core calls only
-/// [`NativeBackend::check_config`]. A service gets its own type back with [`Entry::native`] and computes with
+/// [`NativeBackend::check_config`]. The program gets its own type back with [`Entry::native`] and computes with
 /// it.
 pub trait NativeBackend: Any + fmt::Debug + Send + Sync {
-    /// Checks a configuration (defaults merged with the user's values), at registration and at each change.
+    /// Checks a configuration (the defaults, overridden by configured values), at registration and at each
+    /// change.
     ///
     /// # Errors
     /// A readable description of the problem.
@@ -301,19 +302,19 @@ pub struct Registration {
     pub origin: Origin,
     /// The registered data.
     pub spec: BackendSpec,
-    /// The user's values, which override the defaults in [`BackendSpec::config`].
+    /// The configured values, which override the defaults in [`BackendSpec::config`].
     ///
-    /// The values belong to this registration: an override starts with its own defaults, and clearing the
-    /// override restores the built-in backend with its previous values.
+    /// The values belong to this registration: an override starts with its own defaults. After the override is
+    /// removed, the overridden backend serves with its previous values.
     pub configuration: Config,
-    /// The implementation. It is not part of the JSON form, because it exists in one process only. So a
-    /// registration that is read from a document has [`Entry::Foreign`].
+    /// The implementation, which the JSON form leaves out. A registration that was read from a document has
+    /// [`Entry::Foreign`].
     #[serde(skip)]
     pub entry: Entry,
 }
 
 impl Registration {
-    /// The configuration in effect: the defaults, overridden by the user's values.
+    /// The configuration in effect: the defaults, overridden by the configured values.
     #[must_use]
     pub fn effective_config(&self) -> Config {
         let mut config = self.spec.config.clone();

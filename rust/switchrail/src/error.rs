@@ -10,7 +10,7 @@ pub trait CoreError: std::error::Error {
     /// A stable `snake_case` name of the error, unique in the crate.
     fn code(&self) -> &'static str;
 
-    /// The invalid values and the valid ones, as a JSON object.
+    /// The error's data, such as the invalid value and the valid ones, as a JSON object.
     ///
     /// For an unknown name it has at least `found`, `valid` and `nearest` (see
     /// [`UnknownName`](crate::UnknownName)).

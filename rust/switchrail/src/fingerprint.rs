@@ -1,4 +1,4 @@
-//! A digest of everything that affects routing and hooks.
+//! A digest of a process's plugins, hooks, backends and route plans.
 
 use std::{
     collections::BTreeSet,
@@ -34,12 +34,12 @@ pub struct FingerprintInputs<'a> {
     /// the order of registration.
     pub snapshot: &'a Snapshot,
     /// The route plans in use, with model type, layer kinds, routes and pinned backends. The model's name is
-    /// not included, because it is the name of a folder.
+    /// not included, because it is usually a folder's name.
     pub plans: &'a [&'a RoutePlan],
 }
 
-/// A digest that is equal if and only if all its inputs are equal: on any machine, in any process, and in any
-/// order of installation, loading and registration.
+/// A digest of the inputs and of Switchrail's version. It does not depend on machine, process, or order of
+/// installation, loading and registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     schema: Schema,
@@ -106,8 +106,7 @@ pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     })
 }
 
-/// The backend as JSON. `phases` are the phases in which it is active, which distinguishes overrides of one
-/// name.
+/// The backend as JSON. `phases` are those in which it is active (for a plan's backend: in which it serves).
 fn backend_json(backend: &Registration, phases: &BTreeSet<Phase>) -> Value {
     json!({
         "origin": backend.origin,
@@ -133,8 +132,8 @@ fn plan_json(plan: &RoutePlan) -> Value {
     })
 }
 
-/// The backends for a route's classes of batches, if it has several, without the times that led to the
-/// classes.
+/// The backends for a route's classes of batches, without the measured times. `None` if one backend serves all
+/// batches.
 fn classes_json(route: &Route) -> Option<Value> {
     let classes = route.decision.classes.as_ref()?;
     let query = &route.decision.query;
@@ -161,7 +160,7 @@ fn sorted(values: impl Iterator<Item = Value>) -> Vec<Value> {
     values.into_iter().map(|(_, value)| value).collect()
 }
 
-/// Writes JSON with sorted keys and without spaces, whatever the order of the map type.
+/// Writes JSON with sorted keys and without spaces.
 fn canonical(value: &Value, text: &mut String) {
     match value {
         Value::Array(items) => {

@@ -1,20 +1,20 @@
 //! Plugin discovery, backend registry and layer routing for attention kernels.
 //!
-//! This crate makes all of Switchrail's decisions and does not depend on Python. These steps lead to a call:
+//! This crate decides which plugins load, which backend serves each layer, and in which order hooks run. It does
+//! not depend on Python. These steps lead to a call:
 //!
-//! 1. [`discover`] reads the metadata of the distributions on a path and lists their plugins; nothing is imported.
+//! 1. [`discover`] reads the metadata of the distributions on a search path and lists their plugins; nothing is imported.
 //! 2. [`Selection`] decides which plugins may be loaded; a [`Lock`] refuses plugins that have changed.
 //! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] determines the kind of each layer of a model.
 //! 5. A [`RoutePlan`] pins the backend for each layer, op and phase, with a [`Decision`] that gives the
 //!    reasons. If times were measured, it can pin several backends, each for a class of batches.
-//! 6. A [`Fingerprint`] shows whether another process would make the same decisions.
+//! 6. Equal [`Fingerprint`]s of two processes show that their plugins, hooks, backends and plans are the same.
 //!
 //! [`order`] computes the order of hooks and of plugin loads.
 //!
-//! Each operation has its own error enum. All these enums implement [`CoreError`]: a stable code, the fields
-//! as data, and a message with the value found, the valid values and the nearest names.
+//! Errors implement [`CoreError`]: a stable code, the fields as data, and a readable message.
 
 mod backend;
 mod discovery;

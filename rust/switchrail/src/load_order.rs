@@ -1,4 +1,4 @@
-//! The order in which plugins' functions run.
+//! The order in which plugins are loaded.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,8 @@ pub struct PluginPlace {
     pub after: Vec<String>,
 }
 
-/// Orders plugins as [`order`] does, and returns their indices. Plugins of equal rank are ordered by the
-/// normalised name of their distribution.
+/// Orders plugins as [`order`] does, and returns their indices. A plugin's source is the normalised name of its
+/// distribution.
 ///
 /// ```
 /// # use switchrail::{PluginGroup, PluginOrigin, PluginPlace, PluginRecord, PluginState, order_plugins};

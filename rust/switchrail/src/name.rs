@@ -15,7 +15,7 @@ pub enum NameError {
     /// No [`Dtype`](crate::Dtype) has that name.
     #[error(transparent)]
     Dtype(UnknownName),
-    /// No [`DeviceKind`](crate::DeviceKind) has that name, and it does not start with `oot:`.
+    /// No [`DeviceKind`](crate::DeviceKind) has that name, and it does not have the form `oot:NAME`.
     #[error(transparent)]
     Device(UnknownName),
     /// No [`LayerKind`](crate::LayerKind) has that name.

@@ -24,7 +24,7 @@ names! {
         Lightning = "lightning",
         /// The state-space dual form of Mamba 2.
         Mamba2 = "mamba2",
-        /// The depthwise causal convolution with state, with which most linear layers begin.
+        /// The depthwise causal convolution that most linear layers begin with. Its state has the last inputs.
         ShortConv = "short_conv",
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn unknown_claim<'a>(
 names! {
     /// The phase in which a call processes a sequence.
     Phase, "phase", Phase, {
-        /// Several new tokens of a sequence at once, at its start or after a cached prefix (also called
+        /// New prompt tokens of a sequence, usually several, at its start or after a cached prefix (also called
         /// extend).
         Prefill = "prefill",
         /// One new token per sequence.

@@ -32,7 +32,7 @@ pub struct OrderItem {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// Some items must come before themselves.
+    /// The constraints form a cycle.
     #[error("no order is possible: each of these must come before the next, and the last before the first: {}", .members.join(", "))]
     Cycle {
         /// Keys of the items in the cycle, each before the next.
@@ -47,7 +47,7 @@ core_error! { OrderError {
 /// Orders items and returns their indices, first to last.
 ///
 /// Among the items whose predecessors are all placed, the next is the one with the highest priority, then
-/// with the first distribution name, then with the smallest index (registered first).
+/// with the alphabetically first source, then with the smallest index.
 ///
 /// # Errors
 /// [`OrderError::Cycle`] if the constraints contradict each other.

@@ -63,7 +63,7 @@ pub enum PluginState {
     },
     /// Imported, and its transaction is committed.
     Loaded,
-    /// Its import, registration or commit failed; nothing is registered.
+    /// Its declaration is invalid, or its import, registration or commit failed; nothing is registered.
     Failed {
         /// The failure.
         reason: String,
@@ -101,8 +101,8 @@ impl PluginRecord {
         format!("{}:{}", self.origin.distribution, self.name)
     }
 
-    /// Whether the entry names this plugin: as its name, or as `distribution:name` with any equivalent
-    /// spelling of the distribution.
+    /// Whether `entry`, such as one of an allow list, is this plugin's name, or `distribution:name` with any
+    /// equivalent spelling of the distribution.
     #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
         let is_qualified = |(distribution, name)| name == self.name && self.is_of(distribution);

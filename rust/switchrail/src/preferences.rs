@@ -168,13 +168,13 @@ impl Preferences {
         Ok(Self(pairs.collect::<Result<_, PreferenceError>>()?))
     }
 
-    /// All choices, sorted by key.
+    /// All keys and values, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (PreferenceKey, &str)> {
         self.0.iter().map(|(key, name)| (*key, name.as_str()))
     }
 
-    /// The backend that is chosen for an op and a phase, and the key that applies. `None` means [`AUTO`], or
-    /// an order.
+    /// The backend that is chosen for an op and a phase, and the key that applies. `None` if no key applies, or
+    /// if its value is [`AUTO`] or an order.
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
         let (key, names) = self.wanted(op, phase)?;
@@ -184,7 +184,7 @@ impl Preferences {
         }
     }
 
-    /// The order of backends for an op and a phase; `None` if the key that applies does not have an order.
+    /// The order of backends for an op and a phase; `None` if no key applies, or if its value is not an order.
     #[must_use]
     pub fn order(&self, op: Op, phase: Phase) -> Option<PreferenceOrder<'_>> {
         let (key, mut names) = self.wanted(op, phase)?;

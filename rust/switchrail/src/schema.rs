@@ -1,4 +1,4 @@
-//! Reads documents, and checks the schema version that all of them have.
+//! Reads documents, and checks their schema version.
 
 #[cfg(unix)]
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::CoreError;
 
-/// Version of the JSON form of all top-level documents: discovery, layout, decision, route plan, fingerprint.
+/// Version of the JSON form of all top-level documents: discovery, lock, snapshot, commit, layout, decision,
+/// route plan and fingerprint.
 ///
 /// It increases when older readers would misread the new form. A new field alone does not increase it.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -69,7 +70,7 @@ impl From<Schema> for u32 {
 /// Largest accepted document, in bytes.
 const LARGEST: u64 = 1 << 28;
 
-/// Reads a document. Refuses pipes, which could block, and files that are too large.
+/// Reads a document. Refuses files that are not regular (a pipe could block) or too large.
 pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
     read_file(path, LARGEST)
 }
@@ -94,7 +95,7 @@ fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Serialises a path lossily: a path need not be UTF-8, but JSON must be, and serde would refuse it.
+/// Serialises a path. Parts that are not UTF-8, which serde would refuse, become replacement characters.
 pub(crate) fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
 }

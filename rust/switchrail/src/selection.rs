@@ -65,10 +65,11 @@ impl Selection {
             .collect()
     }
 
-    /// Sets the state of each plugin to discovered or blocked. Loaded and failed plugins keep their state.
+    /// Decides for each plugin that is discovered or blocked which of the two it is now. Plugins in other states
+    /// keep them.
     ///
     /// # Errors
-    /// [`SelectionError`] if the allow list or the platform names no known plugin; nothing is changed then.
+    /// [`SelectionError`] if the platform or an entry of the allow list is unknown; nothing is changed then.
     pub fn apply(&self, plugins: &mut [PluginRecord]) -> Result<(), SelectionError> {
         if let Some(allow) = &self.allow {
             let known: HashSet<Key<'_>> = plugins.iter().flat_map(plugin_keys).collect();
@@ -92,8 +93,8 @@ impl Selection {
         Ok(())
     }
 
-    /// The platform that a name of a platform or device means, such as `cuda` for `cuda:0`; `None` if it is
-    /// neither a known [`DeviceKind`] nor an installed platform.
+    /// The platform in the name of a platform or device, such as `cuda` in `cuda:0`; `None` if it is neither a
+    /// known [`DeviceKind`] nor an installed platform.
     #[must_use]
     pub fn platform_of<'a>(named: &'a str, plugins: &[PluginRecord]) -> Option<&'a str> {
         let family = named.rsplit_once(':').map(|(family, _)| family);

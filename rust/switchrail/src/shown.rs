@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Maximum number of characters of foreign text. Longer text is cut.
+/// Maximum number of characters of foreign text in a message. Longer text is cut.
 pub const LONGEST_SHOWN: usize = 2_000;
 
 /// The text without characters that control a terminal, cut to [`LONGEST_SHOWN`].

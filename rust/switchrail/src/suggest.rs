@@ -9,13 +9,13 @@ use crate::shown::cut;
 /// Maximum number of suggested names.
 const SUGGESTIONS: usize = 3;
 
-/// Maximum number of names in a message. The data has all names.
+/// Maximum number of names in a message. [`UnknownName::valid`] has all names.
 const LISTED: usize = 100;
 
 /// The score of an alias, which is above every similarity.
 const ALIAS: f64 = 2.0;
 
-/// Other widely used names of the ops, and of the linear ops in preferences.
+/// Other widely used names of the ops, and of the preference key `linear`.
 const ALIASES: [(&str, &[&str]); 8] = [
     (
         "attention",

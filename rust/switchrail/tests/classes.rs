@@ -71,7 +71,7 @@ fn each_load_goes_to_the_backend_that_is_fastest_there() {
             "{sample:?}"
         );
     }
-    // held-out real times, which the interpolated times must approximate
+    // Loads that are not in the samples. The interpolated times must approximate `real`.
     for (rows, length) in [
         (32_768, 28_672),
         (32_048, 30_000),
@@ -429,8 +429,7 @@ fn a_query_gets_the_times_of_its_op_phase_dtype_and_head_size_with_the_nearest_h
     assert!(others.iter().all(|other| of(other).is_none()));
 }
 
-/// A request whose measurements select `split`, `wide` and `plain` in a model's prefill, and torch in its
-/// decode.
+/// A request with measured times of `plain`, `split` and `wide` in prefill.
 fn measured_request(layout: &Layout) -> PlanRequest {
     let kind = layout.layers()[0].kind;
     let shape = layout.shape(kind, OP);
@@ -574,7 +573,7 @@ fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
     }
 }
 
-/// A backend that supports one state layout.
+/// Registers a backend that supports these state layouts.
 fn laid_out(runtime: &Arc<Runtime>, name: &str, priority: i32, layouts: &[&str]) {
     let mut spec = BackendSpec {
         priority,
@@ -732,7 +731,7 @@ proptest! {
             let kept = (0..).zip(times).filter(|(index, _)| *index != lacking).map(|(_, time)| time);
             kept.collect::<Vec<_>>()
         };
-        // The backend that is fastest below is not timed above, or vice versa.
+        // The backend that is the fastest with few rows is not timed with many.
         let (fast_low, fast_high) = (usize::try_from(low).unwrap(), usize::try_from(high).unwrap());
         let samples = vec![
             sample(1 << 8, 1 << 8, &but(9, fast_low)),

@@ -205,7 +205,7 @@ fn a_plan_that_contradicts_itself_is_refused() {
     refuse(&|json| json["routes"][0]["layers"] = json!([0, 9]), "layer");
     refuse(
         &|json| json["routes"][0]["layers"] = json!([0]),
-        "which does not run it",
+        "which does not run attention",
     );
     refuse(
         &|json| json["backends"] = json!([]),

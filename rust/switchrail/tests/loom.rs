@@ -1,5 +1,6 @@
-//! Checks the commit protocol in all possible thread interleavings: `RUSTFLAGS="--cfg loom" cargo test -p
-//! switchrail --test loom --target-dir target/loom`.
+//! Checks the commit protocol in all possible interleavings of two threads, and in those of three threads with at
+//! most three preemptions: `RUSTFLAGS="--cfg loom" cargo test -p switchrail --test loom --target-dir
+//! target/loom`.
 //!
 //! The cell that holds the current snapshot is replaced by a model. The real cell, arc-swap, is tested by
 //! `stress`, and under Miri by the registry's tests: `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4
@@ -130,7 +131,8 @@ fn closing_and_committing_exclude_each_other() {
     });
 }
 
-/// A registration that a thread adds while the transaction ends is either committed or refused.
+/// A registration that a thread adds while the transaction ends is refused, or committed or dropped with the
+/// transaction.
 #[test]
 fn a_late_write_is_committed_or_refused() {
     for commits in [true, false] {

@@ -26,7 +26,7 @@ const LOOKUPS_A_RESOLVE: usize = 13;
 const RESOLVES_A_PLAN: usize = 250;
 const OPS: [Op; 3] = [Op::Attention, Op::GatedDelta, Op::ShortConv];
 
-/// A small random generator, so that each thread does the same work in every run.
+/// A small random generator with a fixed seed, so that each thread draws the same numbers in every run.
 struct Random(u64);
 
 impl Random {

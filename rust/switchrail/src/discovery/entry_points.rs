@@ -51,7 +51,7 @@ pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
 }
 
 /// Splits a value such as `acme.gdn : register [fast, big]` into its target (`module` or `module:attribute`)
-/// and its extras.
+/// and its extras. `None` if it is invalid.
 pub(crate) fn parse_value(value: &str) -> Option<(String, Vec<String>)> {
     let (object, extras) = match value.split_once('[') {
         Some((object, extras)) => (object, strip(extras).strip_suffix(']')?),

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Most bytes to read from a file. Headers end at the first empty line, which a damaged file may lack.
+/// Maximum number of bytes to read from a file. A damaged file may lack the empty line that ends the headers.
 pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
 /// The parsed headers.
@@ -13,7 +13,8 @@ pub(crate) struct Headers {
     pub problems: Vec<String>,
 }
 
-/// Reads the headers from a metadata folder, or from an egg's single metadata file (passed as an empty name).
+/// Reads the headers. `file` reads a file of a metadata folder by its name, or, given an empty name, the
+/// metadata path itself, which is a file in some eggs.
 pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Headers {
     let mut problems = Vec::new();
     for name in ["METADATA", "PKG-INFO", ""] {
@@ -26,8 +27,7 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
                 }
             }
             Ok(None) => {}
-            // An empty name stands for the path itself. Reading it fails if the path is a folder, which is
-            // not a problem.
+            // Reading the metadata path itself fails if it is a folder, as usual.
             Err(_) if name.is_empty() => {}
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
         }

@@ -1,4 +1,4 @@
-//! Finds the distributions on a path and the plugins in them, as Python's `importlib.metadata` would.
+//! Finds the distributions on a search path and the plugins in them, as Python's `importlib.metadata` would.
 
 pub(crate) mod entry_points;
 pub(crate) mod headers;
@@ -28,7 +28,8 @@ const MAX_ENTRY_POINTS: u64 = 1 << 20;
 pub struct Distribution {
     /// Its name, normalised as in PEP 503.
     pub name: String,
-    /// Its version. For a distribution without plugins, the version in the name of the metadata folder.
+    /// Its version, if known. For a distribution without plugins, [`discover`] reads the metadata only if the
+    /// name of the metadata folder has no version.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
@@ -44,7 +45,7 @@ pub enum ProblemCode {
     Broken,
     /// The folder has another distribution of the same name, which takes precedence.
     SameName,
-    /// Left over from an interrupted installation or removal.
+    /// The metadata was left over from an interrupted installation or removal.
     LeftOver,
 }
 
@@ -60,7 +61,7 @@ impl ProblemCode {
     }
 }
 
-/// A file or folder that discovery could not read, or that it ignored.
+/// A problem with a file or folder that discovery looked at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DiscoveryProblem {
     /// The file or folder.
@@ -72,7 +73,7 @@ pub struct DiscoveryProblem {
     pub message: String,
 }
 
-/// The distributions and plugins installed on a path.
+/// The distributions and plugins installed on a search path.
 ///
 /// All lists are sorted, so two machines with the same distributions get the same document regardless of the
 /// order in which their file systems list folders.
@@ -100,13 +101,16 @@ impl Discovery {
     }
 }
 
-/// Finds the distributions on a path, and the plugins in them. Nothing is imported.
+/// Finds the distributions on a search path such as `sys.path`, and the plugins in them. Nothing is imported.
 ///
 /// As in Python, a distribution shadows those of the same normalised name in later folders of the path. If
 /// one folder has several of the same name, the one whose metadata folder sorts first is used, and the others
-/// are listed as problems. As in Python, folders that do not exist are ignored. Other paths that cannot be
-/// read are listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the
-/// differences from `importlib.metadata`.
+/// are listed as problems. A metadata folder without name and version in its metadata is replaced by a later
+/// complete one.
+///
+/// As in Python, folders that do not exist are ignored. Other paths that cannot be read are listed as problems.
+/// Archives on the path are read like folders. `docs/discovery.md` lists the differences from
+/// `importlib.metadata`.
 ///
 /// ```
 /// let found = switchrail::discover(&["/nowhere"]);
@@ -116,8 +120,8 @@ pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     Found::default().look(paths)
 }
 
-/// Like [`discover`], but also reads the metadata of distributions without plugins, and lists the problems in
-/// them. Takes about twice as long.
+/// Like [`discover`], but also reads the metadata of all distributions without plugins, and lists problems in
+/// it. Takes about twice as long.
 pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     let found = Found {
         thorough: true,
@@ -134,8 +138,8 @@ struct Found {
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders that lack a metadata file, each with the folder that replaced it: a complete one for
-    /// the same name, found later.
+    /// Metadata folders without name and version in their metadata, each with the complete folder of the same
+    /// name that was found later and replaced it.
     replaced: HashMap<PathBuf, PathBuf>,
 }
 
@@ -329,7 +333,7 @@ impl Found {
     }
 }
 
-/// Whether a file name is that of a metadata folder or file, ignoring case. Called for each file in a folder.
+/// Whether a file name is that of a metadata folder or file, ignoring case.
 pub(crate) fn is_info(file_name: &OsStr) -> bool {
     let name = file_name.as_encoded_bytes();
     [&b".dist-info"[..], b".egg-info"].into_iter().any(|ending| {
@@ -338,7 +342,7 @@ pub(crate) fn is_info(file_name: &OsStr) -> bool {
     }) || name.eq_ignore_ascii_case(b"egg-info")
 }
 
-/// The problem to report for a metadata folder that is ignored, because `other` has the same name.
+/// The problem to report for a metadata folder that is ignored because `other` has the same name.
 fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     let (code, left_over) = if is_left_over(info) {
         (LeftOver, "has no metadata, and ")
@@ -352,7 +356,7 @@ fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     )
 }
 
-/// Whether a metadata folder has no metadata file, as after an interrupted removal.
+/// Whether the metadata in a folder is missing or has neither name nor version, as after an interrupted removal.
 fn is_left_over(info: &Path) -> bool {
     if !info.is_dir() {
         return false;
@@ -361,13 +365,13 @@ fn is_left_over(info: &Path) -> bool {
     headers.name.is_none() && headers.version.is_none()
 }
 
-/// Parses name and version from the name of a metadata folder.
+/// Parses name and version from the name of a metadata folder or file; `None` if `file_name` is neither.
 fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<String>)> {
     let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
     let egg: String;
     let stem = match file_name.rsplit_once('.') {
         Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
-        // Without a stem, the name is part of the name of the enclosing egg folder, NAME-VERSION-PYTHON.egg.
+        // A folder `EGG-INFO` has no name of its own: the enclosing egg is named NAME-VERSION-PYTHON.egg.
         None if is(file_name, "egg-info") => {
             egg = folder.file_name()?.to_string_lossy().into_owned();
             egg.rsplit_once('.')
@@ -385,7 +389,7 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
     Some((name, version.map(str::to_owned)))
 }
 
-/// The path of a file in a metadata folder; if the name is empty, the metadata path itself.
+/// The path of a file in a metadata folder; if the name is empty, `info` itself.
 fn beside(info: &Path, name: &str) -> PathBuf {
     if name.is_empty() {
         info.to_owned()

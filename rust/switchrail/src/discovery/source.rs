@@ -1,4 +1,4 @@
-//! An entry of the path: a folder, or an archive that Python can import from.
+//! An entry of the search path: a folder, or an archive that Python can import from.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use zip::{ZipArchive, result::ZipError};
 
-/// Initial buffer size in bytes. Most files are smaller, so that one read is enough.
+/// Initial size of the buffer for a file, in bytes. Most files are smaller.
 const COMMON: usize = 4096;
 
 /// A folder or an archive that contains metadata folders.
@@ -21,7 +21,7 @@ pub(super) enum Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Opens an entry of the path and lists its contents. `None` if it does not exist.
+    /// Opens an entry of the search path and lists its contents. `None` if it does not exist.
     pub fn open(path: &'a Path) -> io::Result<Option<(Self, Vec<io::Result<OsString>>)>> {
         match fs::read_dir(path) {
             Ok(entries) => {

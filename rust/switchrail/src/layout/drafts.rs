@@ -3,9 +3,9 @@
 use super::config::{Config, MAX_LAYERS};
 use super::naming::{Naming, Words, words_to_kinds};
 use super::{LayerKind, LayoutError};
-use serde_json::json;
+use serde_json::Value;
 
-/// The keys for the number of steps. Step k drafts the k-th token after the newest one.
+/// The keys for the number of steps, each of which drafts one token.
 const COUNTS: [&str; 3] = [
     "num_nextn_predict_layers",
     "mtp_num_hidden_layers",
@@ -21,7 +21,7 @@ pub(super) enum Drafts {
         key: Option<&'static str>,
         kind: LayerKind,
     },
-    /// The same layers in each step, named in the first way that the config uses.
+    /// The same layers in each step, named in the first way that the config uses, or else `default`.
     Blocks {
         namings: &'static [Naming],
         default: &'static [LayerKind],
@@ -63,9 +63,13 @@ impl Drafts {
                         let key = naming.keys().remove(0);
                         let steps = count as u64;
                         if named.is_empty() || steps.saturating_mul(named.len() as u64) > MAX_LAYERS {
-                            let valid =
-                                format!("1 to {} layers for each of {count} steps", MAX_LAYERS / steps);
-                            return Err(config.bad(&key, &json!(named.len()), &valid));
+                            let valid = format!(
+                                "1 to {} layers for each of {count} steps, not {}",
+                                MAX_LAYERS / steps,
+                                named.len()
+                            );
+                            let found = config.get(&key).unwrap_or(&Value::Null);
+                            return Err(config.bad(&key, found, &valid));
                         }
                         layers = named;
                         break;

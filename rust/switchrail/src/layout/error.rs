@@ -45,12 +45,12 @@ pub enum LayoutError {
     /// The config names a model type of no known family.
     #[error("{0}")]
     UnknownModelType(UnknownName),
-    /// The config has none of the keys with which its family names layers.
-    #[error("the {model_type} config names no layers; valid: one of the keys {keys}", keys = quoted(valid))]
+    /// The config lacks a key that its family needs to name layers.
+    #[error("the {model_type} config does not name its layers; keys that can name them: {keys}", keys = quoted(valid))]
     MissingKey {
         /// The config's model type.
         model_type: String,
-        /// The keys. The config must have one of them.
+        /// The keys that can name layers, some of them only together.
         valid: Vec<String>,
     },
     /// A key has a value of the wrong type or range.
@@ -88,7 +88,7 @@ pub enum LayoutError {
         key: String,
         /// Number of layers in the list.
         found: usize,
-        /// Number of layers in the model.
+        /// The config's `num_hidden_layers`.
         valid: usize,
     },
     /// A list of layer ids has an id that the model does not have.

@@ -20,7 +20,7 @@ pub(super) struct Family {
     pub namings: &'static [Naming],
     pub words: Words,
     pub shapes: fn(&Config) -> Result<KindShapes, LayoutError>,
-    /// The key for the window of layers that the config names as full attention, if the family has one.
+    /// If set, and the config has this key, then layers that the config names as full attention have a window.
     pub window_key: Option<&'static str>,
     /// The kind of the state-space half of the family's hybrid layers.
     pub hybrid_half: LayerKind,
@@ -40,7 +40,7 @@ const PLAIN: Family = Family {
     drafts: Drafts::None,
 };
 
-/// Softmax attention, full or with a window, whose config has the head size.
+/// Softmax attention, full or with a window, whose config has the head size as `head_dim`.
 const WITH_HEAD_DIM: Family = Family {
     words: ATTENTION_WORDS,
     shapes: |config| shape::softmax(config, config.size("head_dim")?),
@@ -52,7 +52,7 @@ const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
 };
 
-/// Every other layer has a window, unless a key says otherwise.
+/// Layers with a window and full layers alternate.
 const ALTERNATING: Naming = Naming::LastOf {
     period: 2,
     last: FullAttention,
@@ -120,7 +120,7 @@ pub(super) const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     // Configs of Ring 2.5 have the model type of Ling 3 (bailing_hybrid) or of Ring-linear 2.0
-    // (bailing_moe_linear), so the architecture must distinguish them. Only Ling 3 has KDA.
+    // (bailing_moe_linear), so the architecture must distinguish them.
     Family {
         model_types: &["bailing_hybrid", "bailing_moe_linear"],
         architecture: Some("BailingMoeV2_5ForCausalLM"),
@@ -291,7 +291,7 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: |config| shape::softmax(config, shape::head_size(config)?),
         ..PLAIN
     },
-    // transformers derives the windowed layers from `max_window_layers`, and saves them by name.
+    // transformers derives the windowed layers from `max_window_layers`, and saves them in `layer_types`.
     Family {
         model_types: &["qwen3"],
         namings: &[LAYER_TYPES, Naming::All(FullAttention)],

@@ -4,8 +4,7 @@ const NUMBERS: [&[u8]; 3] = [b"Infinity", b"-Infinity", b"NaN"];
 
 /// Quotes the numbers that Python writes but JSON does not have, as in `"time_step_limit": [0.0, Infinity]`.
 ///
-/// No layout needs these numbers. If a key that a layout needs has such a number, the error shows the
-/// number's name.
+/// None of these numbers is valid for a key that a layout reads, so an error shows them in quotes.
 pub(super) fn quote_numbers(file: &[u8]) -> Vec<u8> {
     let mut quoted = Vec::with_capacity(file.len());
     let (mut rest, mut in_text) = (file, false);

@@ -42,7 +42,7 @@ pub struct Layer {
     pub uncovered: Option<String>,
 }
 
-/// The kind of each layer of one model, and the shapes of its ops as far as the config gives them.
+/// The kind of each layer of one model, and the shapes of the layers' ops as far as the config gives them.
 ///
 /// A separate draft model has its own layout, and so has each step of a model's draft head
 /// ([`Layout::drafts`]).
@@ -81,8 +81,8 @@ impl Layout {
     /// else the model type.
     ///
     /// # Errors
-    /// [`LayoutError`] if the model type is unknown, or if the config does not name its layers or contradicts
-    /// itself.
+    /// [`LayoutError`] if the model type is unknown, or if the config does not name its layers, has an invalid
+    /// value or contradicts itself.
     pub fn from_config(config: &Value) -> Result<Self, LayoutError> {
         let (family, config_values, model_type) = find_family(config)?;
         let model = ["_name_or_path", "model_type"]
@@ -192,8 +192,8 @@ impl Layout {
 
     /// The layouts of the model's draft head (multi-token prediction), one per step.
     ///
-    /// Step k drafts the k-th token after the newest one. Each step counts its layers from 0, and may have
-    /// layers of any kind. Empty if the config has no head.
+    /// Each step drafts one token, and the next step drafts the token after it. The layer ids of each step begin
+    /// at 0, and its layers may be of any kind. Empty if the config has no head.
     #[must_use]
     pub fn drafts(&self) -> &[Self] {
         &self.drafts
@@ -211,7 +211,7 @@ impl Layout {
         })
     }
 
-    /// The shape of an op in layers of this kind. Fields that the config does not give are `None`.
+    /// The shape of an op in layers of this kind. Sizes that the config does not give are `None`.
     #[must_use]
     pub fn shape(&self, kind: LayerKind, op: Op) -> Shape {
         self.shapes

@@ -17,7 +17,7 @@ pub(super) enum Naming {
     Letters { key: &'static str, letters: Words },
     /// Words repeated over all layers: `RecurrentGemma`'s `block_types`.
     Repeated { key: &'static str, words: Words },
-    /// The ids of one kind; all others are of the other kind.
+    /// The ids of the layers of kind `inside`. All other layers are of kind `outside`.
     Ids {
         key: &'static str,
         inside: LayerKind,
@@ -28,28 +28,28 @@ pub(super) enum Naming {
         key: &'static str,
         lists: [(&'static str, LayerKind); 2],
     },
-    /// The last of each group of layers is of one kind, all others of the other kind. The key gives the
-    /// group's size.
+    /// The last layer of each group is of kind `last`, all others of kind `others`. The key gives the group's
+    /// size.
     LastOfEach {
         key: &'static str,
         last: LayerKind,
         others: LayerKind,
     },
-    /// Like `LastOfEach`, with the family's default period.
+    /// Like `LastOfEach`, with groups of `period` layers.
     LastOf {
         period: usize,
         last: LayerKind,
         others: LayerKind,
     },
-    /// Layer `i` is a hit if `i >= start` and `(i - start) % period == offset`, or if it is the layer `also`.
-    /// All others are misses.
+    /// Layer `i` is of kind `hit` if `i >= start` and `(i - start) % period == offset`, or if it is the layer
+    /// `also`. All others are of kind `miss`. The config gives period and offset.
     Periodic {
         start: usize,
         also: Option<usize>,
         hit: LayerKind,
         miss: LayerKind,
     },
-    /// All layers are of one kind, without a key.
+    /// All layers are of one kind.
     All(LayerKind),
 }
 
@@ -58,7 +58,7 @@ const OFFSET: &str = "attn_layer_offset";
 const COUNT: &str = "num_hidden_layers";
 
 impl Naming {
-    /// The keys that this way of naming needs.
+    /// The keys that name the layers in this way.
     pub fn keys(&self) -> Vec<String> {
         match self {
             Self::List { key }
@@ -158,7 +158,7 @@ impl Naming {
                 };
                 let text = value
                     .as_str()
-                    .ok_or_else(|| config.bad(key, value, "a text with a letter per layer"))?;
+                    .ok_or_else(|| config.bad(key, value, "a string with one letter per layer"))?;
                 let found: Vec<Value> = text.chars().map(|letter| letter.to_string().into()).collect();
                 words_to_kinds(config, key, &found, letters).map(Some)
             }
@@ -238,10 +238,10 @@ fn ids(
     first: usize,
     layers: usize,
 ) -> Result<Vec<usize>, LayoutError> {
-    let to_id = |entry: &Value| {
+    let to_id = |(index, entry): (usize, &Value)| {
         let found = entry
             .as_u64()
-            .ok_or_else(|| config.bad(key, entry, "a list of layer ids"))?;
+            .ok_or_else(|| config.bad(&format!("{key}[{index}]"), entry, "a layer id"))?;
         usize::try_from(found)
             .ok()
             .and_then(|id| id.checked_sub(first))
@@ -254,7 +254,7 @@ fn ids(
                 last: layers - 1 + first,
             })
     };
-    config.list(key, value)?.iter().map(to_id).collect()
+    config.list(key, value)?.iter().enumerate().map(to_id).collect()
 }
 
 fn shared_out(

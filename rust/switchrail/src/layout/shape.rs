@@ -1,4 +1,4 @@
-//! The sizes of an op in one kind of layer.
+//! The sizes of ops in each kind of layer, read from configs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use super::LayoutError;
 use super::config::Config;
 use crate::Op;
 
-/// The sizes of an op in one kind of layer, as far as the config gives them.
+/// The sizes and options of an op in one kind of layer, as far as the config gives them.
 ///
 /// | op | heads | head sizes |
 /// |---|---|---|
@@ -50,7 +50,7 @@ pub struct Shape {
     /// Whether the logits of attention are capped.
     #[serde(skip_serializing_if = "is_false")]
     pub soft_cap: bool,
-    /// Whether a logit without a value is added to each row's sum.
+    /// Whether each row's softmax has one more logit, which has no value (attention sinks).
     #[serde(skip_serializing_if = "is_false")]
     pub sinks: bool,
 }
@@ -60,7 +60,7 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// The shapes of the ops in one kind of layer.
+/// The shapes of ops, each with the kind of layer that has the op.
 pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
 
 type Size = Result<Option<u32>, LayoutError>;

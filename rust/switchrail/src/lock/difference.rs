@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{LockedDistribution, LockedEntryPoint};
 use crate::shown::shown;
 
-/// A message lists at most this many files per kind of change. The data has all of them.
+/// A message lists at most this many names per kind of change. The data has all of them.
 const NAMED: usize = 3;
 
 /// How one distribution differs from the lock.

@@ -16,7 +16,7 @@ pub enum LockError {
     Read {
         /// The lock file.
         path: PathBuf,
-        /// The operating system's error.
+        /// The problem.
         problem: String,
     },
     /// The file is not a lock.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::discovery::{is_absent, is_info};
 
-/// Paths by their names in a lock: the path relative to the folder that the file is imported from.
+/// The paths of files, by their names in a lock: the path relative to its entry of the search path.
 pub(super) type Files = BTreeMap<String, PathBuf>;
 
 /// Files in the metadata folder that the installer writes for itself.
@@ -44,11 +44,11 @@ impl Unreadable {
 ///
 /// - A wheel: the files in its `RECORD`, and all other files that Python could import from its packages or
 ///   instead of its modules.
-/// - An editable install: the packages and modules of its sources. Its `RECORD` lists only `.pth` files and
-///   modules that lead to the sources.
-/// - A distribution without a `RECORD`, such as a project with an `egg-info`: its top-level packages and
-///   modules.
-/// - An archive: one file.
+/// - An editable install: the packages and modules of its sources, and the metadata. Apart from metadata, its
+///   `RECORD` lists only `.pth` files and modules that lead to the sources.
+/// - A distribution without a list of its files, such as a project with an `egg-info`: its metadata, and its
+///   top-level packages and modules.
+/// - A distribution in an archive: the archive.
 ///
 /// `modules` are the top-level modules that the entry points name. It is an error if one of these modules is
 /// not found, because it could be imported without being locked. `owners` tells which files of a shared
@@ -98,7 +98,8 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> 
     }
 }
 
-/// The paths that the installer of a distribution recorded, relative to the site folder.
+/// The paths that the installer of a distribution recorded, relative to the folder `site`. `None` if there is no
+/// record.
 fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> {
     let folder = site.join(info);
     if let Some(record) = read(&folder.join("RECORD"))? {
@@ -115,7 +116,7 @@ fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> 
 pub(super) struct Owners(HashMap<PathBuf, HashMap<String, Vec<String>>>);
 
 impl Owners {
-    /// Whether another distribution than the one with this metadata folder recorded the file.
+    /// Whether a distribution with a metadata folder other than `info` recorded the file.
     fn has_another(&mut self, site: &Path, info: &str, file: &str) -> Result<bool, Unreadable> {
         if !self.0.contains_key(site) {
             self.0.insert(site.to_owned(), Self::of(site)?);
@@ -147,7 +148,7 @@ struct Search<'a> {
     site: &'a Path,
     /// Top-level modules known to belong to the distribution.
     modules: BTreeSet<String>,
-    /// Whether all modules that a `.pth` file leads to belong to the distribution, too.
+    /// Whether all modules that a `.pth` file leads to belong to the distribution.
     every_module: bool,
     files: Files,
     /// The folders that are being walked, from the outermost to the innermost, with links resolved.
@@ -261,7 +262,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the files that Python would import instead of a recorded module or of the sources: a package of
+    /// Adds the files that Python could import instead of a recorded module or of the sources: a package of
     /// the same name in the same folder, or a file with another extension.
     fn add_rivals<'p>(&mut self, paths: impl Iterator<Item = &'p String>) -> Result<(), Unreadable> {
         let mut modules = BTreeMap::from([("", self.modules.clone())]);
@@ -402,7 +403,7 @@ impl Search<'_> {
     /// Adds a file if it exists. Of two files with the same name, the first is kept, as Python would import
     /// it.
     fn add_file(&mut self, name: String, path: PathBuf) -> Result<(), Unreadable> {
-        // Opening a named pipe would block until a writer opens it.
+        // Only regular files: opening a named pipe would block until a writer opens it.
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_file() => {
                 self.files.entry(name).or_insert(path);

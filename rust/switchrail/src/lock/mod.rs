@@ -25,7 +25,7 @@ const HOST: &str = "switchrail";
 /// that have plugins, and Switchrail itself.
 ///
 /// The document is the same wherever the same files are installed. Files that differ between installations
-/// are left out: compiled `.pyc` files, scripts, and the installer's own records.
+/// are left out: `__pycache__` folders, scripts, and the installer's own records.
 ///
 /// ```
 /// use switchrail::{Lock, discover};
@@ -55,7 +55,7 @@ pub struct LockedDistribution {
     pub entry_points: Vec<LockedEntryPoint>,
     /// SHA-256 of `files`, in hexadecimal.
     pub digest: String,
-    /// SHA-256 of each file's contents, by the file's path relative to the folder that it is imported from.
+    /// SHA-256 of each file's contents, by the file's path relative to its entry of the search path.
     pub files: BTreeMap<String, String>,
 }
 
@@ -146,7 +146,7 @@ impl Lock {
     /// Parses the contents of a lock file.
     ///
     /// # Errors
-    /// If the contents are not JSON, or do not have this form.
+    /// If the contents are not JSON, or not a lock.
     pub fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }

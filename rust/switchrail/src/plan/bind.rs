@@ -13,7 +13,7 @@ impl RoutePlan {
     /// keeps its own.
     ///
     /// # Errors
-    /// [`BindError`] if the snapshot does not have a backend of the plan.
+    /// [`BindError`] if the snapshot lacks one of the plan's backends.
     pub fn bind(&self, snapshot: &Snapshot) -> Result<Vec<Arc<Registration>>, BindError> {
         let find = |wanted: &Arc<Registration>| {
             let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);

@@ -102,7 +102,7 @@ impl TryFrom<Document> for RoutePlan {
 #[non_exhaustive]
 pub enum PlanDocumentError {
     /// A route names a layer that the layout does not have or that does not run the route's op.
-    #[error("a route of {op} is for layer {layer}, which does not run it")]
+    #[error("a route of {op} is for layer {layer}, which does not run {op}")]
     Layer {
         /// The layer.
         layer: usize,

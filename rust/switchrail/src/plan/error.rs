@@ -42,7 +42,7 @@ pub enum PlanError {
     Unroutable {
         /// The model.
         model: String,
-        /// All layers without a backend for the op.
+        /// The layers that share the op's unserved query.
         layers: Vec<usize>,
         /// The kind of the first of these layers.
         kind: LayerKind,

@@ -34,11 +34,11 @@ pub const SOFT_CAP: &str = "soft_cap";
 /// The feature that a backend of `attention` needs for layers with attention sinks.
 pub const SINKS: &str = "sinks";
 
-/// The request for a route plan: all inputs of a plan besides the layout.
+/// The request for a route plan: all inputs of a plan besides the layout and the registered backends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
-    /// Where the model runs.
+    /// The device that the model runs on.
     pub device: Device,
     /// Dtype of activations and of cached keys and values.
     pub dtype: Dtype,
@@ -57,13 +57,13 @@ pub struct PlanRequest {
     #[serde(default)]
     pub state_layouts: BTreeMap<Op, String>,
     /// The features that backends must have, by op. [`WINDOW`], [`SOFT_CAP`] and [`SINKS`] are added for
-    /// the layers whose shapes have them.
+    /// the layers that need them.
     #[serde(default)]
     pub features: BTreeMap<Op, BTreeSet<String>>,
     /// The installed distributions.
     #[serde(default)]
     pub packages: Packages,
-    /// The ops whose states never decay.
+    /// The ops whose states never decay in this model (all gates are 0).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub no_decay: BTreeSet<Op>,
     /// Measured times of backend calls on the device.
@@ -90,7 +90,7 @@ impl PlanRequest {
         }
     }
 
-    /// The query for one op in one kind of layer.
+    /// The query for one op in one kind of layer and one phase.
     fn query(&self, layout: &Layout, kind: LayerKind, op: Op, phase: Phase) -> Query {
         let shape = layout.shape(kind, op);
         let mut features = self.features.get(&op).cloned().unwrap_or_default();
@@ -138,7 +138,7 @@ pub struct Route {
 
 /// The backend for each layer, op and phase of one model; or several backends, each for a class of batches.
 ///
-/// All backends of an op in a plan use the same form of state or cache, because they share it.
+/// All backends of an op in a plan use the same form of state or cache, because they share the memory.
 ///
 /// A plan has its own copy of the registrations that it uses, so later changes of the registry do not affect
 /// it. [`RoutePlan::is_stale`] tells whether there were such changes.
@@ -160,8 +160,8 @@ impl RoutePlan {
     /// Decides which backend serves each op of each layer in each requested phase.
     ///
     /// # Errors
-    /// [`PlanError`] if a preference is invalid, a layer computes something that no op covers, or no backend
-    /// fits an op. In the last case the error names every candidate with the reasons against it.
+    /// [`PlanError`]. If no backend fits an op of a layer, the error names every candidate with the reasons
+    /// against it.
     pub fn new(
         snapshot: &Arc<Snapshot>,
         layout: Arc<Layout>,
@@ -241,8 +241,8 @@ impl RoutePlan {
         self.look_up(layer, op, phase, self.tables.start(op, phase))
     }
 
-    /// The tables for a batch in a phase. `sequences` has the number of rows of each sequence, and the
-    /// number of its tokens in the cache after the call.
+    /// The tables for a batch in a phase. For each sequence, `sequences` has the number of rows (new tokens) and
+    /// the number of tokens in the cache after the call.
     ///
     /// # Errors
     /// [`RouteError`] for a phase that was not planned.
@@ -253,7 +253,8 @@ impl RoutePlan {
         Ok(self.tables.select(&self.routes, phase, sequences))
     }
 
-    /// Whether different batches in a phase can get different backends. If not, every selection is the same.
+    /// Whether different batches in a phase can get different backends. If not, [`RoutePlan::select`] returns the
+    /// same tables for every batch.
     #[must_use]
     pub fn is_split(&self, phase: Phase) -> bool {
         let mut decisions = self.routes.iter().map(|route| &route.decision);
@@ -380,8 +381,7 @@ impl RoutePlan {
         self.tables.start(op, phase)
     }
 
-    /// All tables, one after the other, with the backend of each cell. A layer's cell is at the table's start
-    /// plus the layer's id.
+    /// All tables, one after the other. The backend of a layer is at the table's start plus the layer's id.
     #[must_use]
     pub fn cells(&self) -> &[Option<BackendId>] {
         self.tables.cells()

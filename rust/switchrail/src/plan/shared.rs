@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{PlanError, PlanRequest, Route};
 use crate::{Capabilities, Dtype, Layout, Query, Snapshot};
 
-/// The form of a shared state or cache. A field that is `None` is not decided yet.
+/// The form of a shared state or cache. A field that is `None` is left open.
 struct Form {
     layout: Option<String>,
     dtype: Option<Dtype>,
@@ -13,7 +13,7 @@ struct Form {
 }
 
 impl Form {
-    /// The query, with its undecided fields filled in from this form.
+    /// The query, with its fields that are `None` filled in from this form.
     fn asked_of(&self, query: &Query) -> Query {
         let mut query = query.clone();
         query.state_layout = query.state_layout.or_else(|| self.layout.clone());

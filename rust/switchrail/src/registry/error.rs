@@ -138,16 +138,16 @@ core_error! { CommitError {
     Self::Gone { op, name, id } => "commit_gone", json!({"op": op, "found": name, "id": id});
 } }
 
-/// A commit that cannot follow a state.
+/// Why a commit cannot be applied to a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
     /// The commit is not the next one.
     #[error("commit {found} does not follow on version {version}")]
     Order {
-        /// The version of the state.
+        /// The snapshot's version.
         version: u64,
-        /// The version of the commit.
+        /// The commit's version.
         found: u64,
     },
     /// The commit changes a registration that the state does not have.

@@ -18,8 +18,8 @@ use sync::{AtomicU64, Cell, Mutex, Ordering, lock};
 
 /// Owns the registrations.
 ///
-/// Readers take the current [`Snapshot`] without waiting. Writers use a [`Transaction`]; commits are
-/// serialised, and each creates the next version.
+/// Readers take the current [`Snapshot`] without waiting. Writers use a [`Transaction`]. Commits are serialised,
+/// and each that changes something creates the next version.
 ///
 /// ```
 /// use switchrail::{BackendSpec, Capabilities, DeviceKind, DeviceSupport, Entry, Op, Origin, Phase, Runtime};

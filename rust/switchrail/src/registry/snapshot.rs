@@ -64,7 +64,7 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// The number of commits so far.
+    /// The number of commits so far that changed something.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
@@ -99,7 +99,7 @@ impl Snapshot {
         self.backends[start..end].chunk_by(|a, b| a.spec.name == b.spec.name)
     }
 
-    /// The registrations of an op and name, in order. Each overrides the ones before it.
+    /// The registrations of an op and name, in order. In its phases, each overrides the ones before it.
     #[must_use]
     pub fn stack(&self, op: Op, name: &str) -> &[Arc<Registration>] {
         &self.backends[self.range(op, name)]
@@ -312,7 +312,7 @@ pub enum Change {
         /// The registration.
         id: BackendId,
     },
-    /// The user's values of a registration were replaced.
+    /// The configured values of a registration were replaced.
     Configure {
         /// The registration.
         id: BackendId,

@@ -143,7 +143,7 @@ impl Registrar {
         Ok(id)
     }
 
-    /// Stages the removal of all registrations of an op and name except the built-in one. For a plugin, only
+    /// Stages the removal of all registrations of an op and name except built-in ones. For a plugin, only
     /// its own registrations are removed. If a phase is given, only registrations for that phase alone are
     /// removed. It is not an error if no registration is removed.
     ///
@@ -197,8 +197,8 @@ impl Registrar {
         own.into_iter().try_for_each(|id| self.withdraw(id))
     }
 
-    /// Stages the user's values for the last registered backend of an op and name. These replace earlier
-    /// values.
+    /// Stages configured values for the last registered backend of an op and name. They replace values that were
+    /// configured earlier.
     ///
     /// # Errors
     /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] if a native backend

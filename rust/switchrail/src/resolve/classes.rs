@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Op, Phase};
 
-/// Width of interpolated bands, an eighth of an octave (9 %). Thresholds are multiples of it, so nearly equal
-/// times give equal thresholds.
+/// Width of interpolated bands, an eighth of an octave (9 %). Coordinates at which two backends' times cross are
+/// rounded to multiples of it, so nearly equal times give equal thresholds.
 const STEP: i64 = OCTAVE / 8;
 
 /// A coordinate below those of all loads.
@@ -93,7 +93,7 @@ pub(super) struct Verdict {
     /// The indices of the backends that are the fastest at some load. They are sorted by the number of loads
     /// at which they were not timed, because a missing time can mean a failure, then by [`Self::typical`].
     pub winners: Vec<usize>,
-    /// Nanoseconds of each backend: the geometric mean over the loads at which all timed backends were timed.
+    /// Nanoseconds of each backend: the geometric mean, as in [`Plane::means`].
     pub typical: Vec<Option<u64>>,
     /// For each band and class, the index of the fastest backend.
     bands: Thresholds<Thresholds<usize>>,
@@ -245,8 +245,8 @@ impl Plane {
     }
 }
 
-/// The logarithms of all backends' times at a coordinate on a line, interpolated linearly between the
-/// measured ones.
+/// The logarithms of all backends' times at a coordinate on a line, interpolated linearly between samples.
+/// Beyond the ends of the line, those of the nearest sample.
 fn along(line: &Line, coordinate: i64) -> Times {
     let above = line.partition_point(|(other, _)| *other < coordinate);
     match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
@@ -302,7 +302,7 @@ fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usi
     rounded.clamp(low + 1, *high)
 }
 
-/// Converts a logarithm in units of [`OCTAVE`] back to a number, for messages.
+/// Converts a logarithm in units of [`OCTAVE`] back to a number.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

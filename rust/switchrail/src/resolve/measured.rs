@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Load, Query, load::log2};
 use crate::{Dtype, HeadSize, Op, Phase};
 
-/// Number of heads of an op: of queries, and of values. In JSON `[q, v]`.
+/// The numbers of query heads and of value heads of an op. In JSON `[q, v]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeadCount(
     /// Number of query heads.
@@ -60,8 +60,8 @@ pub struct Measurement {
 impl Measurement {
     /// The samples of the measurement that fits a query best; empty if none fits.
     ///
-    /// Op, phase, dtype and head sizes must be equal. If several measurements fit, those with the same decay
-    /// as the query are preferred, then the one with the nearest numbers of heads, then the first.
+    /// Op, phase, dtype and head sizes must be equal. If several measurements fit, those with the query's
+    /// `no_decay` are preferred, then the one with the nearest numbers of heads, then the first.
     #[must_use]
     pub fn of(query: &Query, measurements: &[Self]) -> Vec<Sample> {
         let same = |known: &&Self| {

@@ -24,9 +24,9 @@ use classes::Verdict;
 use measured::Microseconds;
 use reason::list;
 
-/// The requirements on a backend.
+/// The requirements on a backend, and the data for choosing among the backends that fit.
 ///
-/// Op, phase, device and dtype are required. Other fields may be `None`, which means no requirement.
+/// Op, phase, device and dtype are always set. A field that is `None` or empty is not a requirement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
@@ -53,17 +53,17 @@ pub struct Query {
     /// Optional features that the backend must have.
     #[serde(default)]
     pub features: BTreeSet<String>,
-    /// Numbers of heads. They select the times measured with the nearest numbers, and reject no backend.
+    /// Numbers of heads, with which [`Measurement::of`] selects times. They reject no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the states never decay. If so, the times measured without decay are used. Rejects no backend.
+    /// Whether the states never decay, with which [`Measurement::of`] selects times. Rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
     /// Sliding window in tokens. Times are measured without a window: for calls whose rows attend to more
     /// tokens than the window, those measured at the window's length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// Times of the queried calls, measured on the device.
+    /// Measured times of calls on the device, one sample per load. See [`Measurement::of`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Sample>,
 }
@@ -117,7 +117,7 @@ impl fmt::Display for Query {
     }
 }
 
-/// A reference to a registration, with the data that readers need.
+/// The id, name and origin of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendRef {
     /// The registration.
@@ -144,7 +144,7 @@ impl From<&Registration> for BackendRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     schema: Schema,
-    /// Version of the snapshot that it is based on.
+    /// Version of the snapshot that the decision is based on.
     pub version: u64,
     /// The query.
     pub query: Query,
@@ -168,7 +168,7 @@ impl Decision {
             .map_or(std::slice::from_ref(&self.chosen), Classes::backends)
     }
 
-    /// The backend for calls with a load.
+    /// The backend for calls with this load.
     #[must_use]
     pub fn at(&self, load: Load) -> &BackendRef {
         &self.serving()[self.class(load)]
@@ -207,7 +207,8 @@ pub enum Because {
         /// Time of a call: the geometric mean over the loads.
         nanoseconds: u64,
     },
-    /// Among the measured backends that fit, it is the fastest at some loads, and over all loads together.
+    /// Several measured backends that fit are the fastest at some loads. Among them, it was timed at the most
+    /// loads, then has the shortest time over all loads.
     MeasuredByLoad {
         /// Time of a call: the geometric mean over the loads.
         nanoseconds: u64,
@@ -333,7 +334,7 @@ impl Snapshot {
         }
     }
 
-    /// The candidates, best first, with the reasons why they don't fit.
+    /// The candidates in order of rank, each with the reasons why it does not fit.
     fn ranked(
         &self,
         query: &Query,
@@ -341,7 +342,7 @@ impl Snapshot {
         preferences: &Preferences,
         order: Option<&PreferenceOrder<'_>>,
     ) -> Vec<Candidate<'_>> {
-        // for each name, the registration that is active in the phase, or else the last one
+        // For each name, the registration that is active in the phase, or else the last one.
         let candidates = self
             .stacks_of(query.op)
             .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);

@@ -129,14 +129,14 @@ pub enum Reason {
         /// The preference that applies.
         key: PreferenceKey,
     },
-    /// It fits, but the user's order names the chosen backend before it.
+    /// It fits, but the user's order prefers the chosen backend.
     LaterInPreference {
         /// The preference that applies.
         key: PreferenceKey,
         /// The chosen backend.
         chosen: String,
     },
-    /// It fits, but the chosen backend is faster.
+    /// It fits, but at every load another backend is faster, or equally fast and before it in rank.
     Slower {
         /// Nanoseconds of a call.
         nanoseconds: u64,

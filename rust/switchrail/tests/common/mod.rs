@@ -12,7 +12,7 @@ use switchrail::{
     Load, Op, Origin, Phase, PlanRequest, Preferences, Query, Runtime, Sample,
 };
 
-/// A backend for prefill and decode on the CPU that restricts nothing.
+/// A backend for prefill and decode on the CPU, without further restrictions.
 pub fn spec(op: Op, name: &str) -> BackendSpec {
     BackendSpec {
         name: name.to_owned(),
@@ -79,7 +79,7 @@ pub fn preferences<const N: usize>(pairs: [(&str, &str); N]) -> Preferences {
     Preferences::parse(pairs).unwrap()
 }
 
-/// Repeats three gated-delta layers and one full-attention layer.
+/// The layout of a Qwen3-Next model: every fourth layer has full attention, the others have gated delta.
 pub fn qwen3_next(layers: usize) -> Arc<Layout> {
     let config = serde_json::json!({
         "_name_or_path": "tiny-qwen3-next",

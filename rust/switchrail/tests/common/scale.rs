@@ -36,7 +36,7 @@ pub fn withdraw_all((runtime, ids): &(Arc<Runtime>, Vec<BackendId>)) {
     assert_eq!(transaction.commit().unwrap().changes.len(), ids.len());
 }
 
-/// General plugins, each from a distribution that also has a platform.
+/// The plugins of `count` distributions: a general plugin and a platform of each.
 pub fn installed(count: usize) -> Vec<PluginRecord> {
     let groups = [PluginGroup::Plugins, PluginGroup::Platforms];
     let record = |(name, group): (String, PluginGroup)| PluginRecord {
@@ -85,7 +85,7 @@ pub fn put_in_order(count: usize) {
     assert_eq!(order(&items).unwrap().len(), count);
 }
 
-/// Measured backends, with samples from the smallest load to the largest.
+/// A runtime with `count` backends, and a query with their times at four loads, from 1 to `largest`.
 pub fn measured(count: usize, largest: u64) -> (Arc<Runtime>, Query) {
     let runtime = Runtime::new();
     let names: Vec<String> = names(count).collect();
