@@ -1,4 +1,5 @@
-//! Compares layouts with transformers' models; `tests/layouts/families.py` makes the fixtures.
+//! Tests of layouts. Fixtures have the kinds and shapes of transformers' modules; `tests/layouts/families.py` makes
+//! them.
 
 use std::{fs, path::Path};
 
@@ -58,8 +59,8 @@ fn kinds_and_shapes_are_those_of_the_modules() {
     }
 }
 
-/// The expected shape of a published config, which may omit sizes that have defaults in its Python class. Such
-/// a size may be missing in the found shape, but not wrong.
+/// The expected shape. A published config may omit sizes that have defaults in its Python class, so for such a
+/// config, sizes that `found` lacks are left out.
 fn published(expected: Shape, found: Shape, form: &str) -> Shape {
     let known = |expected: Option<u32>, found: Option<u32>| {
         if form == "saved" {
@@ -468,7 +469,7 @@ fn numbers_that_python_writes_are_read() {
     }
 }
 
-/// A damaged or hostile file, or something that is not a regular file.
+/// The files are damaged, hostile or not regular files.
 #[test]
 fn a_file_that_is_not_a_config_is_an_error_and_never_aborts_the_process() {
     let root = tempfile::tempdir().unwrap();

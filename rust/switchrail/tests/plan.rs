@@ -348,7 +348,7 @@ fn a_plan_from_a_document_is_bound_to_the_runtimes_backends() {
         "in its own runtime they are the same"
     );
 
-    // Like another process: the ids differ, and a backend is native that was not native in the plan's runtime.
+    // As in another process, the ids differ. Here `acme` is a native backend.
     let other = Runtime::new();
     register(&other, Origin::User, spec(Op::Kda, "first"), false);
     let transaction = other.begin(plugin("acme"));

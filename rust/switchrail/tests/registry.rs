@@ -1,4 +1,4 @@
-//! Transactions, overrides, configuration and replay.
+//! Tests of transactions, overrides, configuration and replay.
 
 mod common;
 
@@ -299,7 +299,8 @@ fn configuring_a_backend_that_is_removed_in_the_meantime_fails_at_commit() {
     assert_eq!(transaction.commit().unwrap_err().code(), "commit_gone");
 }
 
-/// Only accepts the config `{"scale": NUMBER}`. Its `drop` records that it ran, and tries to commit.
+/// Accepts only configs in which `scale` is a number. Its `drop` commits a backend if the runtime still exists,
+/// and records that it ran.
 #[derive(Debug)]
 struct Scaled {
     runtime: std::sync::Weak<Runtime>,
@@ -624,7 +625,7 @@ fn changes_within_a_commit_are_in_the_order_in_which_they_were_staged() {
     assert_eq!(decision.chosen.id, last);
 }
 
-/// A backend for some phases under the name `torch`.
+/// A backend of MLA for these phases, with the name `torch`.
 fn phased(phases: &[Phase]) -> BackendSpec {
     BackendSpec {
         phases: phases.iter().copied().collect(),
@@ -693,7 +694,7 @@ fn an_override_of_one_phase_leaves_the_others_alone() {
         ["torch: does not serve decode, only prefill"]
     );
 
-    // a registration that is overridden in all of its phases is active in none
+    // A registration that is overridden in all of its phases is active in none.
     let other = register(&runtime, Origin::User, phased(&[Phase::Decode]), true);
     let of_op = || {
         runtime

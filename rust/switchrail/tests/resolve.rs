@@ -20,8 +20,8 @@ fn resolve(runtime: &Arc<Runtime>, query: &Query) -> Result<Decision, ResolveErr
         .resolve(query, &Preferences::default(), &Packages::default())
 }
 
-/// Registers `picky` with a change that makes it unfit, and `plain`, which fits. Returns the reasons against
-/// `picky`, and checks that it is chosen once the query is changed to fit.
+/// Registers `plain`, and `picky` after `change`. Returns the reasons against `picky` for the query that `ask`
+/// has changed. For the query that `fits` has changed, `picky` must be chosen.
 fn reasons(
     change: impl Fn(&mut BackendSpec),
     ask: impl Fn(&mut Query),
@@ -296,7 +296,7 @@ fn reason_features() {
     assert_eq!(none[0].to_string(), "lacks oot:replay, raw_gates");
 }
 
-/// The reasons against a backend that requires `needed` if `installed` is installed.
+/// The reasons against a backend that requires the packages `needed`, if `installed` are installed.
 fn package_reasons(needed: &[&str], installed: &[(&str, &str)]) -> Vec<Reason> {
     let runtime = Runtime::new();
     let mut needy = spec(OP, "needy");
