@@ -1,4 +1,4 @@
-//! The identity, origin and capabilities of a backend, as data.
+//! A backend's registration: its id, origin, capabilities, configuration and implementation.
 
 use std::{any::Any, collections::BTreeSet, fmt, num::NonZeroU64, sync::Arc};
 

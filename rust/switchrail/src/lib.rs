@@ -4,7 +4,7 @@
 //! not depend on Python. These steps lead to a call:
 //!
 //! 1. [`discover`] reads the metadata of the distributions on a search path and lists their plugins; nothing is imported.
-//! 2. [`Selection`] decides which plugins may be loaded; a [`Lock`] refuses plugins that have changed.
+//! 2. [`Selection`] decides which plugins may be loaded; a [`Lock`] blocks those of distributions that have changed.
 //! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] determines the kind of each layer of a model.
@@ -12,7 +12,7 @@
 //!    reasons. If times were measured, it can pin several backends, each for a class of batches.
 //! 6. Equal [`Fingerprint`]s of two processes show that their plugins, hooks, backends and plans are the same.
 //!
-//! [`order`] computes the order of hooks and of plugin loads.
+//! [`order`] computes the order of hooks, and [`order_plugins`] the order in which plugins' functions run.
 //!
 //! Errors implement [`CoreError`]: a stable code, the fields as data, and a readable message.
 

@@ -1,4 +1,4 @@
-//! The order in which plugins are loaded.
+//! The order in which plugins' functions run.
 
 use serde::{Deserialize, Serialize};
 

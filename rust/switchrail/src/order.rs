@@ -1,4 +1,4 @@
-//! Computes one deterministic order, for hooks and for plugin loads.
+//! Computes a deterministic order of hooks or of plugins.
 
 use std::{
     cmp::Reverse,

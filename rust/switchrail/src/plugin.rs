@@ -13,7 +13,7 @@ pub enum PluginGroup {
     /// General plugins, which register backends and hooks.
     #[serde(rename = "switchrail.plugins")]
     Plugins,
-    /// Platforms: device families, one of which is active.
+    /// Platforms, each for a device family. One platform is active.
     #[serde(rename = "switchrail.platforms")]
     Platforms,
 }
@@ -71,7 +71,7 @@ pub enum PluginState {
     /// The plugin exceeded its time limit. Its thread still runs, its transaction is closed, and nothing is
     /// registered.
     Hung {
-        /// The activity that took too long, and for how long.
+        /// The activity that took too long, and its time limit.
         reason: String,
     },
 }

@@ -65,8 +65,8 @@ impl Selection {
             .collect()
     }
 
-    /// Decides for each plugin that is discovered or blocked which of the two it is now. Plugins in other states
-    /// keep them.
+    /// Blocks the plugins that the rules exclude, and sets the others to discovered. Plugins that are loaded,
+    /// failed or hung keep their state.
     ///
     /// # Errors
     /// [`SelectionError`] if the platform or an entry of the allow list is unknown; nothing is changed then.

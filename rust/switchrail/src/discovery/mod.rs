@@ -75,8 +75,8 @@ pub struct DiscoveryProblem {
 
 /// The distributions and plugins installed on a search path.
 ///
-/// All lists are sorted, so two machines with the same distributions get the same document regardless of the
-/// order in which their file systems list folders.
+/// All lists are sorted, so two machines with the same distributions at the same paths get the same document
+/// regardless of the order in which their file systems list folders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discovery {
     /// Version of this document format.
@@ -105,8 +105,8 @@ impl Discovery {
 ///
 /// As in Python, a distribution shadows those of the same normalised name in later folders of the path. If
 /// one folder has several of the same name, the one whose metadata folder sorts first is used, and the others
-/// are listed as problems. A metadata folder without name and version in its metadata is replaced by a later
-/// complete one.
+/// are listed as problems. A metadata folder whose metadata has neither name nor version gives way
+/// to a later one that has.
 ///
 /// As in Python, folders that do not exist are ignored. Other paths that cannot be read are listed as problems.
 /// Archives on the path are read like folders. `docs/discovery.md` lists the differences from
@@ -138,8 +138,8 @@ struct Found {
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders without name and version in their metadata, each with the complete folder of the same
-    /// name that was found later and replaced it.
+    /// Metadata folders without name and version in their metadata, each with the folder of the same name that
+    /// was found later and replaced it.
     replaced: HashMap<PathBuf, PathBuf>,
 }
 

@@ -77,7 +77,7 @@ pub enum LayoutError {
         /// The unknown name, the valid ones and the nearest ones.
         name: Box<UnknownName>,
     },
-    /// A list of layers is not as long as the number of layers.
+    /// A list names more or fewer layers than the model has.
     #[error(
         "{key} names {found} layers in the {model_type} config, but num_hidden_layers is {valid}; valid: the same number in both"
     )]

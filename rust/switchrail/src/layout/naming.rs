@@ -145,7 +145,8 @@ impl Naming {
         }
     }
 
-    /// The kinds in a list of words or in a string of letters, whatever its length. `None` for other ways.
+    /// The kinds in a list of words or in a string of letters, whatever its length. `None` for other
+    /// ways, or if the config does not have the key.
     pub fn words(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
             Self::List { key } => config

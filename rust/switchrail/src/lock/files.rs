@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::discovery::{is_absent, is_info};
 
-/// The paths of files, by their names in a lock: the path relative to its entry of the search path.
+/// The paths of files, by their names in a lock, which are relative to an entry of the search path.
 pub(super) type Files = BTreeMap<String, PathBuf>;
 
 /// Files in the metadata folder that the installer writes for itself.

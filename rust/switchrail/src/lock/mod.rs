@@ -151,7 +151,7 @@ impl Lock {
         serde_json::from_slice(bytes)
     }
 
-    /// The differences between the current installation and the lock, by distribution.
+    /// The differences between the current installation and the lock, sorted by distribution.
     #[must_use]
     pub fn differences(&self, discovery: &Discovery) -> Vec<LockDifference> {
         let installed = locked(discovery);

@@ -42,7 +42,7 @@ pub enum PlanError {
     Unroutable {
         /// The model.
         model: String,
-        /// The layers that share the op's unserved query.
+        /// The layers that need the op with these requirements.
         layers: Vec<usize>,
         /// The kind of the first of these layers.
         kind: LayerKind,
