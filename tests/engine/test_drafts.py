@@ -403,8 +403,8 @@ def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (Drafted([[1]]), "proposed Drafted.* expected Drafted tokens for 2 sequences"),
-        ([[1], [2]], "expected Drafted tokens for 2 sequences"),
+        (Drafted([[1]]), "proposed Drafted.* expected a Drafted with tokens for 2 sequences"),
+        ([[1], [2]], "expected a Drafted with tokens for 2 sequences"),
         (Drafted([[1], [320]]), r"proposed \[320\], expected at most 4 tokens from 0 to 319"),
         (Drafted([[1], [-1]]), r"proposed \[-1\], expected"),
         (Drafted([[1], np.array([320])]), r"320.*expected at most 4 tokens from 0 to 319"),  # type: ignore[list-item]
@@ -446,7 +446,7 @@ class Wrong(Drafts):
         ([[-1, 1], []], r"the parents \[-1, 1\] for 2 tokens"),
         ([[-1, -2], []], r"the parents \[-1, -2\] for 2 tokens"),
         ([[-1], []], r"the parents \[-1\] for 2 tokens"),
-        ([[-1, -1], []], r"\[7, 7\], where equal tokens follow the same token"),
+        ([[-1, -1], []], r"\[7, 7\] with equal tokens after one token, expected different tokens"),
     ],
 )
 def test_wrong_trees(parents: Any, text: str, make_engine: Make) -> None:
@@ -466,7 +466,7 @@ def test_options() -> None:
         EngineOptions.of({"draft": "ngram", "max_tokens_per_step": 20}, {"max_sequences": 32}).max_sequences
         == 4
     )
-    with pytest.raises(ConfigError, match=r"at least 10, rows for the drafts of all sequences"):
+    with pytest.raises(ConfigError, match=r"at least 10 \(.*for the drafts of all sequences\), got 9"):
         EngineOptions(draft="ngram", max_sequences=2, max_tokens_per_step=9)
     with pytest.raises(ConfigError, match=r"compile must be 'off' with a draft, got 'blocks'"):
         EngineOptions(draft="ngram", compile="blocks")

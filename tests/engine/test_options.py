@@ -134,7 +134,7 @@ def test_the_largest_options_are_refused_before_anything_is_allocated(
 
 
 def test_sequences_longer_than_the_models_limit(make_engine: Callable[..., Engine]) -> None:
-    with pytest.raises(ConfigError, match="1025, but the model supports 1024"):
+    with pytest.raises(ConfigError, match="1025, but the model supports at most 1024"):
         make_engine(options={"max_length": 1025})
 
 

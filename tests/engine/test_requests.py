@@ -246,7 +246,7 @@ def test_steps_keep_to_their_rows(
         (7, SamplingParams(), "a string or token ids"),
         ("lone \ud800", SamplingParams(), "can't be tokenized"),
         ("the", {"max_new_tokens": 3}, "params must be SamplingParams"),
-        ([1] * 1000, SamplingParams(max_new_tokens=25), "are 1025; a sequence can have 1024"),
+        ([1] * 1000, SamplingParams(max_new_tokens=25), "are 1025; a sequence can have at most 1024"),
         ([1] * 146, SamplingParams(max_new_tokens=12), "need 40 pages of 4 tokens; the pool has 39"),
     ],
 )

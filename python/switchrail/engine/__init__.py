@@ -1,6 +1,6 @@
 """The engine: runs hybrid models with continuous batching, each layer on the backend that its route names.
 
-Names are imported on first use, so the plans of an engine can be made without importing torch.
+Names are imported on first use, so the modules of this package that don't need torch can be used without it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def accept(
     deferred: DeferredCommits | None = None,
     news: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Commit states, move keys and values, and store the newest tokens. Doesn't wait for the device.
+    """Commit states, move keys and values of trees, and store the newest tokens, without waiting.
 
     Args:
         step: The verified step.
@@ -84,7 +84,7 @@ def accept_rows(
     pending: Sequence[torch.Tensor] | None,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Follow the chosen tokens through the drafted ones, without waiting for the device.
+    """Find the accepted drafts, and store the sequences' newest tokens, without waiting for the device.
 
     Args:
         chosen: [R] int64, the token chosen after each row of a step; -1 for none.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFERRED: Final = "committed in the next verification"
 
 _GRAPH_STATE: Final = "init_graph_state", "graph_fill_value"
-"""Optional steps of backends that keep data for decodes. Such a backend can't serve captured proposals."""
+"""Optional steps for captured decodes. A backend with one of them can't serve captured proposals."""
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
 
@@ -32,7 +32,7 @@ class GraphState:
     """The state of one key (see `Key`): captured, planned, or refused.
 
     Attributes:
-        kind: `decode`, `verify`, `mixed` for steps with prompt tokens, or `propose` for a draft's proposals.
+        kind: `decode`, `verify`, `mixed` for steps with prompt tokens, or `propose` for a draft model.
         rows: Rows of the step, including padding; a decode has one row per sequence. For proposals, the
             number of sequences.
         tokens: Tokens of the longest cache; None if the key serves any number.
@@ -267,7 +267,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _verify_features(op: str, are_trees: bool) -> tuple[str, ...]:
-    """The features that an op needs in captured verifications: only the device knows the drafts' parents."""
+    """The features that an op needs in captured verifications; only the device knows the drafts' parents."""
     if op not in PAGED_OPS:
         return "cuda_graph", "device_parents"
     return ("cuda_graph", "trees", "device_parents") if are_trees else ("cuda_graph",)

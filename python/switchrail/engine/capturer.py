@@ -34,7 +34,7 @@ class Captured:
         accept: The graph that commits accepted drafts; None if the step has no drafts.
         choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
         chosen: The tokens that `choose` writes, [R] int64.
-        others: All steps of captured proposals with their plans.
+        others: All steps of captured proposals with their plans; empty for steps of other kinds.
     """
 
     key: Key
@@ -89,7 +89,7 @@ class Capturer:
     def logits_of(self, slots: torch.Tensor, width: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits of the last replayed step, `width` rows for each of these slots; and the slots."""
         assert self.logits is not None
-        return self.logits[: width * slots.shape[0]], slots  # torch's `len` takes several microseconds
+        return self.logits[: width * slots.shape[0]], slots  # `len(slots)` takes several microseconds
 
     def _record(self, work: Callable[[Elsewhere], None]) -> Pieces:
         pieces = Pieces(self._graph_class, self._shares)

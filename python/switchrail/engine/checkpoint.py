@@ -38,10 +38,10 @@ from switchrail.nearest import nearest
 _loading = lock_across_forks()
 
 _POSITIONS: Final = 2**31 - 1
-"""Maximum position and length, both of which are int32 on the device."""
+"""Maximum tokens per sequence: lengths are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Config keys that name other weight files, which `read_weights` doesn't check; each with an alternative."""
+"""Config keys that name weight files which `read_weights` doesn't check, each with the files to use."""
 
 _UNLIMITED: Final = 2**20
 """Maximum tokens per sequence of models without positions, small enough for the page table."""
@@ -199,7 +199,7 @@ def load(
         path: The checkpoint folder.
         config: The config from `read_config`.
         family: The family from `read_config`.
-        layout: The kind of each layer.
+        layout: The checkpoint's layout.
         device: The device for the model.
         dtype: The dtype of weights and activations.
         max_length: Maximum tokens per sequence; None for the model's own limit.
@@ -399,7 +399,7 @@ def _skeleton(
 
 
 def _draft_names(family: Family, model_config: Any, layout: Layout) -> re.Pattern[str]:
-    """Matches the weights of a draft head whose layers are numbered after the model's layers."""
+    """A pattern for the weights of a draft head whose layers are numbered after the model's layers."""
     first = model_config.get_text_config().num_hidden_layers
     numbers = "|".join(str(first + step) for step in range(len(layout.drafts)))
     return re.compile(rf"{re.escape(family.layers)}\.({numbers})\." if numbers else r"(?!)")
@@ -413,7 +413,7 @@ def _check_later_layers(
     weights: Mapping[str, int],
     drafts: re.Pattern[str],
 ) -> None:
-    """Refuse weights of layers after the model's last one, unless a draft head has or the model ignores them.
+    """Refuse weights of layers after the model's last one, except a draft head's and ignored ones.
 
     Raises:
         CheckpointError: The weight files have such weights.
@@ -431,8 +431,8 @@ def _check_later_layers(
     if more:
         raise CheckpointError(
             f"the weight files in {path} have layers after the {layers} of {path / CONFIG}: "
-            f"{first_names(more)}; remove them; if they draft tokens, set num_nextn_predict_layers in the "
-            "config to their number",
+            f"{first_names(more)}; remove them, or, if they draft tokens, set num_nextn_predict_layers in "
+            "the config to their number",
             path=str(path),
             unexpected=tuple(more),
         )

@@ -37,7 +37,7 @@ class EngineCore:
     Attributes:
         runner: Runs the model. None once the core is closed; then steps fail.
         sequences: The memory of the tasks.
-        stats: Counts of steps, tokens and requests.
+        stats: Counts and times of steps and tokens.
         drafts: Proposes tokens to verify; None without drafts.
         unwanted: Tasks to cancel. Add tasks here; the next call of `settle` or `step` cancels them.
     """
@@ -136,7 +136,7 @@ class EngineCore:
             self._inside = False
 
     def _settle(self) -> None:
-        """Cancel tasks and clean up. After an exception in this method, it can run again from the start."""
+        """Cancel tasks and clean up. If this raises, it can be called again."""
         self.sequences.repair()
         if self._giving is not None:
             self._fail(self._giving)
@@ -242,7 +242,7 @@ class EngineCore:
             self._flights = self._flights[1:]
 
     def _holds_prompts(self) -> bool:
-        """Whether prompts must wait, because a step with prompts delays the decodes or has just done so."""
+        """Whether prompts must wait, because a step with prompts delays decodes or has just delayed them."""
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)

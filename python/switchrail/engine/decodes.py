@@ -57,7 +57,7 @@ class Decodes:
             choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 
         Raises:
-            DispatchError: Backends return different fill values.
+            DispatchError: Backends return different values from the optional step `graph_fill_value`.
         """
         self._capturer = capturer
         self._dispatcher = dispatcher
@@ -100,7 +100,7 @@ class Decodes:
         return pieces, chosen[0]
 
     def run(self, captured: Captured, tasks: Sequence[Task], *, fresh: bool = False) -> Ran:
-        """Run the last token of each task in a captured step.
+        """Run the newest token of each task in a captured step.
 
         Args:
             captured: The captured step.

@@ -11,7 +11,7 @@ from switchrail.ops.batch import DeferredBatch, VerifyBatch
 
 
 class DeferredCommits:
-    """The commits that remain to be done, by the slot of a sequence.
+    """The commits that remain to be done, at most one per slot.
 
     A backend records the inputs of verified rows (such as keys and values), and applies the accepted rows to
     the state later. Each slot has two records. A verification applies the accepted rows of one record, and

@@ -41,7 +41,7 @@ class Text:
     Attributes:
         slot: The slot of the sequence's states.
         length: The number of tokens before the step's rows.
-        ids: All tokens of the sequence.
+        ids: All tokens of the sequence; empty for decodes.
     """
 
     slot: int
@@ -55,19 +55,18 @@ class DraftModel(Drafts):
     The draft model has its own layout, routes, pools and hooks, and uses the slots, pages and page table of
     the engine's sequences. Its pools keep accepted tokens only; `Sequence.drafted` counts these tokens.
 
-    The draft model first runs the accepted tokens that its pools lack. The logits after the newest token give
-    the first draft. If the missing tokens don't fit in one step (as in a long prompt), later proposals run
-    the rest, and the sequence gets no drafts until then. Each later draft is the result of a decode of the
-    draft before it. Keys and
-    values of decoded drafts are overwritten later, and their states go to the sequence's second slot. So
-    nothing needs a rollback, whichever kinds of layers the model has.
+    The draft model first runs the accepted tokens that its pools lack. If these don't fit in one step (as in
+    a long prompt), later proposals run the rest, and the sequence gets no drafts until then. The logits after
+    the newest token give the first draft. Each later draft is the result of a decode of the draft before it.
+    Keys and values of decoded drafts are overwritten later, and their states go to the sequence's second
+    slot. So nothing needs a rollback, whichever kinds of layers the model has.
 
     For greedy tasks with few missing tokens, one captured graph runs all of these steps. After a captured
     verification, `look_ahead` launches this graph before the host knows which drafts were accepted.
 
     Attributes:
         runner: Runs the model.
-        runners: All runners with pools of their own.
+        runners: All runners; an MTP head has one for each of its steps.
         siblings: Tokens proposed for each position of the chain. The chain continues with the first of them;
             the others are leaves.
         branches: See `Form`.
@@ -97,9 +96,9 @@ class DraftModel(Drafts):
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        """Propose the tokens that the model generates, without waiting for the device.
+        """Propose the tokens that the draft model generates, without waiting for the device.
 
-        For sampled tasks, the tokens are drawn from the model's distribution.
+        For sampled tasks, the tokens are drawn from the draft model's distribution.
         """
         found = self._captured(tasks, limits)
         left = [task for task in _wanted(tasks, limits) if not any(task in each.rows for each in found)]
@@ -108,7 +107,7 @@ class DraftModel(Drafts):
         return self._drafted(tasks, limits, _Proposed.joined(found))
 
     def _captured(self, tasks: Sequence[Task], limits: Sequence[int]) -> list[_Proposed]:
-        """The proposals that `look_ahead` launched, and captured ones for tasks that lack few tokens."""
+        """The proposals that `look_ahead` launched, and a graph's results for tasks that lack few tokens."""
         begun, self._begun = self._begun, None
         form = self._form
         if form is None:
@@ -117,7 +116,7 @@ class DraftModel(Drafts):
         assert graphs is not None
         found: list[_Proposed] = []
         rows = {} if begun is None else {task: begun.rows[task] for task in tasks if task in begun.rows}
-        if begun is not None and rows:  # the device has run the accepted tokens of these tasks
+        if begun is not None and rows:  # the launched graph runs the accepted tokens of these tasks
             sequences.advance_drafted([(task, self._lacks(task)) for task in rows])
             found.append(replace(begun, rows=rows))
         few = [task for task in _wanted(tasks, limits) if task not in rows and self._lacks_few(task, form)]
@@ -137,7 +136,8 @@ class DraftModel(Drafts):
     def look_ahead(self, tasks: Sequence[Task], verified: Verified) -> None:
         """Launch the captured proposal, if there is one.
 
-        Not if the draft model's pools lack earlier tokens of a task that continues after the running step.
+        This does nothing if the draft model's pools lack earlier tokens of a task that continues after the
+        running step.
         """
         form, self._begun = self._form, None
         if form is None or any(self._lacks(task) and not _is_ending(task) for task in tasks):
@@ -205,7 +205,7 @@ class DraftModel(Drafts):
         return found
 
     def _parents(self, count: int) -> list[int]:
-        """The parent of each token: all siblings follow the first token of the previous position."""
+        """The index of each token's parent: all siblings follow the first token of the previous position."""
         return [max(-1, (i // self.siblings - 1) * self.siblings) for i in range(count)]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:
@@ -285,9 +285,9 @@ class DraftModel(Drafts):
 class DraftTrees(DraftModel):
     """Proposes trees: several chains (branches), which begin with different tokens.
 
-    The first tokens of the branches are drawn without replacement. To extend the branches, the model verifies
-    the newest accepted token, which its pools lack, and the whole tree after this token. So branches need no
-    states of their own, whichever kinds of layers the model has.
+    The first tokens of the branches are drawn without replacement. To extend the branches, the draft model
+    runs a verification of the newest accepted token, which its pools lack, and of the whole tree after it.
+    The verification is not committed and writes no states, so branches need no slots of their own.
     """
 
     are_trees = True
@@ -385,7 +385,7 @@ class _Proposed:
 
     @classmethod
     def empty(cls, tasks: Sequence[Task], tokens: int, logits: torch.Tensor) -> _Proposed:
-        """Proposals to fill in. `logits` are of the draft model, with any number of rows."""
+        """Zeros to fill in. `logits`, [..., vocabulary], gives the device and the vocabulary's size."""
         shape = len(tasks), tokens
         odds = None
         if any(task.params.temperature > 0 for task in tasks):
@@ -395,7 +395,7 @@ class _Proposed:
 
     @classmethod
     def joined(cls, groups: Sequence[_Proposed]) -> _Proposed:
-        """All groups as one. Only the last group may have sampled tasks."""
+        """Concatenate groups. Only the last group may have sampled tasks."""
         joined = groups[0]
         for other in groups[1:]:
             count, odds = len(joined.table), other.odds
@@ -464,19 +464,20 @@ def _check_sizes(
     """Compare the sizes of a draft model with the sizes that the engine needs; None stands for unknown.
 
     Raises:
-        ConfigError: The vocabulary differs, or the sequences are shorter.
+        ConfigError: The vocabulary differs, or the draft model's maximum length is smaller than needed.
     """
     if vocabulary is not None and wanted is not None and vocabulary != wanted:
         what, valid = f"a vocabulary of {vocabulary} tokens", f"{wanted} tokens, as in the engine's model"
     elif length is not None and needed is not None and length < needed:
-        what = f"sequences of {length} tokens"
+        what = f"a maximum length of {length} tokens"
         valid = (
-            f"at least {needed}, as in the engine's model; or an engine with a max_length of at most {length}"
+            f"at least {needed}, the maximum length of the engine; or an engine with a max_length of at most "
+            f"{length}"
         )
     else:
         return
     raise ConfigError(
-        f"the draft in {path} has {what}; valid: {valid}",
+        f"the draft model in {path} has {what}; valid: {valid}",
         problems={"draft": f"found {what}"},
         valid={"draft": valid},
     )
@@ -488,10 +489,10 @@ class LoadedDraft:
 
     Attributes:
         models: The model, or the steps, with their routes.
-        options: The options of the models' runners, except for `num_pages`.
+        options: The options of the models' runners; `make` sets `num_pages`.
         needs: The memory of the models' pools, and of hidden states kept for a head.
         capture: The steps to capture; None to capture nothing.
-        max_length: Tokens of the longest sequence.
+        max_length: Maximum tokens per sequence.
         propose: Makes the `DraftModel` from the runner of the engine's model and the models' runners.
     """
 
@@ -546,12 +547,12 @@ def load_draft(
         platform: The engine's platform.
         dtype: The dtype of weights and activations.
         options: The engine's options.
-        max_length: Tokens of the longest sequence.
+        max_length: Maximum tokens per sequence.
         vocab_size: The number of tokens in the vocabulary of the engine's model.
         choose_tokens: Chooses the tokens of sampled requests.
 
     Raises:
-        ConfigError: The draft model's vocabulary differs, or its sequences are shorter.
+        ConfigError: The draft model's vocabulary differs, or its maximum length is smaller than needed.
         SwitchrailError: As for `Engine`.
     """
     own, sequences = runner_options(options), options.max_sequences

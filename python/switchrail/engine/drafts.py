@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 NONE: Final = -2
-"""The entry of a row without a draft in a table of parents."""
+"""The entry of a padding row in a table of parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Drafted:
         tokens: The drafted tokens of each sequence, possibly none: numbers, or a tensor [d] int64 on the
             model's device, whose values are not checked. The tokens form a chain after the newest token, or
             with `parents` a tree.
-        probabilities: [D, vocabulary] float64. Row i is the distribution from which drafted token i was
-            drawn, given the siblings before it. All sequences' tokens are counted together, in order. None if
-            the tokens were not drawn: each was proposed with probability 1. Greedy requests ignore this.
+        probabilities: [D, vocabulary] float64, a row for each of all sequences' tokens, in order: the
+            distribution from which the token was drawn, given the siblings before it. None if the tokens were
+            not drawn: each was proposed with probability 1. Greedy requests ignore this.
         parents: For each drafted token of a tree, the index of the drafted token that it follows, which comes
             before it in `tokens`; -1 if it follows the newest token. Siblings are different tokens. None for
             chains.
@@ -79,8 +79,8 @@ class Drafts(ABC):
 
     Attributes:
         are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
-        ahead: The data kept for a prompt's token may depend on this many later tokens. So samples of one
-            prompt don't share the pages of this many last prompt tokens.
+        ahead: The number of later tokens that the data kept for a prompt's token may depend on. Samples of
+            one prompt don't share the pages of this many last prompt tokens.
     """
 
     are_trees: ClassVar[bool] = False
@@ -110,8 +110,8 @@ def proposed(
     """Ask for a proposal and check it.
 
     Raises:
-        EngineError: The proposal is for a wrong number of sequences, has too many or invalid tokens, or has
-            tensors of wrong shapes.
+        EngineError: The proposal is for a wrong number of sequences, has too many or invalid tokens, has
+            invalid parents, or has tensors of wrong shapes.
     """
     import torch
 
@@ -119,7 +119,7 @@ def proposed(
     name = type(drafts).__name__
     if not isinstance(found, Drafted) or len(found.tokens) != len(tasks):
         raise EngineError(
-            f"{name} proposed {found!r:.80}, expected Drafted tokens for {len(tasks)} sequences"
+            f"{name} proposed {found!r:.80}, expected a Drafted with tokens for {len(tasks)} sequences"
         )
     for tokens, limit in zip(found.tokens, limits, strict=True):
         is_known = not isinstance(tokens, torch.Tensor)
@@ -161,5 +161,6 @@ def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
         is_known = not isinstance(tokens, torch.Tensor)
         if is_known and len({*zip(parents, tokens, strict=True)}) < len(tokens):
             raise EngineError(
-                f"{name} proposed {list(tokens)!r:.80}, where equal tokens follow the same token"
+                f"{name} proposed {list(tokens)!r:.80} with equal tokens after one token, expected different "
+                "tokens after each token"
             )

@@ -19,15 +19,15 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     """The name of the requested or default dtype. Doesn't import torch.
 
     Args:
-        dtype: A name or a dtype; None for the checkpoint's dtype, or float32 on a CPU, where it is the
-            fastest.
+        dtype: A name or a dtype; None for the checkpoint's dtype. On a CPU, where float32 is the fastest, and
+            if the configuration names no dtype, None stands for float32.
         config: The checkpoint's configuration.
         hardware: The hardware of the model.
 
     Raises:
-        PlatformError: The hardware reports an invalid dtype.
-        UnknownDtypeError: The engine does not support the dtype on this hardware, or the configuration's
-            dtype is not one for weights.
+        PlatformError: The hardware reports none of `DTYPES`.
+        UnknownDtypeError: The engine does not support the dtype on this hardware, or the configuration names
+            a dtype other than `DTYPES` and float64.
     """
     if dtype is None:
         key = "dtype" if config.get("dtype") is not None else "torch_dtype"
@@ -41,8 +41,8 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     valid = tuple(known for known in DTYPES if known in supported)
     if not valid:
         raise PlatformError(
-            f"platform {hardware.kind!r} gives {supported!r} for supported_dtypes(); valid: names, such as "
-            f"{', '.join(map(repr, DTYPES))}",
+            f"platform {hardware.kind!r} gives {supported!r} for supported_dtypes(); valid: names, at least "
+            f"one of {', '.join(map(repr, DTYPES))}",
             found=supported,
         )
     if name not in valid:

@@ -69,9 +69,9 @@ class Engine(AbstractContextManager["Engine"]):
 
     Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
     programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
-    from any thread; steps run one at a time, in the thread that calls `step`. From within a step (a hook, a
-    signal handler, a backend) only `submit` and `cancel` can be called. Any exception leaves the engine
-    consistent, including one from Ctrl-C.
+    from any thread; steps run one at a time, in the thread that calls `step`, `generate` or `stream`. From
+    within a step (a hook, a signal handler, a backend) only `submit` and `cancel` can be called. Any
+    exception leaves the engine consistent, including one from Ctrl-C.
 
     Example:
         >>> with Engine("tests/checkpoints/kjv-qwen3-next") as engine:  # doctest: +SKIP
@@ -107,7 +107,7 @@ class Engine(AbstractContextManager["Engine"]):
             dtype: `float32`, `float16` or `bfloat16`; None for the checkpoint's own, or float32 on a CPU.
             backends: Chosen backends by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
-            options: The options.
+            options: The options, also as a mapping of names to values; None for the platform's defaults.
             progress: Called during the capture with the number of captured steps and the number of all steps
                 to capture. If it raises, the exception propagates and no engine is created.
 
@@ -216,7 +216,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
-                f"max_length is {self.max_length}, but the model supports {loaded.max_length} tokens",
+                f"max_length is {self.max_length}, but the model supports at most {loaded.max_length} tokens",
                 problems={"max_length": f"found {self.max_length}"},
                 valid={"max_length": f"an integer from 2 to {loaded.max_length}"},
             )
@@ -303,7 +303,7 @@ class Engine(AbstractContextManager["Engine"]):
 
         Args:
             prompts: Texts or token ids.
-            params: One for all prompts, or one per prompt; None for greedy defaults.
+            params: Parameters for all prompts, or a sequence, one per prompt; None for greedy defaults.
 
         Returns:
             For each prompt, in order, `SamplingParams.n` adjacent outputs. An output that ended with `error`
@@ -331,10 +331,10 @@ class Engine(AbstractContextManager["Engine"]):
 
         Args:
             prompts: Texts or token ids.
-            params: One for all prompts, or one per prompt; None for greedy defaults.
+            params: Parameters for all prompts, or a sequence, one per prompt; None for greedy defaults.
 
         Yields:
-            Events; `event.request.id` increases in the order of the prompts.
+            The events of all prompts. The requests' ids increase in the order of the prompts.
 
         Raises:
             RequestError: A prompt can't be served; then no prompt is run. Raised when the first event is
@@ -400,7 +400,7 @@ class Engine(AbstractContextManager["Engine"]):
             raise
 
     def cancel(self, request: Request) -> bool:
-        """End a request and free its memory. A call from within a step takes effect after the step.
+        """End a request and free its memory; if called within a step, after this step.
 
         Returns:
             Whether the request was still active.

@@ -11,7 +11,7 @@ import torch
 from switchrail.engine.task import Task
 
 Spare = dict[int, list[tuple[torch.Tensor, torch.Event]]]
-"""Pinned tensors that no copy uses, by their number of elements, each with an event."""
+"""Pinned tensors that no copy uses, by their number of elements, each with an event for its next copy."""
 
 
 class Sent:
@@ -80,8 +80,8 @@ class Flight:
         verified: The tasks whose drafts the step verifies.
         ready: The other tasks that get a token, each with its number of earlier tokens.
         tokens: For each verified task the number of accepted drafts, then its new tokens, padded to the
-            largest number of tokens that a task can get. The tokens of `ready` follow, in order. -1 where the
-            logits were not finite.
+            largest number of tokens that a task can get. The tokens of `ready` follow, in order. A token is
+            -1 if its logits were not finite.
         has_prompts: Whether the step runs prompt tokens.
         launched: The time of the launch, from `time.perf_counter`.
     """

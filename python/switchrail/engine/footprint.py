@@ -28,12 +28,13 @@ class KindFootprint:
     """The memory of all layers of one kind.
 
     Attributes:
-        kind: The kind, as in the layout; for a draft's layers and hidden states, `draft: ` and the kind.
+        kind: The kind, as in the layout. Layers of a draft model or head have the prefix `draft: `, and
+            `draft: hidden states` stands for the model's hidden states that a head reads.
         layers: The number of these layers.
         weights: Bytes of these layers' weights.
-        token: Bytes per token in these layers.
-        sequence: Bytes per sequence in these layers: its state, and its records of deferred commits. A
-            draft's layers have two states per sequence.
+        token: Bytes of these layers' memory per token.
+        sequence: Bytes of these layers' memory per sequence: its state, and its records of deferred commits.
+            Layers of a draft model or head have two states per sequence.
     """
 
     kind: str
@@ -231,7 +232,7 @@ def _kept(capture: CapturePlan | str | None, options: EngineOptions) -> dict[str
 
 
 def row_bytes(op: str, sizes: Mapping[str, int], dtype: torch.dtype) -> int:
-    """Bytes of a kept row, as Triton's backends keep it: float32 values and decays, and the keys."""
+    """Bytes of a kept row in Triton's backends: values and decays in float32, and keys in `dtype`."""
     size = sizes["head_size_k"]
     decays = size if op == "kda" else 1
     values = sizes["v_heads"] * (sizes["head_size_v"] + decays) * torch.float32.itemsize

@@ -75,7 +75,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, keys: Sequence[Key], progress: Progress = lambda done, total: None) -> None:
-        """Capture keys.
+        """Capture keys. If this fails for a key, its steps run eagerly, and a warning is logged.
 
         Args:
             keys: The keys to capture, in this order.
@@ -94,7 +94,7 @@ class Graphs:
     def run(self, schedule: Schedule) -> Ran | None:
         """Run a schedule's tokens.
 
-        If hooks have changed since a key was captured, it is captured again first.
+        If hooks have changed since the schedule's key was captured, the key is captured again first.
 
         Returns:
             The launched step; None if the schedule has no graph.
@@ -113,10 +113,10 @@ class Graphs:
         return self._verifications.run(captured, schedule)
 
     def propose(self, lacking: Sequence[Lacking]) -> torch.Tensor | None:
-        """Propose for sequences whose newest tokens the draft model's pools lack; None if there is no graph.
+        """Propose for sequences whose newest tokens the draft model's pools lack.
 
         Returns:
-            The same as `Proposals.follow`.
+            As in `Proposals.follow`; None if there is no graph.
         """
         found = self._proposals_at([each.length for each in lacking])
         return None if found is None else found[0].run(found[1], lacking)

@@ -11,7 +11,7 @@ from switchrail.engine.options import MTP
 from switchrail.errors import ConfigError
 
 HEAD_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid")
-"""The model types whose draft heads the engine runs."""
+"""The model types whose draft heads the engine runs, except for models with lightning layers."""
 
 _COUNT: Final = "mtp_num_hidden_layers"
 
@@ -28,7 +28,7 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
         layout: The model's layout.
 
     Returns:
-        The layout of each step of the head.
+        The layout of each step of the head; `switchrail.engine.models.mtp` describes the steps.
 
     Raises:
         ConfigError: The checkpoint has no head, or one that the engine doesn't run.
@@ -43,7 +43,7 @@ def find_mtp(path: Path, config: dict[str, Any], layout: Layout) -> list[Layout]
     which = f"{model_type!r}{' with lightning layers' * (model_type in HEAD_TYPES)}"
     reason = (
         f"the engine doesn't run the MTP head of model_type {which}, since transformers has no class for it; "
-        f"valid: {', '.join(HEAD_TYPES)}"
+        f"valid: {', '.join(HEAD_TYPES)}, without lightning layers"
         if drafts
         else f"{path / CONFIG} names no MTP head; valid: a checkpoint with {_COUNT} or "
         "num_nextn_predict_layers of at least 1, or with the weights of a head"

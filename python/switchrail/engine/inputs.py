@@ -18,7 +18,7 @@ _POSITIONS, _SLOTS, _STEPS = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables that captured inputs are derived from, and the limits of the inputs.
+    """The tables from which the inputs of captured steps are derived, with the sizes of these inputs.
 
     Attributes:
         page_table: [slots, pages] int32, the pages of the sequence in each slot.
@@ -157,7 +157,7 @@ class DecodeInputs:
         return _bounded(made, (*lengths, *[self.padding] * (len(made.lengths) - len(lengths))))
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor, *, states: bool) -> None:
-        """Take the rows of the first decode from the device; `derive` then advances them.
+        """Take the rows of the first decode from the device; each later decode's `derive` advances them.
 
         Args:
             positions: [N] int64.
@@ -241,7 +241,7 @@ def decode_rows(
             - [N] int64, the tokens.
             - [N, P] int32, the first P pages of each row's sequence; those of slot 0 for padding.
             - [N] int64, the row of the caches for the position.
-            - [N] int32, the number of tokens up to the position; 0 for padding.
+            - [N] int32, the number of tokens up to and including the position; 0 for padding.
             - [N] int32, the slots.
             - [1] int32, the number of rows without padding.
     """

@@ -13,11 +13,13 @@ from switchrail.engine.options import EngineOptions
 StepKind = Literal["decode", "verify", "mixed", "propose"]
 
 _SHORTEST: Final = 1024
-"""The smallest captured cache length in tokens; each further one but the last is four times as long."""
+"""Cache lengths to capture: this number of tokens, four times as many, and so on; the last is the maximum."""
 
 _FEW: Final = (1, 2, 4)
+"""The smallest numbers of sequences to capture."""
+
 _STEP: Final = 8
-"""The smallest numbers of sequences to capture, and the smallest difference between further numbers."""
+"""The next number of sequences, and the smallest difference between further numbers."""
 
 _MIXED: Final = 16
 _MOST_MIXED: Final = 2048
@@ -65,7 +67,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 
 def lengths(most: int) -> tuple[int, ...]:
-    """The lengths of caches to capture."""
+    """The lengths of caches to capture, up to `most`."""
     found = []
     length = _SHORTEST
     while length < most:
@@ -120,7 +122,7 @@ class Keys:
         Args:
             options: The engine's options.
             max_length: Maximum tokens per sequence.
-            mixed: Whether steps with prompt tokens are captured, in pieces.
+            mixed: Whether steps with prompt tokens are captured.
             caches: Whether any layer has a paged cache; otherwise all lengths share one key.
             verify: Whether verifications are captured.
             proposes: Whether whole proposals are captured.
@@ -131,7 +133,7 @@ class Keys:
         return cls(sizes(options.max_sequences), tokens, rows, width, proposes)
 
     def __iter__(self) -> Iterator[Key]:
-        """Decodes by rows, then by tokens; proposals and verifications likewise; mixed steps by rows."""
+        """The keys of decodes, proposals, verifications and mixed steps, in this order."""
         pairs = list(product(self.sequences, self.tokens))
         yield from (Key("decode", size, length) for size, length in pairs)
         if self.proposes:

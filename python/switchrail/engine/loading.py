@@ -117,7 +117,7 @@ def ready_model(
 
     Args:
         runtime: The runtime with the backends.
-        layout: The layout, for routes and pools.
+        layout: The layout of the model.
         load_weights: Loads the model.
         platform: The platform for the model.
         dtype: The dtype of weights and activations.

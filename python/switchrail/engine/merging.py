@@ -38,7 +38,7 @@ class MergedOn(TorchFunctionMode):
             return func([one.cpu() for one in args[0]], *args[1:], **kwargs)
 
     def _merges(self, tensors: Any) -> bool:
-        """Whether these tensors are weights to merge; some may already be on the device."""
+        """Whether to merge these tensors on the device, where some of them may already be."""
         devices = {one.device for one in tensors}
         if self._device in devices:
             return len(devices) > 1

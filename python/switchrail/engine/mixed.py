@@ -16,7 +16,7 @@ from switchrail.engine.verifications import Accept
 
 
 class MixedSteps:
-    """Steps with prompt tokens and few rows, for which the host would take longer than the device.
+    """Steps with prompt tokens and few rows, which the device runs faster than the host launches them.
 
     Work that depends only on the number of rows is captured. Sequences and their lengths differ from step to
     step, so backends are called eagerly with the actual sequences.

@@ -1,4 +1,7 @@
-"""Drafts proposed by a model's own MTP (NEXTN) head."""
+"""Drafts proposed by a model's own MTP (NEXTN) head.
+
+`switchrail.engine.models.mtp` describes a head's steps and their entries.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class HeadModel(nn.Module):
         self.rotary = target.get_decoder().rotary_emb
         self._running = running
         self._hidden, self._results, self._of_slots = hidden, results, newest
-        most = 2 * len(newest)  # rows of logits of captured steps: two slots per sequence
+        most = 2 * len(newest)  # the most rows of logits that a captured step has
         self.register_buffer("newest", newest.new_zeros(most, newest.shape[1]), persistent=False)
 
     def forward(
@@ -100,7 +103,7 @@ class HeadModel(nn.Module):
         is_decode = bool(now.parts) and now.parts[0].phase == "decode"
         slots = now.logit_slots.clamp(min=0)
         hidden = self._of_slots[slots] if is_decode else self._hidden[now.kv_rows]
-        if now.drafts is not None:  # padding rows read entries of later tokens, which are undefined
+        if now.drafts is not None:  # padding rows read hidden states of later tokens, which are undefined
             hidden = hidden.masked_fill((now.drafts.parents == NONE).view(-1, 1), 0)
         embeddings = self.embed(input_ids)
         result = self.step(
@@ -123,11 +126,11 @@ class HeadModel(nn.Module):
 class MtpDrafts(DraftModel):
     """Proposes the tokens that a model's own head predicts.
 
-    `switchrail.engine.models.mtp` describes the head's steps and their entries. Each step has its own layout,
-    routes and pools, and uses the model's sequences: entry i is stored in the page of token i. The model's
-    last hidden states are stored in pages too. Each proposal begins with step 0, which runs the entries that
-    its pools lack; the pools have `Sequence.drafted` entries. Entries that depend on drafted tokens are run
-    again later. This overwrites their keys and values; their states are in the sequence's second slot.
+    Each step of the head has its own layout, routes and pools, and uses the model's sequences: entry i is
+    stored in the page of token i. The model's last hidden states are stored in pages too. Each proposal
+    begins with step 0, which runs the entries that its pools lack; the pools have `Sequence.drafted` entries.
+    Entries that depend on drafted tokens are run again later. This overwrites their keys and values; their
+    states are in the sequence's second slot.
 
     Attributes:
         runners: The runners of the head's steps.
@@ -315,7 +318,7 @@ def load_mtp(
     kind = MtpTrees if has_trees(options) else MtpDrafts
     hidden = options.page_size * target.model.get_input_embeddings().weight.shape[1] * dtype.itemsize
     capture = None
-    if len(steps) == 1:  # longer heads run eagerly, since the host reads their drafts
+    if len(steps) == 1:  # heads with several steps run eagerly, since the host reads their drafts
         captured = replace(own, max_sequences=options.max_sequences)
         capture = steps[0].capture(captured, max_length=max_length, proposes="chains")
     return LoadedDraft(

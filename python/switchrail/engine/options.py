@@ -29,49 +29,51 @@ class EngineOptions:
     For options that are None, or missing in a mapping, the platform's `Serving.engine_defaults` apply.
 
     Attributes:
-        max_sequences: Maximum concurrent sequences; each has one slot in the state pool, and two in a
-            draft's.
+        max_sequences: Maximum concurrent sequences; each has one slot in the model's state pool, and two in
+            the state pools of a draft model or MTP head.
         max_tokens_per_step: Maximum rows of one forward pass, decode rows included; at least `max_sequences`,
             so that decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
-        prompt_pause: How long new prompts wait after a step with prompt tokens, as a multiple of that step's
-            duration. Prompts wait only while other sequences decode, and until they fill a step. So more
-            prompts share a step, and the steps in between are decodes only. 0 or None for no wait.
+        prompt_pause: How long queued prompts wait after a step with prompt tokens, as a multiple of that
+            step's duration. They wait only while other sequences decode, and no longer once they fill a step.
+            So more prompts share a step, and the steps in between are decodes only. 0 or None for no wait.
         page_size: Page size of the key-value pool in tokens.
         num_pages: Pages of the key-value pool, the reserved page 0 included. None for as many as
-            `max_sequences` sequences of `max_length` tokens could need, or as fit in `memory_fraction`.
-        max_length: Tokens of the longest sequence, prompt and output together; None for the model's limit.
-        memory_fraction: The usable fraction of the memory that is free after the weights are loaded. The
-            pools get this memory. If a trial measures the memory that the largest steps need, that memory is
-            subtracted. None for 0.95 with a trial and 0.85 without; 0.25 on a CPU.
-        capture: The steps captured in graphs, if the platform supports graphs: `all` for the steps that take
-            the host longer than the device, `decode` for steps without prompt tokens only, or `off`.
+            `max_sequences` sequences of `max_length` tokens can need, or as fit, if these are fewer.
+        max_length: Maximum tokens per sequence, prompt and output together; None for the model's limit.
+        memory_fraction: The fraction of the memory free after the weights are loaded that the engine may use.
+            The pools get this memory, less the memory that steps need if a trial run has measured it. None
+            for 0.95 with a trial run and 0.85 without; 0.25 on a CPU.
+        capture: The steps captured in graphs, if the platform supports graphs: `decode` for steps without
+            prompt tokens, `all` for these and for steps of up to 2,048 rows with prompt tokens, or `off`.
         compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
             one row and for several; or `off`, the only valid value with a draft.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
             supports this. A request that ends early (by an end token or a stop string) then wastes one row of
             one step. No effect with `draft`, since proposals continue the last step's tokens.
-        draft: The source of drafted tokens; the model verifies several of them in one step. `ngram` for the
+        draft: The source of drafted tokens, several of which the model verifies in one step. `ngram` for the
             sequence's own earlier tokens, `mtp` for the MTP (NEXTN) head in the checkpoint's own weights, a
             checkpoint for a second model with the same vocabulary (a name or a path, as for `Engine`), or a
             `Drafts`. None for no drafts.
         draft_tokens: Maximum tokens proposed per sequence and step. A step must have rows for all of them:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         draft_branches: Above 1, drafts of a second model or of an MTP head are trees. The trees of a second
-            model have this many branches, which begin with different tokens and share `draft_tokens` evenly.
+            model have this many branches, which begin with different tokens and share `draft_tokens` as
+            evenly as possible.
             A head proposes this many tokens for each position of a chain, which continues with the best one.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
             step `plan_chunked_prefix`; with True, a backend without this step is an error.
-        chunked_prefix: The same for the cached prefix of a sequence, which is expanded in chunks. If False, a
-            prefill with a prefix attends to latents. No effect with `ragged_prefill=False`.
+        chunked_prefix: Whether an MLA prefill may also expand the cached prefix of a sequence, in chunks;
+            None and True as for `ragged_prefill`. If False, a prefill with a prefix attends to latents. No
+            effect with `ragged_prefill=False`.
         state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
             used. Convolution windows, keys and values have the model's dtype.
-        seed: Seed of torch's random numbers on host and device, which backends may use; None leaves them
-            unchanged. Sampling has its own seeds, in SamplingParams.
+        seed: Seed of torch's random number generators on host and device, which backends may use; None leaves
+            the generators unchanged. Sampling has its own seeds, in SamplingParams.
 
     Raises:
-        ConfigError: A value is out of range; the error lists all of them.
+        ConfigError: A value is invalid; the error lists all invalid values.
     """
 
     max_sequences: int = 32
@@ -153,13 +155,13 @@ class EngineOptions:
             return self.max_sequences, f"an integer of at least max_sequences ({self.max_sequences})"
         least = self.max_sequences * (1 + self.draft_tokens)
         return least, (
-            f"an integer of at least {least}, rows for the drafts of all sequences: max_sequences * "
-            "(1 + draft_tokens)"
+            f"an integer of at least {least} (max_sequences * (1 + draft_tokens), for the drafts of all "
+            "sequences)"
         )
 
     @property
     def step_flags(self) -> dict[str, bool]:
-        """The flags of backends' optional steps."""
+        """The flags for backends' optional steps; see `switchrail.ops.steps`."""
         return {"ragged": self.ragged_prefill is not False, "chunked": self.chunked_prefix is not False}
 
     @classmethod
@@ -168,14 +170,14 @@ class EngineOptions:
         values: EngineOptions | Mapping[str, Any] | None,
         defaults: Mapping[str, Any] | None = None,
     ) -> EngineOptions:
-        """Make options from options, from a mapping of names to values, or from the defaults.
+        """Make options from requested values and defaults.
 
         Args:
-            values: The requested options.
+            values: The requested options, also as a mapping of names to values; None requests none.
             defaults: Values for options that are None or missing.
 
         Raises:
-            ConfigError: A name is not an option (the nearest names are given), or a value is out of range.
+            ConfigError: A name is not an option (the nearest names are given), or a value is invalid.
         """
         if isinstance(values, EngineOptions):
             left = {name: value for name, value in (defaults or {}).items() if getattr(values, name) is None}

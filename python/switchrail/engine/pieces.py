@@ -12,17 +12,17 @@ from switchrail.platforms.graph import Graph
 
 
 class Pieces:
-    """Consecutive graphs that share working memory, with an eager call between each two.
+    """Consecutive graphs that share working memory, with an eager call between one graph and the next.
 
     The inputs and outputs of the calls are in that memory, at the same addresses in each step.
 
     Attributes:
-        last: The last graph, whose memory a later graph may share. None if a capture failed to begin or to
-            end.
+        last: The last graph (`shares` before the first capture), whose memory a later graph may share. None
+            if a capture failed to begin or to end.
     """
 
     def __init__(self, graph_class: type[Graph], shares: Graph | None) -> None:
-        """Create an object without graphs.
+        """Start without graphs.
 
         Args:
             graph_class: The class of the graphs.

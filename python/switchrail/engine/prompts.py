@@ -86,7 +86,7 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
     if length > max_length:
         raise RequestError(
             f"{prompt_tokens} prompt tokens and {params.max_new_tokens} new tokens are {length}; a sequence "
-            f"can have {max_length}",
+            f"can have at most {max_length}",
             prompt_tokens=prompt_tokens,
             max_new_tokens=params.max_new_tokens,
             max_length=max_length,

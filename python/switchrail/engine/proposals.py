@@ -1,4 +1,4 @@
-"""Captured proposals of a draft model: all of its steps in one graph."""
+"""Captured proposals of a draft model: one graph runs all steps of a proposal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Form:
 
     @property
     def held(self) -> int:
-        """The number of newest tokens that are run but not kept in the model's pools."""
+        """1 if proposals run the newest token without keeping it in the model's pools; 0 if not."""
         return int(self.branches > 1)
 
     @property
@@ -75,9 +75,9 @@ class Lacking:
 class Proposals:
     """Proposals for greedy requests, captured as one graph for each number of sequences and length of caches.
 
-    The graph first runs the accepted tokens that the model's pools lack, as a verification that accepts all
-    of them. Then it runs the steps that `DraftModel` or `DraftTrees` describes. Tokens, lengths and states
-    stay on the device, so the graph can also follow a verification before the host knows its tokens.
+    The graph first runs the accepted tokens that the model's pools lack, as a verification, and commits them.
+    Then it runs the steps that `DraftModel` or `DraftTrees` describes. Tokens, lengths and states stay on the
+    device, so the graph can also follow a verification before the host knows which drafts are accepted.
 
     Attributes:
         form: How the model proposes.
@@ -199,7 +199,7 @@ class Proposals:
         self._tokens.copy_(table.view_as(self._tokens))
 
     def _take(self, verified: Verified) -> None:
-        """Copy the tokens that a verification accepted; its padding has no slots."""
+        """Copy the tokens that a verification accepted; padding has slot -1."""
         form, count = self.form, verified.rows.shape[1]
         rows, tokens = self._rows[:, :count], self._tokens[:count]
         rows[:3].copy_(verified.rows)

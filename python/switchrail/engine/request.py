@@ -18,9 +18,11 @@ class Output:
         prompt: The prompt as given; None if it was given as token ids.
         prompt_tokens: The prompt's token ids.
         tokens: The generated token ids, including the one that ended the output.
-        text: The text of the tokens, without special tokens, up to the stop string if there was one.
-        finish_reason: `stop` (an end token or stop string), `length`, `cancelled` or `error`.
-        error: The error, if the reason is `error`.
+        text: The text of the tokens, without special tokens and without the end token. If a stop string was
+            found, the text ends before it.
+        finish_reason: `stop` (an end token or stop string), `length` (`max_new_tokens` tokens), `cancelled`
+            or `error`.
+        error: The exception, if `finish_reason` is `error`.
     """
 
     prompt: str | None
@@ -32,13 +34,13 @@ class Output:
 
 
 class Event(NamedTuple):
-    """A new token of a request, or its end, or both.
+    """A new token of a request, the end of the request, or both.
 
     Attributes:
         request: The request.
         token: The new token's id; None if a request ends without one.
-        text: The text that became final with the token. The texts of all events together are the request's
-            text.
+        text: The text that became final with this event. The texts of all events of a request together are
+            the request's text.
         finish_reason: Why the request ended; None while it is active.
     """
 
@@ -50,7 +52,7 @@ class Event(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request(Task):
-    """A submitted prompt. Its attributes follow its progress.
+    """One sample of a submitted prompt. The attributes change while it runs.
 
     Attributes:
         id: Number of the request in its engine, from 0.
@@ -59,7 +61,7 @@ class Request(Task):
         params: The request's sampling parameters and end conditions.
         tokens: The token ids generated so far.
         finish_reason: Why the request ended; None while it waits or runs.
-        error: The error, if the reason is `error`.
+        error: The exception, if `finish_reason` is `error`.
     """
 
     id: int
@@ -78,7 +80,7 @@ class Request(Task):
 
     @property
     def text(self) -> str:
-        """The final text so far."""
+        """The text so far, except an end that later tokens may change."""
         return self.stream.text
 
     @property
@@ -97,9 +99,9 @@ class Request(Task):
     def note(
         self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
     ) -> None:
-        """Record a new token, or the end, or both, as an event with the text that became final.
+        """Record a new token, the end of the request, or both, as an event with the text that became final.
 
-        An error while computing the last text becomes the request's error.
+        An exception of `TextStream.finish` becomes the request's error.
         """
         text = ""
         if token is not None and reason != "stop":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("switchrail")
 
 PREFILL_STEP: Final = "plan_chunked_prefix"
-"""The feature of MLA backends whose optional step expands cached keys and values in a prefill."""
+"""The optional step of MLA backends that plans a prefill's attention to expanded keys and values."""
 
 
 def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
@@ -68,7 +68,7 @@ def plan_routes(
     phases: Iterable[str] = ("prefill", "decode"),
     features: Mapping[str, Iterable[str]] | None = None,
 ) -> RoutePlan:
-    """Plan a model whose memory is an engine's pools; see `Runtime.plan`.
+    """Plan the routes of a model that uses an engine's pools; see `Runtime.plan`.
 
     The platform's default backends apply where the user has neither chosen a backend nor denied the default.
     If a default backend can't serve, the error says that the platform chose it. `features` lists, by op,
@@ -129,7 +129,7 @@ def with_trees(
     layout: Layout,
     backends: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The chosen backends, and a backend with trees for verifications of paged ops without a choice.
+    """The chosen backends, completed by backends that support trees for verifications of paged ops.
 
     Raises:
         NoBackendError: A paged op has no backend that supports trees.
@@ -149,7 +149,7 @@ def with_trees(
 
 
 def check_prefill_steps(routes: RoutePlan, options: EngineOptions) -> None:
-    """Check that the backends of an MLA prefill have the step that the options ask for.
+    """Check that the backends of an MLA prefill have `PREFILL_STEP`, if an option requires it.
 
     Raises:
         ConfigError: One of these backends lacks the step.

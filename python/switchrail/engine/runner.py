@@ -42,7 +42,7 @@ from switchrail.pools import pages_of
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """The captures that an engine plans.
+    """The steps that a runner captures, with their backends.
 
     Attributes:
         plan: The steps to capture, and their routes.
@@ -75,8 +75,8 @@ class Runner:
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.
         pin_memory: Whether the device copies from pinned memory asynchronously.
-        disconnect: Disconnects the model; to be called before another runner uses it, or when it is no longer
-            used.
+        disconnect: Disconnects the model; to be called before another runner uses the model, or when the
+            model is no longer used.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Runner:
         """Create `graphs`, without capturing anything yet.
 
         Args:
-            capture: The captures to make.
+            capture: The steps to capture.
             choose: See `Decodes`.
             last_tokens: [slots] int64, the newest tokens; None for `sequences.last_tokens`.
             apart: See `DecodeInputs`.

@@ -12,7 +12,7 @@ from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams, capturable, filters_of
 
 _UNIT: Final = 1 << 40
-"""The weight of the most likely token. Sums of integer weights don't depend on order or batch."""
+"""The integer weight of the most likely token. Sums of integers don't depend on the order of summation."""
 
 _UNFILTERED: Final = SamplingParams(temperature=1.0)
 
@@ -70,7 +70,7 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
-    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # tokens of the others are ignored
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # other rows' tokens are ignored
     # otherwise a subnormal temperature would give 0 / 0, and an infinite one infinity / infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * _UNIT).long()

@@ -19,12 +19,12 @@ class Schedule:
     """The tasks of one step.
 
     Attributes:
-        decode: Tasks that run their last token, sorted by slot, so that a backend can use a slice of its
+        decode: Tasks that run their newest token, sorted by slot, so that a backend can use a slice of its
             pool.
         prefill: Tasks that run prompt tokens, each with its number of tokens in this step.
         forks: Pairs of tasks with the same prompt. The prompt of the first task ends in this step, and the
             second task continues from there.
-        drafted: The drafted tokens that run after the last tokens of `decode`; None if no task has any.
+        drafted: The drafted tokens that run after the newest tokens of `decode`; None if no task has any.
         fresh: Whether a draft model's decodes read states from the sequences' first slots.
     """
 
@@ -41,7 +41,7 @@ class Schedule:
 
 
 class Scheduler:
-    """First come, first served, with continuous batching and chunked prefill.
+    """Admits tasks first come, first served, with continuous batching and chunked prefill.
 
     A task is admitted when a slot and enough pages for its prompt and all its new tokens are free. It then
     runs to its end without preemption, so nothing is computed twice, and tasks never wait for each other's
@@ -79,11 +79,12 @@ class Scheduler:
     def schedule(self, hold: bool = False) -> Schedule:
         """Choose the next step: one token of each decoding task, then prompt tokens in order of admission.
 
-        A task is left out if it has its last token, even if the host has not read that token yet.
+        A task is left out once its last token was computed, even if the host has not read that token yet.
 
         Args:
             hold: Whether prompts stay in the queue while other tasks decode. Prompts are admitted all the
-                same if they fill the step, or if they wait only because the last step was full.
+                same if they fill the step, if an admitted prompt is unfinished, or if they wait only because
+                the last step was full.
         """
         decode, prompts = list[Task](), list[Task]()
         for task in self._sequences.live:

@@ -54,7 +54,7 @@ class Sequences(Generic[S]):
             page_size: Page size in tokens.
             max_pages: Maximum pages per sequence.
             device: The device of the models.
-            pin_memory: Whether the device copies from pinned memory.
+            pin_memory: Whether the device copies from pinned memory asynchronously.
         """
         self._pin_memory = pin_memory
         self.live: dict[S, None] = {}
@@ -139,7 +139,7 @@ class Sequences(Generic[S]):
 
         Returns:
             Pairs of pages whose contents must be copied from the first to the second. The caller must also
-            copy the contents of the slot of `source`.
+            copy the contents of the slot of `source` to the slot of `target`.
         """
         used = pages_of(source.length, self._page_size)
         pairs = zip(source.pages[:used], target.pages, strict=False)

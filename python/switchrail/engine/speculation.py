@@ -19,7 +19,7 @@ _GREEDY: Final = SamplingParams()
 
 
 class _Number:
-    """One random number for all rows of a tree that have the same depth."""
+    """A source of random numbers that repeats one number, for all rows of the same depth in a tree."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -36,8 +36,9 @@ def choose_rows(
     draws: Sequence[random.Random],
     choose: Choose,
 ) -> torch.Tensor:
-    """Choose the token after each verified row. Drafts that equal the chosen token are accepted.
+    """Choose the token after each verified row.
 
+    A draft is accepted if it equals the token that was chosen after the row that the draft follows.
     A draft without a distribution is compared with the token that the model chooses, from the same random
     number as without drafts. So the chosen tokens don't depend on such drafts. In sampled requests, drafts
     that were drawn from a distribution are accepted by rejection sampling.

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class Stats:
-    """Counts since the engine was made.
+    """Counts and times since the engine was made.
 
     The time of a step that runs prompts and decodes is divided in proportion to the prompt tokens and the
     decoded tokens.
 
     Attributes:
-        steps: Forward passes.
-        failed_steps: Forward passes that raised an exception; not included in `steps`.
+        steps: Forward passes of the model.
+        failed_steps: Steps that raised an exception.
         prefill_tokens: Prompt tokens that were run.
         decode_tokens: Tokens generated in decoding: one per sequence and step, plus accepted drafts.
         prefill_seconds: Time spent on prefill, sampling included.
@@ -47,7 +47,7 @@ class Stats:
 
     @property
     def accepted_per_verification(self) -> float:
-        """Mean accepted tokens per verification, in addition to the model's own token; 0 without any."""
+        """Mean number of accepted drafts per verification; 0 without verifications."""
         return self.accepted_tokens / self.verifications if self.verifications else 0.0
 
     def add(self, *, prefill: int, decode: int, seconds: float) -> None:
@@ -60,7 +60,12 @@ class Stats:
         self.decode_seconds += seconds * (1 - share)
 
     def add_drafts(self, drafted: Sequence[int], accepted: int) -> None:
-        """Count a step that verified these tokens; sequences without drafts are not counted."""
+        """Count a step's verifications.
+
+        Args:
+            drafted: Each sequence's number of drafts. A sequence without drafts adds no verification.
+            accepted: The number of accepted drafts of all sequences.
+        """
         self.verifications += sum(map(bool, drafted))
         self.drafted_tokens += sum(drafted)
         self.accepted_tokens += accepted

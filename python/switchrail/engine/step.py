@@ -22,14 +22,15 @@ from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase, StateBatch, 
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """The drafted rows of a step's first N sequences, in tables of X columns.
+    """The rows to verify of a step's first N sequences, in tables of X columns.
 
     Attributes:
         rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, `NONE` for
             padding.
         widths: The number of rows of each sequence in the step, padding included.
-        are_trees: Whether the keys and values of accepted rows may have to move within the caches.
+        are_trees: Whether the rows may form trees. If so, keys and values of accepted rows are moved within
+            the caches.
     """
 
     rows: torch.Tensor
@@ -75,7 +76,7 @@ class Ran:
         logits: [R, vocabulary]: one row per decoding task, or the rows of a verification; then one per task
             whose prompt ends in the step.
         slots: The slots of these tasks, int64.
-        widths: The rows of logits of each verified task, including padding; empty without drafts.
+        widths: The number of rows of logits of each verified task, with padding; empty without drafts.
         accept: Commits the accepted drafts, given the tokens chosen after the verified rows; see
             `switchrail.engine.accept`. None without drafts.
         choose: Replays the graph that chooses the likeliest tokens and stores them as the newest tokens.

@@ -26,12 +26,11 @@ class Task(Sequence):
         end_tokens: Token ids that end the task.
         draws: The task's source of random numbers.
         needed_pages: Maximum number of pages that the task can need.
-        group: Equal for the samples of one prompt: one sample runs the prompt, and the others continue from
-            its state. None if the prompt has only one sample.
+        group: A number that the samples of one prompt share; None if the prompt has only one sample.
         tokens: The token ids generated so far.
         finish_reason: Why the task ended; None while it waits or runs.
-        error: The error, if the reason is `error`.
-        step_failed: Whether the task ended because the whole step failed.
+        error: The exception, if `finish_reason` is `error`.
+        step_failed: Whether the task ended because a step failed.
     """
 
     ids: npt.NDArray[np.int64]
@@ -56,7 +55,7 @@ class Task(Sequence):
     def note(
         self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
     ) -> None:
-        """Record a new token, or the end, or both. An exception leaves the task unchanged."""
+        """Record a new token, the end of the task, or both."""
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason

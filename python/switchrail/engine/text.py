@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers.decoders import ByteLevel
 
-CONTEXT = 6  # the prompt's last tokens, decoded together with the first output token
+CONTEXT = 6  # the number of the prompt's last tokens that are decoded together with the first output token
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders write it for incomplete characters
 
 
@@ -81,7 +81,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """The final text so far."""
+        """The text so far, except an end that later tokens may change."""
         return "".join(self._parts) + (self._tail or "")
 
     def push(self, token: int) -> str:

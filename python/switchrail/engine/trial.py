@@ -61,8 +61,8 @@ def try_out(
 
     Returns:
         Bytes that steps and graphs need in addition to the pools. 0, without a trial, if pools with all pages
-        that the sequences can use take less than half of the free memory. None, with a
-        warning, if the trial failed.
+        that the sequences can use take less than half of the free memory. None, with a warning, if the trial
+        failed.
     """
     params = _params(options, max_length)
     rounds = _rounds(options, max_length, params.max_new_tokens)
@@ -132,8 +132,8 @@ class _Zeros(Drafts):
 def _params(options: EngineOptions, max_length: int) -> SamplingParams:
     """Parameters with enough new tokens for one step that verifies as many drafts as possible.
 
-    A draft model may need two steps before it proposes for all requests. In these steps a
-    request gets up to 2 + `draft_tokens` tokens.
+    A draft model may need two steps before it proposes for all requests. In these steps a request gets up to
+    2 + `draft_tokens` tokens.
     """
     if options.draft is None:
         return _SAMPLED

@@ -27,9 +27,9 @@ Accept = Callable[..., torch.Tensor]
 class Verifications:
     """Verifications, each captured as two graphs: one computes the logits, and one accepts drafts.
 
-    Tokens are chosen between the two graphs, or in a third one, which also accepts drafts; neither waits for
-    the device. Backends plan once for each
-    captured size (key), and refresh the plan for every step.
+    Tokens are chosen between the two graphs. If all requests are greedy, a third graph usually replaces the
+    second one: it chooses the likeliest tokens, and accepts drafts. Backends plan once for each captured size
+    (key), and refresh the plan for every step.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Verifications:
         return self._capturer.capture_after(work)
 
     def settle(self) -> None:
-        """Make the deferred commits now, because a step of a different kind follows."""
+        """Make the deferred commits, before a step that is not a captured verification."""
         if not self._is_settled:
             assert self._settle is not None
             self._settle.replay(self._dispatcher.dispatch)

@@ -33,8 +33,8 @@ class VerifyInputs:
     sequence's last page they write to page 0, and backends read the sequence's first page there. So a
     sequence reads only values that it has written. Rows of padding sequences write to page 0.
 
-    The device derives most inputs from a few numbers per row and from the page table (`derive`), so that a
-    step needs only one transfer, unless drafts are already on the device.
+    The device derives most inputs from a few numbers per row and from the page table (`derive`), so a step
+    usually needs only one transfer.
 
     Attributes:
         device: The device of the model.
@@ -130,11 +130,11 @@ class VerifyInputs:
         self._parents.view(-1, self.width).copy_(before)
 
     def take(self, numbers: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Take sequences from tensors on the device; replaces `fill`.
+        """Fill the inputs from tensors on the device, instead of calling `fill`.
 
         Args:
             numbers: [3, N] int64, each sequence's length, slot (-1 for padding) and number of pages.
-            tokens: [N, X] int64, the token of each row; the first is the newest token of the slot.
+            tokens: [N, X] int64, the token of each row; `derive` replaces the first by the newest token.
             counts: [N] int64, each sequence's rows; None if no row is padding.
         """
         count = numbers.shape[1]
@@ -167,7 +167,7 @@ class VerifyInputs:
         )
 
     def part(self, step: Step, lengths: Sequence[int], *, bounded: bool = False) -> Part:
-        """The part of a step made by `step`. With `bounded`, the lengths are upper bounds."""
+        """The part of a step made by `step`, given the sequences' lengths (upper bounds with `bounded`)."""
         (made,) = step.parts
         assert made.pages is not None
         own = [length + self.width for length in lengths]
@@ -247,7 +247,7 @@ def verify_rows(
     pending: Sequence[torch.Tensor] | None,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Compute the inputs of a captured verification of N sequences, X rows each, without waiting.
+    """Compute a captured verification's inputs, for X rows of each of N sequences, without waiting.
 
     Args:
         tasks: [3, N] int64, the number of cached tokens, the slot, and the number of pages of each sequence.

@@ -39,11 +39,11 @@ def warm_up(
 ) -> Iterator[Round]:
     """Run prompts of many lengths, alone and together, on an engine without other users.
 
-    Afterwards, Python's collector no longer visits the objects that these runs have created.
+    Afterwards, Python's garbage collector no longer visits the objects that these runs have left.
 
     Args:
         engine: The engine.
-        progress: Wraps the rounds' iterator, for example in a progress bar. A round is a list of prompt
+        progress: Wraps the list of rounds, for example in a progress bar. A round is a list of prompt
             lengths.
 
     Yields:
@@ -77,7 +77,7 @@ def _new_tokens(engine: Engine) -> int:
 
 
 def _crowds(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
-    """Rounds of prompts of one length that together fill a step: two prompts, then eight, and so on."""
+    """Rounds of equally long prompts that together fill a step: 2, 8, 32 prompts, and so on."""
     count = min(2, sequences)
     while True:
         length = min(rows // count, most, capacity // count - new)
@@ -104,7 +104,7 @@ def _mixtures(sequences: int, rows: int, most: int, capacity: int, new: int) -> 
 
 
 def _overflows(sequences: int, rows: int, most: int, capacity: int, new: int) -> Iterator[list[int]]:
-    """Rounds with more tokens than a step, so that the first sequences decode while other prompts run.
+    """Rounds that don't fit in a step, so that the first sequences decode while other prompts run.
 
     In a step with prompts, kernels for decodes are not captured, and may be launched in other forms than in
     captured decodes, for example without splitting short caches. There are no such rounds if the prompts of

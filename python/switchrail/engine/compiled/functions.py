@@ -54,7 +54,7 @@ def _qk_norm_rope(
     v: torch.Tensor | None = None,
     cache: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Supports no cache, since compiled code accesses caches only through operators."""
+    """`cache` must be None, since compiled code accesses caches only through operators."""
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     return tuple(  # type: ignore[return-value]
         _rotate(_rms_norm(x, weight, eps=eps, weight_offset=weight_offset), cos, sin)
@@ -99,4 +99,4 @@ FUNCTIONS: Final[Mapping[type[Operation], Callable[..., Any]]] = {
     Products: linear,
     GatedDeltaInputs: _gated_delta_inputs,
 }
-"""The functions by operation. A family lists modules that run other operations in `Family.opaque`."""
+"""The functions by operation. Classes of modules that run other operations are in `Family.opaque`."""

@@ -1,7 +1,7 @@
 """Torch operators for the calls in compiled layers that torch.compile must not trace.
 
 Each op has an operator, `torch.ops.switchrail.<op>`, and `torch.ops.switchrail.module` runs a module of a
-model unchanged. The first tensor of an operator identifies the layer or module by a number, so that compiled
+model unchanged. An operator's first argument identifies the layer or module by a number, so that compiled
 code has no layer as a constant. Operators declare only their results as mutated, because some of torch's
 compilers copy mutated tensors, and pools are too large to copy.
 """

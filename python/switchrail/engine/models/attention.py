@@ -67,4 +67,4 @@ GATED_ATTENTION: Final = Binding(
     passes=("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj"),
     also={"multiply": Products, "apply_gate": SigmoidGate},
 )
-"""Attention with gated queries, and norms that add 1 to their weights."""
+"""Attention with a gate for its output, and norms that add 1 to their weights."""

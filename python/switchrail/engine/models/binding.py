@@ -36,7 +36,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
     Raises:
         CheckpointError: The model has no layers where the family expects them.
         LayoutError: The model and the layout differ in the number of layers, or a layer has a kind that the
-            family doesn't have.
+            family doesn't have, or lacks the mixer of its kind.
     """
     modules = family.layers_of(model)
     layers = list(layers)
@@ -122,7 +122,7 @@ def connect(
         family: The model's family.
         connection: The connection for the mixers.
         forward_of: Finds the platform's functions for operations.
-        is_compiled: Whether the model's layers may have compiled code in `blocks.Blocks`.
+        is_compiled: Whether `blocks.Blocks` will compile the model's layers.
 
     Returns:
         A function that removes the hooks on the mixers and on the modelling module's functions. Call it when

@@ -1,4 +1,4 @@
-"""Compiled decoder layers. Layers of one kind share their compiled code."""
+"""Compiled decoder layers. Identical layers share their compiled code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class BlockState:
     Attributes:
         kind: The layers' kind, as in the layout.
         layers: The layers' ids.
-        reason: Why the layers run eagerly; None if they are compiled, or will be compiled at
-            their first run.
+        reason: Why the layers run eagerly; None if they are compiled, or will be compiled at their first run.
     """
 
     kind: str
@@ -45,11 +44,10 @@ class BlockState:
 
 
 class _Block:
-    """Identical layers with one compiled function. If compiling fails, the layers run eagerly.
+    """Identical layers, which share compiled functions. If compiling fails, the layers run eagerly.
 
     Integers in a layer's arguments (such as the layer's number in Zamba2) can become constants of compiled
-    code. Torch recompiles a function for a few values only. After that, layers with other values get a new
-    function.
+    code. Torch recompiles a function for a few values only. After that, each other value gets a new function.
     """
 
     def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:

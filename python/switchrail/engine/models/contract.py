@@ -120,7 +120,7 @@ Memory = Callable[[str], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class MixerContract:
-    """A mixer whose functions the engine replaces.
+    """A kind of mixer: its memory and calls, and the functions that the engine replaces.
 
     Attributes:
         shapes: Returns the shapes of a mixer's memory, by op. Raises CheckpointError for something that the

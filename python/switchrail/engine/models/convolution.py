@@ -1,4 +1,4 @@
-"""The convolution before a recurrence: the modelling module's `causal_conv1d_fn`."""
+"""Short convolutions, alone or before a recurrence: a hook on the modelling module's `causal_conv1d_fn`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def causal_conv1d_fn(
 ) -> torch.Tensor:
     """Convolve hidden states [1, C, T], with the window in the pool.
 
-    The result is a transposed view of [T, C]; the caller transposes it back.
+    The result, [1, C, T], is a transposed view of [T, C]; the caller transposes it back.
     """
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]

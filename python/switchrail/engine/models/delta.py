@@ -1,4 +1,4 @@
-"""Gated delta and Kimi delta layers, with the modelling modules' functions for convolution and delta rule."""
+"""Gated delta and Kimi delta layers: hooks on the modelling modules' functions for the delta rule."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def dispatch_delta(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Dispatch the delta rule on tensors [1, T, heads, size].
+    """Dispatch the delta rule. The state is in the pool, so it is neither passed nor returned.
 
-    The state is in the pool, so it is neither passed nor returned.
+    Queries, keys and values are [1, T, heads, size]. The gates g and beta are [1, T, heads], except for g in
+    Kimi delta layers, which has the keys' shape.
     """
     connected: Connected = kwargs[KEYWORD]
     layer: Any = connected.layers[op]

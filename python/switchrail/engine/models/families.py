@@ -35,7 +35,7 @@ from switchrail.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A modelling module, of transformers or of this package.
+    """A modelling module, of transformers or of this package, and how the engine runs its models.
 
     Attributes:
         module: The module's dotted path; the functions of contracts are hooked in it.

@@ -1,4 +1,4 @@
-"""Layers of multi-head latent attention. Their caches have latents; only backends expand keys and values."""
+"""Layers of multi-head latent attention. Their caches hold latents; only backends expand keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba2 layers, with the modelling module's `causal_conv1d_fn` and `mamba2_chunk_scan`."""
+"""Mamba2 layers: a hook on the modelling module's `mamba2_chunk_scan`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from switchrail.errors import CheckpointError
 
 
 class MtpStep(nn.Module):
-    """One step of a head: joins hidden states with the embeddings of the next tokens, then runs layers."""
+    """One step of a head: joins hidden states with the embeddings of later tokens, then runs layers."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class QwenHead(nn.Module):
             for layer in draft.layers
         ]
         config.num_hidden_layers = len(config.layer_types)
-        config.decoder_sparse_step, config.mlp_only_layers = 1, []  # each layer has experts if any has
+        config.decoder_sparse_step, config.mlp_only_layers = 1, []  # experts in all layers or in none
         make_norm = type(decoder.norm)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.pre_fc_norm_embedding = make_norm(size, eps=eps)
@@ -150,7 +150,7 @@ _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight"
 
 
 def _mtp_model(path: Path) -> Any:
-    """The class of transformers for MTP heads.
+    """Transformers' class for MTP heads.
 
     Raises:
         CheckpointError: This version of transformers has no such class.

@@ -63,7 +63,8 @@ class _Bound:
         call: See `Binding`.
         function: The platform's function.
         passed: The submodules whose work `call` does.
-        traced: The operation in plain torch, for tracing by torch.compile; None traces the original forward.
+        traced: The operation in plain torch, for tracing by torch.compile. If None, the original forward is
+            traced.
         is_passed_hooked: Whether one of `passed` had a hook at the last call of `look`.
     """
 
@@ -86,7 +87,7 @@ _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 def prepare(
     forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, tuple[Binding, ...]]
 ) -> None:
-    """Prepare the weights of the modules for which `bind` will find a function.
+    """Prepare the weights of the modules that run an operation for which the platform has a function.
 
     Args:
         forward_of: Finds the platform's function of an operation.

@@ -22,7 +22,7 @@ class Product:
     """
 
     def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:
-        """Move the layers' weights, and make the layers use this product.
+        """Move the layers' weights into one tensor, and make the layers use this product.
 
         Args:
             function: The operation's function.

@@ -36,8 +36,8 @@ def attention(
     Args:
         module: The calling layer.
         query: [1, H, T, D].
-        key: [1, HKV, T, D].
-        value: [1, HKV, T, D].
+        key: [1, HKV, T, D]; with latent attention, latents as in `latent.attend`.
+        value: [1, HKV, T, D]; with latent attention, the keys' rotated part.
         attention_mask: None in the engine.
         scaling: The factor for the products of queries and keys.
         written: Whether keys and values are already in the cache.
