@@ -170,7 +170,7 @@ REFUSED_TARGETS = {
     "hook_targets.": "not a dotted path",
     "hook_targets.g h": "not a dotted path",
     "hook_targets.counterr": "nearest: counter",
-    "hook_targets.C.mm": "no 'mm' there",
+    "hook_targets.C.mm": "'mm' was not found",
     "hook_targets.__name__": "is of type str; valid: something that can be called",
     "hook_targetz.f": "nearest: hook_targets",
 }

@@ -145,9 +145,9 @@ def test_an_import_that_fails_and_then_works(hooks, package):
 
 MISSING = {
     "late_packagf.rope.get_rope": "no module 'late_packagf' is imported or installed",
-    "late_package.rop.get_rope": "no 'rop' there; nearest: rope",
-    "late_package.rope.get_rop": "no 'get_rop' there; nearest: get_rope",
-    "late_package.rope.C.n": "no 'n' there",
+    "late_package.rop.get_rope": "'rop' was not found; nearest: rope",
+    "late_package.rope.get_rop": "'get_rop' was not found; nearest: get_rope",
+    "late_package.rope.C.n": "'n' was not found",
 }
 
 

@@ -215,7 +215,7 @@ def test_loading_a_module_while_another_thread_uses_hooks(tmp_path, monkeypatch,
             assert step.state == "runs" or step.reason in (
                 "its module is not imported",
                 "its module is being imported",
-                "the target 'late_interleaved.f' does not exist: no 'f' there",
+                "the target 'late_interleaved.f' does not exist: 'f' was not found",
             )
 
         change = {

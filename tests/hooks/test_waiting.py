@@ -181,7 +181,7 @@ def test_the_reason_is_true(hooks, module, folder):
     assert reason(hooks, "late_reason.f") == "its module is not imported"
     assert reason(hooks, "late_package.sub.f") == "its module is not imported"
     assert "no module 'late_nowhere' is imported or installed" in reason(hooks, "late_nowhere.f")
-    assert "no 'late' there" in reason(hooks, "hook_targets.late")
+    assert "'late' was not found" in reason(hooks, "hook_targets.late")
     importlib.import_module("late_package.sub")
     assert "can't be called as fn(result, x)" in reason(hooks, "late_package.sub.f")
     by_location("late_nowhere", folder / "late_reason.py")
@@ -319,7 +319,7 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
             "can't be called",
         ),
         ("late_class.Model", lambda: None, "the hook a function; valid: a class"),
-        ("late_class.missing", Fits, "no 'missing' there"),
+        ("late_class.missing", Fits, "'missing' was not found"),
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])

@@ -179,7 +179,7 @@ CASES = {
     ),
     "its target is missing, in strict mode": half(
         "registry.hook('acme_target.gret', before)",
-        "'acme_target.gret' does not exist: no 'gret' there; nearest: greet",
+        "'acme_target.gret' does not exist: 'gret' was not found; nearest: greet",
         options={"strict": True},
     ),
     "it replaces what is replaced, in strict mode": half(

@@ -2,7 +2,7 @@
 
 A hooked Python function stays the same object; its code is swapped for a trampoline, which runs the hooks and
 the original. So every reference to the function leads to its hooks, from their addition until their removal.
-Other callables, such as C functions, are replaced by a stand-in in all objects that refer to them. A class is
+Other callables, such as C functions, are replaced by a stand-in in the objects that refer to them. A class is
 replaced by installing another class's namespace in it. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
@@ -20,7 +20,7 @@ with the target's arguments, including its defaults:
 | replace | `fn(*args, **kwargs)` | the result |
 | after | `fn(result, *args, **kwargs)` | None for unchanged, a new result, or `RETURN_NONE` |
 
-Known limits. The trampoline adds a frame between the caller and the original. So `stacklevel` and
+Known limits: the trampoline adds a frame between the caller and the original. So `stacklevel` and
 `sys._getframe` in the original count one frame more, and the arguments live until the trampoline returns. A
 copy of a hooked function's code keeps the hooks that the function had when the code was copied. The
 `original` that an `around` hook gets has the defaults that the target had when its hooks last changed.

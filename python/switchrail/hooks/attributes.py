@@ -85,7 +85,7 @@ class Attribute:
         if self.name not in vars(self.owner):
             try:
                 setattr(self.owner, self.name, self.value)
-            except (AttributeError, TypeError) as error:  # the metaclass may raise anything
+            except (AttributeError, TypeError) as error:  # from the class or its metaclass
                 _put.pop((self.owner, self.name))
                 name = name_of(self.owner)
                 raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error

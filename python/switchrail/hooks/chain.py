@@ -42,7 +42,7 @@ def is_within_change() -> bool:
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
-    """The enabled hooks that are on one site, or on any site, in their running order."""
+    """The enabled hooks of a site in their running order; without a site, those of all sites."""
     table = _table
     chains = table.chains
     if site is not None:
@@ -82,14 +82,15 @@ def change(
     Args:
         add: New hooks, with their sites.
         remove: Hooks to remove; unknown ones are ignored.
-        attach: Further sites of hooks; hooks that were removed meanwhile are ignored.
+        attach: A further site for each of these hooks; hooks that were removed meanwhile are ignored.
         disable: Hooks to disable; they keep their positions in the order.
         enable: Hooks to enable again.
         strict: Whether a second `replace` on one site is an error; otherwise it is logged.
 
     Raises:
-        HookError: A target already has the hook or doesn't fit it, or other code has changed a hooked
-            function's code.
+        HookError: A hook is already on its target, doesn't fit the target, or is a second `replace` hook and
+            `strict` is True; other code has changed a hooked function's code; or a finalizer that runs during
+            another change does more than remove hooks.
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing

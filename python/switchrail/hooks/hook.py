@@ -135,7 +135,7 @@ class Hook:
 
         Raises:
             HookError: The kind is unknown, the priority is out of range, a name is not a string, the hook is
-                not callable, or a class is used with a kind other than `replace`.
+                not callable, a class has a kind other than `replace`, or reading the signature fails.
         """
         object.__setattr__(self, "name", name_of(self.fn))
         if self.kind not in KINDS:

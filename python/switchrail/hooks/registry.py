@@ -146,8 +146,9 @@ class Hooks:
             The hook, for `remove`, `disable` and `enable`.
 
         Raises:
-            HookError: The target can't be hooked, already has the hook, doesn't fit it, or in strict mode
-                doesn't exist; or other code has changed the code of the hooked target.
+            HookError: The target can't be hooked or already has the hook, or the hook doesn't fit it; in
+                strict mode, the target doesn't exist or gets a second `replace` hook; or other code has
+                changed the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
             ArgumentError: An option is unknown, or `before` or `after` is a string, not a list.
         """
@@ -180,7 +181,7 @@ class Hooks:
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """This object's enabled hooks that are on one target, or on any target, in their running order.
+        """This object's enabled hooks on a target in their running order; without a target, those on all.
 
         First tries to put waiting hooks on their targets.
 
@@ -264,5 +265,5 @@ def _leads_to(path: str, site: Site | None) -> bool:
 def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
     try:
         return ordered(hooks)
-    except OrderError:  # a cycle is not an error while the hooks wait
+    except OrderError:  # waiting hooks can form a cycle after one of them was enabled again
         return sorted(hooks, key=lambda hook: (hook.name, hook.source))

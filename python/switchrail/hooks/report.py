@@ -1,4 +1,4 @@
-"""Log messages after a change: hooks that never run, and calls that bypass hooks."""
+"""Logs warnings about a change: for example, of hooks that never run and of calls that bypass hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def report(before: Table, after: Table) -> None:
-    """Logs the consequences of the change from the table `before` to the table `after`."""
+    """Logs warnings about the change from the table `before` to the table `after`."""
     replacing = {*after.moved.values()}
     for site, chain in after.chains.items():
         replaces = [hook for hook in chain.running if hook.kind == "replace"]

@@ -113,7 +113,7 @@ class Function(Site):
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
         """Compares the hook's parameters and sort of function with the target's."""
         valid = {"plain"}
-        if hook.kind != "before":  # a `replace` hook runs within the call, with its arguments
+        if hook.kind != "before":  # a `before` hook's result is used at once, not awaited or iterated
             valid.add(nature_of(self.function))
         if hook.nature not in valid:
             return (

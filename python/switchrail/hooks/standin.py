@@ -1,7 +1,7 @@
 """Hooks on callables without Python code, such as C functions: a stand-in takes the object's place.
 
 Such an object has no code to swap. A stand-in has the object's attributes, and calls the object through a
-function that can be hooked. All objects that refer to the object are made to refer to the stand-in.
+function that can be hooked. Objects that refer to the original are changed to refer to the stand-in.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _class_for(cls: type) -> type[StandIn]:
 
 
 class Replaced(Hidden):
-    """A `Placement` that replaces an object by a stand-in in all holders, and later puts the object back.
+    """A `Placement` that replaces an object by a stand-in in its holders, and later puts the object back.
 
     Attributes:
         original: The object.
@@ -142,7 +142,7 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates each holder that can be found; lists the holders that refuse in `unreached`.
+        """Updates each holder that can be found; `unreached` lists those that can't be updated.
 
         Raises:
             HookError: No holder was updated, or the holder that the dotted path names refuses.
@@ -157,7 +157,7 @@ class Replaced(Hidden):
             try:
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
-                problem = f"{self._name} can't be replaced where it is: {error}"
+                problem = f"{self._name} can't be replaced as an attribute of {owner!r:.80}: {error}"
                 raise HookError(problem, target=self._name) from None
             count += 1
         if not count:
@@ -199,7 +199,7 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
     if not callable(found):
         raise not_callable(found, target)
     found = original_of(found)
-    # Each access to a bound method of an instance creates a new object.
+    # Each access to an instance's method creates a new bound method, so no stand-in could replace it.
     if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
         raise of_one_instance(found, target)
     of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)

@@ -2,7 +2,7 @@
 
 A target has the same site with and without active hooks, so it can be looked up without the lock, while other
 threads change hooks. For this, attributes that hooks have set on a class are ignored, and a stand-in counts
-as the object that it replaces. A site remains the same object as long as anything refers to it.
+as the object that it replaces.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _get(owner: Any, name: str, target: str) -> Any:
 
 def _missing(target: str, name: str, known: Any, *, module: str | None = None) -> MissingTargetError:
     names, hint = nearest(name, [each for each in known if not each.startswith("__switchrail")])
-    problem = f"no {name!r} there" if module is None else f"no module {name!r} is imported or installed"
+    problem = f"{name!r} was not found" if module is None else f"no module {name!r} is imported or installed"
     return MissingTargetError(
         f"the target {target!r} does not exist: {problem}{hint}", target=target, nearest=names, module=module
     )

@@ -96,7 +96,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
 
 def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
-    """Code that makes a call with the given parameters, and is the same sort of function as `code`."""
+    """Code with these parameters that runs the source text `call`; the same sort of function as `code`."""
     return _suspending(code, parameters, _returning(code.co_flags & SUSPENDING, call, []), free=())
 
 

@@ -1,7 +1,7 @@
-"""Hooks whose target doesn't exist yet. They are tried again when hooks are added, enabled or listed.
+"""Puts waiting hooks on targets: after imports, and when hooks are added, enabled, listed or explained.
 
-This is needed because the module `imports` notices neither modules that are loaded from a file path or put
-into `sys.modules` by hand, nor attributes that a module gets after its import.
+The imports alone do not suffice: `switchrail.hooks.imports` notices neither modules that are loaded from a
+file path or put into `sys.modules` by hand, nor attributes that a module gets after its import.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on its target, if the target exists now; otherwise logs the reason, once.
+    """Puts a hook on its target, if the target exists now. Logs new problems other than a missing target.
 
     Args:
         hook: A waiting hook, or one whose module was imported again.
-        done: See `resolve`.
+        done: See `resolve`. A target that is missing from this module is logged, too.
 
     Returns:
         Why the hook still waits; None if it does not.
@@ -115,7 +115,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """A cheap check: the last reason to wait, or None if a module of the path was imported since then."""
+    """A cheap check: the last reason to wait if it still holds, or None if the hook must be tried again."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

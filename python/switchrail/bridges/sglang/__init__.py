@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def activate() -> None:
     """Loads Switchrail's plugins and offers their backends to SGLang. The entry point calls this function.
 
-    If a step fails, SGLang's lists of choices are restored and the bridge's hooks are removed.
+    If this fails, SGLang's lists of choices are restored and the bridge's hooks are removed.
 
     Raises:
         BridgeError: The bridge doesn't know SGLang's version. SGLang logs this, and runs without the bridge.

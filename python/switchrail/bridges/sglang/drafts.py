@@ -98,9 +98,8 @@ def parents_of(first_child: torch.Tensor, next_sibling: torch.Tensor) -> torch.T
     """
     count, tokens = first_child.shape
     own = torch.arange(tokens, device=first_child.device).expand(count, tokens)
-    nowhere = own.new_full(
-        (count, tokens + 1), -1
-    )  # a link of -1 writes to the last column, which is dropped
+    # A link of -1 writes to the last column, which is dropped.
+    nowhere = own.new_full((count, tokens + 1), -1)
     parents = nowhere.scatter(1, first_child.long() % (tokens + 1), own)
     siblings = torch.arange(tokens + 1, device=own.device).repeat(count, 1)
     siblings.scatter_(1, next_sibling.long() % (tokens + 1), own)

@@ -252,7 +252,7 @@ class FullAttention(AttentionBackend):  # type: ignore[misc]
     def _check_layer(self, module: Any) -> None:
         """Refuses a layer that the ops can't compute."""
         problems = {
-            "attends across sequences": module.is_cross_attention,
+            "attends to an encoder": module.is_cross_attention,
             "attends to later positions": module.attn_type != AttentionType.DECODER,
             "scales its logits by position": module.xai_temperature_len > 0,
             **self._problems(module),

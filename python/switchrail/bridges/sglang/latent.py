@@ -102,7 +102,7 @@ class LatentAttention(FullAttention):
             scale=float(layer.scaling),
             causal=not to_prefix,
         )
-        if len(q) > rows:  # the rows after these are padding
+        if len(q) > rows:  # the further rows are padding
             found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, len(q) - rows))
             lse = torch.nn.functional.pad(lse, (0, 0, 0, len(q) - rows), value=-torch.inf)
         if forward_batch.mha_return_lse:

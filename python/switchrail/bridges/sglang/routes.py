@@ -63,9 +63,8 @@ def bind_layers(
         SwitchrailError: No backend fits, or the chosen backend does not; see `Runtime.plan`.
     """
     *_, op = needed
-    other = (
-        "full_attention" if kind != "full_attention" else "gated_delta"
-    )  # for ids that are not in `layers`
+    # A plan has all ids up to the last one; those that are not in `layers` get another kind.
+    other = "full_attention" if kind != "full_attention" else "gated_delta"
     kinds = [kind if id in layers else other for id in range(max(layers, default=-1) + 1)]
     layout = Layout.from_kinds(type(model_runner.model).__name__, kinds).to_dict()
     shapes = set(layers.values())

@@ -62,7 +62,7 @@ class Steps:
         self._prepared = NOTHING
 
     def served_elsewhere(self) -> None:
-        """Marks the pass as complete: its layers run without the planned calls."""
+        """Notes that layers of the pass run without the planned calls, which is not counted in `bypassed`."""
         self._is_due = False
 
     def capture(self, part: Part, bounds: Bounds) -> None:
@@ -137,7 +137,7 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended:
-    """A pass over the prompts' tokens.
+    """A pass over tokens of prompts.
 
     Attributes:
         seqlens: The number of rows of each sequence.

@@ -94,7 +94,7 @@ class Handle(AbstractContextManager["Handle"]):
     Attributes:
         plan: The route plan.
         bound: The plan's backends.
-        eager: The method `forward`, which torch.compile leaves alone.
+        eager: The method `forward`, wrapped so that torch.compile does not trace it.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return -1
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """The number of columns before the next one."""
+        """The number of columns before those of the next call."""
         return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -101,9 +101,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
             self.memory.select([number for number in range(count) for _ in range(repeats)])
 
     def activate_past_recording(self) -> None:
-        """Records nothing: `crop` needs no record of the past, and refuses to roll back recurrent states."""
-        if self.memory is not None:
-            self.memory.drop(0)
+        """Does nothing: `crop` needs no record of the past, and refuses to roll back recurrent states."""
 
     def _become_plain(self) -> None:
         """Makes this a plain transformers cache again.

@@ -26,8 +26,8 @@ class Call:
         sequences: B.
         columns: T.
         counts: The number of tokens of each sequence, without padding.
-        ids: [1, R] tokens or [1, R, H] embeddings without padding, R the sum of `counts`.
-        positions: [1, R].
+        ids: [1, R] tokens or [1, R, H] embeddings without padding, where R is the sum of `counts`.
+        positions: [1, R], the positions of these tokens in their sequences.
         arguments: The arguments of the packed call.
         cache: The given cache, or a new cache that the call must return; None if there is neither.
     """
@@ -41,7 +41,7 @@ class Call:
             base: The model without its head.
 
         Raises:
-            BridgeError: Switchrail does not serve an argument, or the mode of the model.
+            BridgeError: An argument is invalid or not served, or the model is in training mode.
         """
         _check_served(given, base)
         name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
@@ -118,7 +118,7 @@ class Call:
             memory.hide(self._before)
 
     def unpacked(self, output: Any) -> Any:
-        """The output with transformers' shapes and the cache."""
+        """The output in transformers' shapes, with the cache."""
         if isinstance(output, torch.Tensor):
             return self._without_gradient(self._unpacked(output))
         for key, value in output.items():

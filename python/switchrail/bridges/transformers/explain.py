@@ -34,7 +34,7 @@ def explain(plan: RoutePlan, base: nn.Module, served: Iterable[nn.Module]) -> st
     )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
     lines += [
-        f"stays with transformers: {listed}; projections and norms of these layers; head, sampling, losses",
+        f"stays with transformers: {listed}; projections and norms of served layers; head, sampling, losses",
         "torch.compile: the model without its head runs eagerly",
     ]
     return "\n".join(lines)

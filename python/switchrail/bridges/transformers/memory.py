@@ -92,7 +92,7 @@ class Memory:
         own: The pools.
         lengths: The number of tokens of each sequence in memory, without padding.
         columns: The number of columns that the model was called with, padding included.
-        unpadded: How many of the newest columns have no padding in any sequence.
+        unpadded: How many of the newest columns have no padding and no hidden tokens in any sequence.
         grows: Whether more memory is allocated for longer or more sequences.
         is_whole: Whether all layers have the same tokens. False during a call, and after a call has failed.
     """
@@ -164,7 +164,7 @@ class Memory:
         starts = (1 + np.array(self._places) * self.own.pages) * self._model.options.page_size
         first = np.zeros(len(counts) + 1, dtype=np.int32)
         first[1:] = ends
-        # for each row, its place among the new rows of its sequence
+        # for each row, its number among the new rows of its sequence
         numbers = np.arange(ends[-1]) - (ends - new).repeat(new)
         rows, owners, cu_seqlens, kv_lens, started = transfer(
             [

@@ -35,7 +35,7 @@ replaced: Final[dict[type, Replacement]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, without the class object's own attributes and without hooks' attributes."""
+    """A class's attributes, except instances' storage, those in `_LEFT_OUT` and those that hooks have set."""
     put = attributes_of(cls)
     return {
         name: value
@@ -55,8 +55,8 @@ def original_namespace(cls: type) -> dict[str, Any]:
 def own_namespace(cls: type) -> dict[str, Any]:
     """The class's own attributes; for a replaced class its original attributes plus later additions.
 
-    Leaves out attributes that hooks have set, and additions that shadow an inherited attribute. So a dotted
-    path means the same function with and without hooks.
+    Leaves out attributes that hooks have set, and attributes of the replacing class that shadow an inherited
+    attribute. So a dotted path means the same function with and without hooks.
     """
     with change_lock:
         # These three values are read before other code runs: a finalizer that runs in this thread can change

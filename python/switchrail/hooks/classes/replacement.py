@@ -1,7 +1,7 @@
 """Classes as sites: a `replace` hook installs another class's namespace.
 
-All attributes change within one call of a C function that runs no Python code. So, with the global
-interpreter lock, each thread sees either all of the old class or all of the new one.
+All attributes change within one call of a C function, which runs no Python code unless the metaclass does.
+So, with the global interpreter lock, each thread sees either all of the old class or all of the new one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Class(Site):
                 replaced.pop(self.cls, None)
             else:
                 replaced[self.cls] = known
-            if isinstance(error, (AttributeError, TypeError)):  # the metaclass may raise anything
+            if isinstance(error, (AttributeError, TypeError)):  # from the class or its metaclass
                 raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
             raise
 
