@@ -1,4 +1,4 @@
-"""Compares the engine's tokens and probabilities with those of transformers, for each way of running.
+"""Compares the tokens of the engine, in each way of running, and its probabilities with transformers'.
 
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
@@ -10,9 +10,9 @@
     close. Where two runs first differ, a model in float64 must accept both tokens. It accepts a token whose
     logit is within 1e-4 of the largest logit. It may use the run's experts instead of those that it chooses
     itself, if rounding explains the difference: their router logits in float64 must be within 1e-4. Experts
-    that differ because earlier experts differed are not checked.
-*bfloat16*: the mean distance of log-probabilities in bfloat16 from those in float32, for the prompt tokens
-    and for the whole vocabulary. The engine's distance must not be larger than that of transformers by more
+    that differ because earlier experts differed are not checked. At most 5 prompts may differ.
+*bfloat16*: the mean distance of the slice's log-probabilities in bfloat16 from those in float32, for prompt
+    tokens and for the whole vocabulary. The engine's distance must not be larger than transformers' by more
     than chance explains; the ratio is printed with its 95% bootstrap interval over the prompts.
 """
 
@@ -42,7 +42,7 @@ CLOSE = 1e-4
 
 NEW_TOKENS = 32
 SCORED = 130
-"""Tokens of each prompt whose probabilities are compared."""
+"""Maximum number of tokens of each prompt whose probabilities are compared."""
 
 SAMPLES = 10_000
 """Bootstrap samples."""
@@ -142,7 +142,8 @@ class Side:
 
     Attributes:
         token: The run's token.
-        others: In how many layers and positions the run's experts differ from those of float64.
+        others: In how many layers and positions the run's experts differ from those of float64; 0 if not
+            recorded.
         causes: Those of these differences that no earlier difference has caused; see `causes`.
         behind: How far the token's logit is below the largest one, in float64.
         behind_routed: The same distance in float64 with the run's experts.
@@ -286,7 +287,7 @@ def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
 
 
 def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torch.Tensor:
-    """The same log-probabilities from the engine, which computes each row from a prompt of its own."""
+    """The same log-probabilities from the engine, which computes each row from a separate prompt."""
     begun = [prompt[:end] for prompt in prompts for end in range(1, len(prompt))]
     found: list[torch.Tensor | None] = [None] * len(begun)
     sizes = {"max_sequences": 64, "max_length": max(map(len, prompts)) + 1}
@@ -319,7 +320,7 @@ def ratio_interval(own: torch.Tensor, peer: torch.Tensor) -> tuple[float, float]
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compare the distances from float32: the interval of the ratio must begin at 1 or below."""
+    """Compare the distances from float32: the interval of their ratio must begin at 1 or below."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)
@@ -357,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scored", type=int, default=60, help="number of prompts for probabilities")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way and eager; repeatable")
     parser.add_argument("--no-tokens", action="store_true", help="skip the tokens of the slice")
-    parser.add_argument("--tiny", action="store_true", help="on a CPU, with small widths")
+    parser.add_argument("--tiny", action="store_true", help="run on a CPU, with small widths")
     options = parser.parse_args(arguments)
     device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
     chosen = list(dict.fromkeys(["eager", *(options.way or WAYS)]))

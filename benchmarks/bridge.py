@@ -5,8 +5,9 @@ a prompt pass is that of a run with one new token. The time of a decode step is 
 time, divided by the number of further steps. The extra cost of a dispatched call is the difference of the two
 models' decode steps, divided by the number of dispatched calls in a step.
 
-On a CPU, times are CPU times of all threads, on a GPU wall times. If FLA is installed, transformers alone
-uses FLA's kernels on a GPU. The exit status is 1 if the tokens differ before the first near tie.
+On a CPU, times are CPU times of all threads, on a GPU wall times. If FLA is installed, transformers
+without the bridge uses FLA's kernels on a GPU. The exit status is 1 if the tokens differ before the first
+near tie.
 
     python -m benchmarks.bridge [CHECKPOINT] [--slice LAYERS] [--batch N] [--device cuda] [--dtype bfloat16]
         [--tokens N] [--rounds N] [--backend KEY=NAME] [--alone] [--json FILE]
@@ -77,7 +78,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backend", action="append", default=[], metavar="KEY=NAME", help="a preference")
+    parser.add_argument("--backend", action="append", default=[], metavar="KEY=NAME", help="chosen backend")
     parser.add_argument("--alone", action="store_true", help="time transformers without the bridge only")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -104,7 +105,7 @@ def main() -> int:
 def measure(
     model: Any, inputs: dict[str, torch.Tensor], backends: dict[str, str], given: Any
 ) -> tuple[dict[str, Any], bool]:
-    """The row of one batch, and whether both models gave the same tokens."""
+    """The row of one batch, and the result of `same_until_ties`; True if only one model was run."""
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
     def generate(tokens: int, **more: Any) -> Any:

@@ -1,8 +1,8 @@
 """Records, compares and prescribes the experts that the routers of a model choose.
 
-If two experts have almost equal logits, a rounding error decides which of them a router chooses. Their
-results differ, and stay in the sequence's states and keys. So later logits differ by far more than the
-rounding error.
+If two experts have almost equal logits, a rounding error decides which of them a router chooses. The two
+experts have different results, which affect the sequence's states and keys. So later logits can differ by far
+more than the rounding error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _blocks(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def recorded_engine(engine: Engine, choices: Choices) -> Iterator[None]:
-    """In the block, adds the choices of an engine's eager steps. A sequence is the id of its request."""
+    """In the block, adds the choices of an engine's eager steps. A sequence's number is its request's id."""
 
     def add(layer: int, experts: torch.Tensor) -> None:
         step = engine._runner.running.now
@@ -134,8 +134,8 @@ class Routed:
     """One pass of a model over one sequence.
 
     Attributes:
-        experts: [layers, T, K], sorted by number.
-        gaps: [layers, T], the distance between the logits of the last chosen expert and the next one.
+        experts: [layers, T, K], the experts that the routers chose, sorted by number.
+        gaps: [layers, T], the distance between the K-th and the next largest router logit.
         last: [vocabulary], the logits after the last token.
     """
 

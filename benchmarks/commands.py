@@ -1,6 +1,6 @@
-"""CPU seconds of each command, compared with those of the imports that it needs.
+"""CPU seconds of Switchrail's commands, next to those of programs that only import packages.
 
-Commands and imports run in turn, each in a new process; the medians are printed. CPU time is used because
+Commands and programs run in turn, each in a new process; the medians are printed. CPU time is used because
 other load on the machine affects it less than wall time. A command that fails ends the benchmark.
 
     python benchmarks/commands.py [--json] [--rounds N]
@@ -50,7 +50,7 @@ def cpu_seconds(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Measures the commands and imports, and prints the medians."""
+    """Measures the commands and programs, and prints the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
@@ -61,7 +61,7 @@ def main() -> None:
     for _ in range(options.rounds + 1):
         for name, arguments in contestants.items():
             taken[name].append(cpu_seconds(arguments))
-    medians = {name: statistics.median(times[1:]) for name, times in taken.items()}  # run 1 fills caches
+    medians = {name: statistics.median(times[1:]) for name, times in taken.items()}  # round 1 fills caches
     if options.json:
         print(json.dumps(medians, indent=2))
         return

@@ -18,7 +18,7 @@ class Compiles:
     Attributes:
         triton: Kernels that Triton compiled, without those read from its cache.
         read: Kernels that Triton read from its cache.
-        dynamo: Frames that torch.compile traced.
+        dynamo: Frames that torch.compile traced; set at the end of the block.
         names: The names of the kernels that Triton compiled.
     """
 

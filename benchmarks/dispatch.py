@@ -1,6 +1,6 @@
 """Cost of dispatching a layer's call to its backend, compared with calling the backend directly.
 
-Measures two dispatchers for layouts of 48 and 320 layers, of which every fourth is full attention. One is
+Measures two dispatchers for layouts of 48 and 320 layers, with full attention in every fourth layer. One is
 Switchrail's lookup in a route plan. The other is equivalent to the code path of SGLang's hybrid backend:
 generic arguments, checks of the batch's mode, and two scans of a list for the layer id. Each must dispatch
 all layers correctly before it is timed. To check the equivalence, the ratio of the second dispatcher's times
@@ -256,7 +256,7 @@ def measure(cases: dict[str, Case]) -> dict[str, dict[str, float]]:
 
 
 def keywords(q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):
-    """A layer's call without a call object."""
+    """Stands for a backend that takes the arguments of a call by keyword."""
 
 
 def measure_steps(layers: int = 48) -> dict[str, float]:
@@ -331,7 +331,7 @@ def show(rows: dict[str, dict[str, float]], bounds: dict[str, dict[str, Any]]) -
         cells = [f"{row[form]:.0f}" for form in FORMS]
         table.add_row(name, *cells, f"{ours:.0f}", f"{its:.0f}", f"{ours / its:.3f}")
     console.print(table)
-    console.print("over: by id minus direct. *: the equivalent of SGLang's dispatcher.")
+    console.print("over: by id minus direct; *: the equivalent of SGLang's dispatcher; ratio: over to over*")
     for name, bound in bounds.items():
         verdict = "holds" if bound["holds"] else "[bold red]does not hold[/]"
         console.print(f"{name}: {bound['found']:.3f}, at most {bound['bound']}: {verdict}")

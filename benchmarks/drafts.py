@@ -5,8 +5,8 @@
     python -m benchmarks.drafts --part texts     # only one part: steps, forced or texts
     python -m benchmarks.drafts --accepted       # only counts accepted drafts, on the CPU
 
-*steps*: times of steps of a slice of Qwen3-Next (fewer layers and experts, random weights) on the device, as
-    medians. A *verify* computes 4 rows per sequence, up to the logits. The *commit* after it determines the
+*steps*: median times on the device of steps of a slice of Qwen3-Next (fewer layers and experts, random
+    weights). A *verify* computes 4 rows per sequence, up to the logits. The *commit* after it determines the
     accepted rows and writes states. Steps are timed with and without deferred commits. With deferred commits,
     a verify includes the commit of the previous verify.
 *forced*: tokens per second of such a slice. With random weights, hardly any draft would be accepted. So the
@@ -73,7 +73,7 @@ NEXT, SHIFT = 5, 7
 """In the part `forced`, token t is followed by NEXT t + SHIFT, modulo the size of the vocabulary."""
 
 ACCEPTED = {"ngram": (0.708, 0.169, 0.070, 0.025, 0.028), "mtp": (0.393, 0.197, 0.161, 0.098, 0.151)}
-"""By kind of draft, the share of verifications that accept 0 to 4 of 4 drafts (`--accepted`)."""
+"""By kind of draft, the shares of verifications that accept 0, 1, 2, 3 and 4 of 4 drafts."""
 
 
 class Forced(Drafts):
@@ -126,7 +126,7 @@ def device_ms(parts: Sequence[Callable[[], object]], device: str) -> list[float]
                 found.append(1e3 * (time.perf_counter() - start))
             continue
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
-        torch.cuda._sleep(50_000_000)  # the host is ahead of the device
+        torch.cuda._sleep(50_000_000)  # keeps the device busy while the host launches the work
         events[0].record()
         for work, event in zip(parts, events[1:], strict=True):
             work()
@@ -149,7 +149,7 @@ def count_kernels(work: Callable[[], object]) -> Counter[str]:
 def time_steps(
     path: Path, sizes: Sequence[int], device: str, cached: int, *, deferred: bool, kernels: bool = False
 ) -> list[dict[str, Any]]:
-    """A row per number of sequences."""
+    """The rows of the part `steps`: one per number of sequences."""
     options = {
         "draft": Nothing(),
         "draft_tokens": ROWS - 1,
@@ -220,7 +220,7 @@ def _append(found: list[dict[str, Any]], row: dict[str, Any], plain: float) -> f
 
 
 def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, Any]]:
-    """A row per number of texts and kind of draft."""
+    """The rows of the part `texts`: one per number of texts and kind of draft."""
     text = HELD_OUT.read_text("utf-8")
     found: list[dict[str, Any]] = []
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
@@ -275,7 +275,7 @@ def add_head(path: Path, device: str) -> None:
 
 @torch.no_grad()
 def determine(engine: Engine) -> None:
-    """Change the weights so that each token determines the next one, far beyond rounding errors."""
+    """Change the weights so that each token determines the next one, whatever the rounding errors."""
     model: Any = engine._runner.model
     embeddings, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     size = len(embeddings)
@@ -285,7 +285,7 @@ def determine(engine: Engine) -> None:
 
 
 def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3) -> list[dict[str, Any]]:
-    """A row per number of sequences and kind of draft, with forced acceptance."""
+    """The rows of the part `forced`: one per number of sequences and kind of draft."""
     found: list[dict[str, Any]] = []
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for size in sizes:
@@ -351,7 +351,7 @@ def counting(counts: Counter[int], keep: Callable[..., None]) -> Callable[..., N
 
 
 def count_accepted(count: int) -> list[dict[str, Any]]:
-    """A row per kind and number of drafts, with accepted drafts and verified rows per verification."""
+    """A row per kind and number of drafts: mean and distribution of the accepted drafts per verification."""
     found = []
     params = SamplingParams(max_new_tokens=32, ignore_eos=True)
     for name, draft in KINDS[1:4]:
@@ -387,7 +387,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     parser.add_argument("--accepted", action="store_true", help="only count accepted drafts, on the CPU")
     parser.add_argument("--kernels", action="store_true", help="also count kernels; needs a GPU")
-    parser.add_argument("--passages", type=int, default=PASSAGES, help="for --accepted")
+    parser.add_argument("--passages", type=int, default=PASSAGES, help="number of passages for --accepted")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 

@@ -1,10 +1,10 @@
-"""Times the operations between a layer's matrix products at Qwen3-Next's widths, after checking them.
+"""Times operations of layers, such as norms and activations, at Qwen3-Next's widths, after checking them.
 
     python -m benchmarks.elementwise                  # 1, 32, 256 and 8,192 tokens
     python -m benchmarks.elementwise --tokens 1 8
 
-Prints microseconds per call in a captured graph of several calls, next to the operation of transformers, in
-bfloat16. Each call has its own tensors. Up to 256 tokens, these stay in the L2 cache, as in a real step,
+Prints microseconds per call in a captured graph of several calls, next to those of transformers' operation,
+in bfloat16. Each call has its own tensors. Up to 256 tokens, these stay in the L2 cache, as in a real step,
 where the previous kernel has just written them. The floor is the number of bytes read and written, divided by
 this run's copy bandwidth.
 """

@@ -2,9 +2,9 @@
 
 Both continue 32 prompts of 1 to 600 tokens by 64 tokens each, greedily, in float32, in one process with the
 same number of threads. The prompts are random passages of text that the checkpoint was not trained on.
-transformers runs with its cache, once prompt by prompt and once as a padded batch. Before the timing, these
-two runs and the engine's run must produce the same tokens, except where the two largest logits of
-transformers differ by less than `TIE`; these cases are listed.
+transformers runs with its cache, once prompt by prompt and once as a padded batch. Before the timing, the
+tokens of these two runs and of the engine's are compared. Those of a prompt may first differ only where the
+two largest logits of transformers differ by less than `TIE`; these ties are listed.
 
 Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
 affected least. The floor is the time of the model's matrix products by themselves, at the rate of one large
@@ -72,7 +72,7 @@ def engine_tokens(engine: Engine, prompts: Tokens) -> Tokens:
 
 @torch.inference_mode()
 def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: Tokens) -> list[str]:
-    """The ties at which outputs differ. Exits if outputs differ anywhere else."""
+    """The ties at which outputs first differ. Exits if outputs first differ anywhere else."""
     ties = []
     for number, (prompt, want, got) in enumerate(zip(prompts, expected, found, strict=True)):
         at = next((i for i, (a, b) in enumerate(zip(want, got, strict=True)) if a != b), None)
@@ -88,7 +88,7 @@ def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: 
 
 @torch.inference_mode()
 def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
-    """The time of the matrix products alone; of the output layer's, only for rows whose logits are needed."""
+    """The time of the matrix products alone. The output layer's only has rows whose logits are needed."""
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     body = 0.0
@@ -153,7 +153,7 @@ def main() -> None:
         floor = floor_seconds(model, prompts)
 
     size = f"{PROMPTS} prompts, {sum(map(len, prompts))} tokens, {NEW_TOKENS} new tokens each"
-    table = Table("", "tokens/s", "s", "least s", "CPU s", "faster", "by least", title=size)
+    table = Table("", "tokens/s", "s", "least s", "CPU s", "engine faster", "by least s", title=size)
     ratios = {}
     for name in runs:
         seconds = statistics.median(clock[name])
@@ -173,7 +173,7 @@ def main() -> None:
     console.print("generate: transformers, all prompts in one padded batch, and each prompt alone")
     console.print(f"{options.threads} threads, medians of {options.repeats} runs; tokens equal", end="")
     listed = [f"{name}: {tie}" for name, found in ties.items() for tie in found]
-    console.print(f" except at {len(listed)} ties:" if listed else " throughout")
+    console.print(f" up to {len(listed)} ties:" if listed else " throughout")
     for line in listed:
         console.print(line)
     if options.json:

@@ -2,18 +2,18 @@
 
     python -m benchmarks.experts                      # T from 1 to 8,192, 64 and 512 experts
     python -m benchmarks.experts --experts 64 --rows 1 32
-    python -m benchmarks.experts --tune               # the candidates of the tables in tiles.py
-    python -m benchmarks.experts --kernels            # each kernel's share, by torch's profiler
+    python -m benchmarks.experts --tune               # also candidates for the tables in tiles.py
+    python -m benchmarks.experts --kernels            # also each kernel's time, by torch's profiler
 
-*experts* is the operation by itself, which starts from the router's logits. *block* is the whole block: the
-router's product, the experts and the shared expert. It is compared with two forms of transformers' own block:
-unchanged (*eager*), and with torch's grouped products (*grouped_mm*).
+*experts* is the operation by itself: it starts from the router's logits and includes the shared expert.
+*block* is the whole block, which also has the router's product. It is compared with two forms of
+transformers' own block: unchanged (*eager*), and with torch's grouped products (*grouped_mm*).
 
-Times are microseconds per call in a captured graph, whose calls have different rows and weights, so the L2
-cache is cold. A * marks peers that can't be captured; they are timed call by call. The floor is the larger of
-two times: the bytes of the experts in use divided by this run's copy bandwidth, and the operations divided by
-this run's bf16 matmul rate. The error is that of the block's result relative to float32 products, with that
-of transformers in brackets.
+Times are microseconds per call in a captured graph. Consecutive calls have different rows and weights, so
+the L2 cache is cold. A * marks peers that can't be captured; they are timed call by call. The floor is the
+larger of two times: the bytes of the experts in use divided by this run's copy bandwidth, and the operations
+divided by this run's bf16 matmul rate. The error is that of the block's result relative to float32 products,
+with transformers' error in brackets.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def exact(weights: Weights, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The result with float32 products."""
+    """The block's result for these logits, with float32 products."""
     which, shares, _ = chosen(logits)
     out = torch.zeros(x.shape, device=x.device)
     for expert in range(len(weights.gate_up)):
@@ -173,7 +173,7 @@ def candidates(rows: int, count: int) -> list[Tiles]:
 
 
 def compile_part(number: int, of: int) -> None:
-    """Compiles every `of`-th candidate, to fill the cache on disk."""
+    """Compiles every `of`-th candidate from `number` on, to fill Triton's cache on disk."""
     device = torch.device("cuda")
     weights = make_weights(16, device)
     every = {tiles: None for count in EXPERTS for rows in ROWS for tiles in candidates(rows, count)}
@@ -248,7 +248,8 @@ def measure(
     ours = error(run_ours(weights, x), expected)
     theirs = error(run_block("grouped_mm", weights, x)[clear], expected[clear])
     if not ours < WRONG:
-        raise SystemExit(f"T={rows}, {count} experts: an error of {ours:.1e}, transformers {theirs:.1e}")
+        errors = f"the error is {ours:.1e}, that of transformers {theirs:.1e}"
+        raise SystemExit(f"T={rows}, {count} experts: {errors}; valid: below {WRONG:.0e}")
     used = [len(torch.unique(chosen(logits)[0])) + 1 for _, _, logits in inputs]
     moved = sum(used) / len(used) * 3 * INNER * HIDDEN * 2 + 4 * rows * HIDDEN
     floor = max(moved / bandwidth, rows * (TOP_K + 1) * 6 * INNER * HIDDEN / rate) * 1e6

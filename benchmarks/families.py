@@ -1,6 +1,6 @@
-"""Times slices (few layers at real widths) of Kimi-Linear, MiniMax and Nemotron-H, transformers and a floor.
+"""Times the engine and transformers on slices (few layers at real widths) of three families of models.
 
-    python -m benchmarks.families                        # all three; B = 1, 32, 128
+    python -m benchmarks.families                        # Kimi-Linear, MiniMax, Nemotron-H; B = 1, 32, 128
     python -m benchmarks.families --family minimax --batch 32 --json FILE
     python -m benchmarks.families --tiny                 # a trial with small widths on a CPU
 
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--family", action="append", choices=SLICES, help="only this slice; repeatable")
     parser.add_argument("--batch", type=int, action="append", help="only this batch size; repeatable")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for the engine")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="engine options")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a trial with small widths on a CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")

@@ -3,8 +3,9 @@
     python benchmarks/host.py                      # every op in Triton, prefill and decode
     python benchmarks/host.py --op gated_delta --json host.json
 
-Heads and head sizes are those of models. Lengths are short, because the host time depends on a length only if
-the length requires a second launch. Prints, in microseconds per call:
+Heads and head sizes are those of models. Most lengths are short, because the host time depends on a length
+only if the length requires a second launch; one prefill of each linear op is long enough for that. Prints, in
+microseconds per call:
 
 - `again`, `median`, `cpu`: calls repeated with other tensors of the same shapes, as by the layers of a step,
   including the creation of the call object. They are timed in blocks of 50 between synchronisations, so that

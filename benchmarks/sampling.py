@@ -3,14 +3,14 @@
     python -m benchmarks.sampling                    # vocabulary 151,936; B = 1, 32, 256
     python -m benchmarks.sampling --dtype float32 --json FILE
 
-*switchrail* is the kernels' operation `choose_tokens`. *sort* samples by sorting in torch. *flashinfer* uses
-FlashInfer's sampling functions, if installed. For *sort* and *flashinfer*, the greedy choice is torch's
+*switchrail* is the operation `choose_tokens` of the kernels. *sort* samples by sorting in torch. *flashinfer*
+uses FlashInfer's sampling functions, if installed. For *sort* and *flashinfer*, the greedy choice is torch's
 argmax.
 
 Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have most of the
 probability). Prints milliseconds from the logits to the tokens on the device, the median of calls with
-different logits; in brackets the difference from Switchrail's greedy choice. Before the timing, Switchrail's
-tokens are checked against the filters.
+different logits; in brackets the difference from the time of Switchrail's greedy choice. Before the timing,
+Switchrail's tokens are checked against the filters.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) ->
         w = ((x - x.amax(-1, keepdim=True)) / params.temperature).exp()
         ordered = x.sort(dim=-1, descending=True).values
         least = ordered[:, min(params.top_k or x.shape[-1], x.shape[-1]) - 1].unsqueeze(1)
-        whole = w.where(x >= least, 0).sum(-1)  # including all tokens equal to the last one
+        whole = w.where(x >= least, 0).sum(-1)  # with all tokens equal to the last one of top_k
         kept = above.sum(-1) < (params.top_k or x.shape[-1])
         kept &= w.where(above, 0).sum(-1) <= params.top_p * whole * (1 + 1e-5)
         kept &= w[row, tokens.long()] >= params.min_p * (1 - 1e-5)

@@ -10,14 +10,14 @@ it must agree with plain torch. Times are medians of three kinds:
 
 - *graph*: time of a captured graph, divided by its number of calls. The calls have different tensors, so the
   L2 cache is cold. In decode there are 48 calls, each on its own states or cache.
-- *eager*: calls one by one.
+- *eager*: time of a call, with calls launched one by one.
 - *host*: time of a call in the Python thread.
 
-The time of the backend that `auto` chooses is compared with the shortest time. In this comparison, as in
-`switchrail tune`, a decode by a backend without the feature `cuda_graph` counts with its eager time, printed
-as *called*. On a GPU, plain torch is only timed if `auto` chose it. The floor is the larger of two times: the
-least number of bytes divided by this run's copy bandwidth, and the floating-point operations divided
-by this run's bf16 matmul rate.
+The time of the backend that a route plan chooses (*auto*) is compared with the shortest time. In this
+comparison, as in `switchrail tune`, a decode by a backend without the feature `cuda_graph` counts with its
+eager time, printed as *called*. On a GPU, plain torch is only timed if it is chosen or named with --backend.
+The floor is the larger of two times: the least number of bytes divided by this run's copy bandwidth, and the
+floating-point operations divided by this run's bf16 matmul rate.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Backends:
         runtime: The runtime with the backends.
         platform: The platform to run on.
         dtype: The dtype of activations.
-        only: Their names; all if empty.
+        only: The names of the backends to use; all if empty.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Backends:
         return self._built[op, name]
 
     def way(self, case: Case, name: str) -> Way:
-        """How `switchrail tune` times a backend in this case: in a graph, queued or eagerly."""
+        """How `switchrail tune` times a backend in this case."""
         registration = self._runtime.backend(case.op, name, case.phase)
         return way_of(self._platform, case.phase, registration.capabilities["features"])
 
     def auto(self, case: Case) -> tuple[str, str]:
-        """The backend that `auto` chooses for the case with this machine's tuned times, and the reason."""
+        """The backend that a route plan chooses for the case (with tuned times, if any), and the reason."""
         query = {**self._query(case), "no_decay": not case.decays}
         heads = DEFINITIONS[case.op].heads
         if heads is not None:
@@ -144,4 +144,5 @@ def agree(result: torch.Tensor, other: torch.Tensor, name: str, dtype: torch.dty
     """
     difference = float((result.double() - other.double()).norm() / other.double().norm())
     allowed = 2 * BOUNDS[dtype].norm
-    assert difference <= allowed, f"{difference:.1e} away from {name}, {allowed:.1e} is allowed"
+    problem = f"its relative difference from {name} is {difference:.1e}"
+    assert difference <= allowed, f"{problem}; valid: at most {allowed:.1e}"

@@ -1,4 +1,4 @@
-"""The timed shapes, with the least bytes and operations of each."""
+"""The timed cases, each with its number of operations and the least number of bytes to move."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case(Timed):
 
     @property
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of the call, in bfloat16."""
+        """Shape and dtype of each tensor of the call, for bfloat16 inputs."""
         return tensors_of(self.op, self.axes, torch.bfloat16)
 
     @property

@@ -13,7 +13,7 @@ import torch
 Run = Callable[[], object]
 
 L2_BYTES = 60 << 20
-"""More than the L2 cache of an H200, the largest of the Hopper GPUs."""
+"""At least the size of any Hopper GPU's L2 cache."""
 
 
 class Clock:
@@ -120,7 +120,7 @@ class Clock:
 
 
 def copies(bytes_moved: int) -> int:
-    """The number of calls on different tensors after which the first call's data has left the L2 cache."""
+    """The number of calls on different tensors after which the L2 cache is cold for the first; at most 64."""
     return min(64, max(1, -(-3 * L2_BYTES // max(1, bytes_moved))))
 
 

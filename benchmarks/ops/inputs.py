@@ -17,7 +17,7 @@ from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
-    """A random call of a case. Per-token inputs such as q, k and v are views of one projection's result."""
+    """A random call of a case. Per-token inputs such as q, k and v are views of one tensor."""
     torch.manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)

@@ -14,7 +14,7 @@ from benchmarks.ops.run import compared, usual
 
 TUNED = ("triton", "cutedsl", "flashinfer", "flashqla", "torch")
 """The backends in the tuned tables. A table has `torch` only if it is the fastest for some batch. Of the
-backends within 1% of the fastest, `auto` chooses the first."""
+backends within 1% of the fastest, a plan uses the first (column `auto`)."""
 
 WAYS = {"graph": "in a graph", "queued": "with calls queued", "eager": "call by call"}
 """How a backend was timed, in words."""

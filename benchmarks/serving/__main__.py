@@ -122,7 +122,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--capture", choices=("all", "decode", "off"), default="all")
     parser.add_argument("--compile", choices=("blocks", "off"), default="off")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for the engine")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="engine options")
     parser.add_argument("--rows", type=int, default=8192, help="maximum rows of one step")
     parser.add_argument("--sampled", action="store_true", help="also sample at temperature 0.7, top_p 0.9")
     parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="also prompts at random times")
@@ -137,7 +137,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sglang", metavar="PYTHON", help="also SGLang, run by this interpreter")
     parser.add_argument(
-        "--sglang-options", type=json.loads, default={}, metavar="JSON", help="for SGLang's engine"
+        "--sglang-options", type=json.loads, default={}, metavar="JSON", help="options of SGLang's engine"
     )
     parser.add_argument(
         "--sglang-served",
@@ -204,7 +204,7 @@ def time_all(
                 for batch in sizes:
                     show(found["host"], host.measure(engine, batch), HOST)
         found["compiled"] = asdict(compiles)
-        print(f"compiled meanwhile: {found['compiled']}", flush=True)
+        print(f"compiled after the warm-up: {found['compiled']}", flush=True)
         for batch in options.profile:
             kernels.show(engine, batch)
     return found
@@ -267,7 +267,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         if not options.no_check:
             check(make(folder / "check", 4, 16, 3072), device)
-        stored = bool(options.sglang or options.start or options.peer)  # other processes read the weights
+        stored = bool(options.sglang or options.start or options.peer)  # these read the files
         path = make(folder / "slice", options.layers, options.experts, options.vocabulary, stored=stored)
         with nullcontext() if stored else random_weights(device):
             document |= time_all(options, path, folder, sizes, device)

@@ -24,9 +24,9 @@ SKIPPED = 8
 def measure(engine: Engine, batch: int) -> dict[str, Any]:
     """Milliseconds of the host in decode steps of `batch` concurrent sequences.
 
-    `launch` is the time from the start of scheduling until everything is launched. `results` is the time for
-    processing the previous step's tokens (text, stops, events), without the wait for these tokens. `step` is
-    the whole step. Each is a median; `p99_over_median` is computed from whole steps.
+    `launch_ms` is the time from the start of scheduling until everything is launched. `results_ms` is the
+    time for processing the previous step's tokens (text, stops, events), without the wait for these tokens.
+    `step_ms` is the whole step. Each is a median; `p99_over_median` is computed from whole steps.
     """
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, stop=("never\N{SNOWMAN}",))
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]

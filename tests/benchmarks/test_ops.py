@@ -81,7 +81,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     assert main([*TINY, *chosen, "--json", str(path)]) == 0
     (row,) = document.rows_of(document.read(path), "attention", "prefill")
     assert set(row["times"]) == {"torch"}
-    assert "away from torch" in row["left_out"]["SDPA bare"]
+    assert "difference from torch" in row["left_out"]["SDPA bare"]
 
 
 def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monkeypatch, tmp_path, capsys):
@@ -106,7 +106,10 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
     monkeypatch.setattr(TritonLightning, "run", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
     assert timed == [2], "what is wrong is not timed"
-    assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
+    assert (
+        "wrong: triton in lightning decode B=1: its relative difference from torch is 1.0e-02;"
+        in capsys.readouterr().err
+    )
 
 
 class WithAWrongLine(TorchGatedDelta):
@@ -142,7 +145,7 @@ def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, t
     row, status = compared(monkeypatch, tmp_path / "wrong.json", *chosen, **some)
     assert status == 1
     assert row["wrong"].keys() == {"two"}
-    assert "away from one" in row["wrong"]["two"]
+    assert "difference from one" in row["wrong"]["two"]
     assert row["times"].keys() - {"mul_ bare"} == {"one", "three"}
 
 

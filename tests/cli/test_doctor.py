@@ -184,7 +184,7 @@ def test_a_plugin_that_is_left_out_is_worth_knowing(install, switchrail, monkeyp
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
     done = switchrail("doctor")
     assert done.exit_code == 0
-    assert "note: plugins, ill-gdn:ill-gdn: left out: the allow list is empty\n" in done.output
+    assert "note: plugins, ill-gdn:ill-gdn: not loaded: the allow list is empty\n" in done.output
     assert done.output.endswith("nothing is wrong\n")
 
 
@@ -201,7 +201,7 @@ def test_a_hook_without_a_target(install, find, tmp_path):
     finding = find("hooks", "ill_target.funktion")
     assert "is not in force: " in finding.problem
     assert "function" in finding.problem
-    assert "ill-hook was made for another version" in finding.advice
+    assert "ill-hook may need another version" in finding.advice
 
 
 @pytest.mark.parametrize("what", ["missing", "broken"])
@@ -447,8 +447,8 @@ def gpu(monkeypatch, tmp_path):
         ({"available": False}, "CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
         (
             {"built": ("sm_80", "sm_89")},
-            "capability 9.0, and torch was built for sm_80, sm_89",
-            "built for it",
+            "capability 9.0, but torch was built for sm_80, sm_89",
+            "built for capability 9.0",
         ),
     ],
 )

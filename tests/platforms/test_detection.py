@@ -227,7 +227,7 @@ def test_a_device_that_is_described_need_not_be_here() -> None:
 
 @pytest.mark.parametrize("text", ["cuda", "cuda:9", "cuda:0", "cpu:1.0", "cudo:9.0", "", "cuda:9.0:1"])
 def test_invalid_descriptions_are_refused(text: str) -> None:
-    with pytest.raises(PlatformError, match=r"describes no device.*such as cuda:9\.0"):
+    with pytest.raises(PlatformError, match=r"describes no device.*for example, cuda:9\.0"):
         described(text)
 
 

@@ -83,8 +83,8 @@ def test_no_driver_and_no_device_are_no_gpus(
     ("changed", "toolkit", "said"),
     [
         ({"cuInit": lambda flags: 803}, "13.2", "cuInit returned error 803"),
-        ({"cuInit": None}, "13.2", "no GPU can be used: it is too old to have cuInit"),
-        ({"cuDeviceTotalMem_v2": None}, "13.2", "it is too old to have cuDeviceTotalMem_v2"),
+        ({"cuInit": None}, "13.2", "no GPU can be used: the driver is too old to have cuInit"),
+        ({"cuDeviceTotalMem_v2": None}, "13.2", "the driver is too old to have cuDeviceTotalMem_v2"),
         (
             {"cuDriverGetVersion": lambda pointer: set_number(pointer, 12090)},
             "13.2",

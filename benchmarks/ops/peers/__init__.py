@@ -1,9 +1,10 @@
 """Other libraries' functions for the same computation: one file per library, each with a function `peers`.
 
-`peers(case, call)` returns functions by name, each of which computes a result of the call's shape. A function
-whose name ends in "bare" is only the library's own: its inputs are dense, normalised and expanded beforehand,
-and its states a separate copy. Functions with other names do everything that the contract requires: they take
-q, k and v as views of one buffer, apply norms and gates, and read and write the states in their slots.
+`peers(case, call)` returns functions by name. A function returns the call's output, or None if its result
+can't be compared. A function whose name ends in "bare" is only the library's own: its inputs are dense,
+normalised and expanded beforehand, and its states are a separate copy (those of `mul_ bare` excepted). Other
+functions do everything that the contract requires: they take q, k and v as views of one buffer, apply norms
+and gates, and read and write the states in their slots.
 """
 
 from __future__ import annotations

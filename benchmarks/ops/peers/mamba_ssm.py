@@ -1,4 +1,4 @@
-"""mamba_ssm's Triton kernels; the package may lack its CUDA extension."""
+"""mamba_ssm's Triton kernels, which don't need the package's CUDA extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import on_own_states, with_slots
 
-if find_spec("selective_scan_cuda") is None:  # the package imports it, but the benchmark doesn't need it
+if find_spec("selective_scan_cuda") is None:  # `mamba_ssm/__init__.py` would import it
     spec = find_spec("mamba_ssm")
     package = ModuleType("mamba_ssm")
     package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations)
@@ -24,7 +24,7 @@ from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
 CHUNK = 256
-"""The value that mamba_ssm's models use."""
+"""The chunk size of mamba_ssm's models, in tokens."""
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:

@@ -15,7 +15,7 @@ Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def with_slots(call: Sample, step: Step) -> Run:
-    """Runs the step on states that are read from their slots and written back."""
+    """A function that runs the step on states that it reads from their slots and writes back."""
     batch, state = call.batch, call.state
     assert isinstance(batch, StateBatch)
 
@@ -29,7 +29,7 @@ def with_slots(call: Sample, step: Step) -> Run:
 
 
 def on_own_states(call: Sample, step: Step) -> Run:
-    """Runs the step on a separate copy of the states, without writing them back."""
+    """A function that runs the step on a separate copy of the states and does not write them back."""
     batch = call.batch
     assert isinstance(batch, StateBatch)
     states = call.state.index_select(0, batch.read_slots)

@@ -48,7 +48,7 @@ def run(engine, prompts, params):
 
 
 def tokens(engine, prompts, params):
-    """The new tokens of each prompt, its tokens from the prefix cache, and the accepted drafts."""
+    """Each prompt's new tokens, and the numbers of its tokens in the prefix cache and of accepted drafts."""
     return [
         {
             "tokens": one["output_ids"],
@@ -66,7 +66,7 @@ def accepted(meta):
 
 
 def scores(engine, prompts):
-    """The log-probability of each token of each prompt after the first, and the most probable token."""
+    """For each token of a prompt after the first: its log-probability, and the most probable token there."""
     outputs = engine.generate(
         input_ids=prompts,
         sampling_params={"max_new_tokens": 1, "temperature": 0},

@@ -143,8 +143,8 @@ class Dispatcher:
     """Runs the calls of one model's layers on the backends of its route plan.
 
     Each layer of the plan must be called exactly once per step; otherwise the step fails. Without this check,
-    a model definition that skips a layer, or takes an unexpected path through its code, would silently mix
-    sequences. The backends' `run` methods for all layers are looked up once for each combination of route
+    a model definition that skips a layer, or takes an unexpected path through its code, would silently give
+    wrong results. The backends' `run` methods for all layers are looked up once for each combination of route
     tables, and cached.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Finds problems of an installation, with advice. `switchrail doctor` prints them."""
+"""Finds problems of the installation, each with advice. `switchrail doctor` prints them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def diagnose() -> list[Finding]:
     """Runs all checks on a temporary runtime, into which it loads all plugins that may be loaded.
 
     Imports the modules that hooks wait for, and constructs each backend for the current platform once.
-    Removes all hooks at the end.
+    At the end, removes the hooks of these plugins.
     """
     runtime = Runtime()
     runtime.default_timeout = PATIENCE
@@ -38,7 +38,7 @@ def diagnose() -> list[Finding]:
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
             except HungError as error:  # the next use of the device would hang too
-                advice = f"run `nvidia-smi`; {PLATFORM}=cpu skips the search"
+                advice = f"run `nvidia-smi` to check the driver; {PLATFORM}=cpu skips the search"
                 found.append(Finding("device", "torch", str(error), advice))
             else:
                 found += check_platform(runtime)
@@ -49,7 +49,7 @@ def diagnose() -> list[Finding]:
 
 @contextmanager
 def _without(variables: set[str]) -> Iterator[None]:
-    """In the block, removes these variables from the environment, so that the checks can run."""
+    """Unsets environment variables in the block. Names that are not set variables are ignored."""
     left_out = {name: os.environ.pop(name) for name in variables if name in os.environ}
     try:
         yield

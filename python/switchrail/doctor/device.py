@@ -54,7 +54,7 @@ def _gpu_problem() -> tuple[str, str] | None:
         return problem, f"install a newer driver, or a torch built for CUDA {driver[0]}"
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        problem = "torch finds no device, although driver and library are installed"
+        problem = "torch finds no device, although the driver and its library libcuda.so.1 are installed"
         if hidden is not None:
             problem += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
         unset = "" if hidden is None else "unset CUDA_VISIBLE_DEVICES, or "
@@ -92,20 +92,23 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
 
 def _not_constructed(backend: Registration, error: Exception) -> Finding:
     problem: object = error
-    advice = f"it is from {backend.origin}: install the package that the message names, or ask its vendor"
+    advice = f"it is from {backend.origin}: install the package that the message names, or ask the vendor"
     if isinstance(error, BackendImportError):
         problem = error.fields["problem"]
         if (missing := error.fields["missing"]) is not None:
             advice = (
                 f"it is from {backend.origin}, and {missing!r} in its registered path does not exist: "
-                "correct the path in the registration, or ask its vendor"
+                "correct the path in the registration, or ask the vendor"
             )
     subject = f"{backend.op} backend {backend.name}"
     return Finding("backends", subject, f"it can't be constructed: {problem}", advice)
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA version that the driver supports; None if its library is missing or fails."""
+    """The newest CUDA version that the NVIDIA driver supports, as (major, minor).
+
+    None if the driver's library is missing or returns an error.
+    """
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -130,8 +133,8 @@ def _architectures() -> Iterator[Finding]:
             yield Finding(
                 "device",
                 f"cuda:{index}",
-                f"it has capability {major}.{minor}, and torch was built for {', '.join(names)}",
-                "install a torch that was built for it",
+                f"it has capability {major}.{minor}, but torch was built for {', '.join(names)}",
+                f"install a torch that was built for capability {major}.{minor}",
             )
 
 

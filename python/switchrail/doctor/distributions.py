@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
-    """Runs all checks of distributions."""
+    """Reports problems of the installed distributions."""
     yield from _metadata()
     yield from _copies()
     yield from _groups()

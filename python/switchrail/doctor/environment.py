@@ -33,20 +33,20 @@ READERS: Mapping[str, tuple[Read, str]] = {
     TIMEOUT: (lambda *_: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
     TIMES: (
         lambda *_: read_machines(times_path()),
-        "name another file, remove it and measure again with `switchrail tune`, or unset it",
+        "set it to another file; or remove the file and measure again with `switchrail tune`; or unset it",
     ),
     POLICY: (
         lambda *_: read_policy(),
         "name a TOML file with the tables [backends], [deny] and [config.OP.NAME], or unset it",
     ),
 }
-"""Each variable's check, and the advice to give if the check fails."""
+"""For each variable: a function that raises an error if the value is invalid, and the advice in this case."""
 
 
 def check_policy(runtime: Runtime) -> Iterator[Finding]:
     """Reports configurations of the policy file that don't fit the registered backends."""
     for error in runtime.apply_policy():
-        yield Finding("environment", POLICY, str(error), "no plan can be made until this is corrected")
+        yield Finding("environment", POLICY, str(error), "correct the file; until then no plan can be made")
 
 
 def check_environment(runtime: Runtime) -> Iterator[Finding]:
@@ -77,5 +77,5 @@ def _lock(path: str) -> Iterator[Finding]:
             "lock",
             difference.distribution,
             str(difference),
-            f"install the versions in {path}; or, if the change is intended: switchrail lock --output {path}",
+            f"install the versions in {path}; if the change is intended: `switchrail lock --output {path}`",
         )

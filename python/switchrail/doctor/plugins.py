@@ -15,9 +15,9 @@ from switchrail.variables import ALLOW_LIST, TIMEOUT
 from switchrail.waiting import patience, within
 
 _ADVICE = {
-    "failed": "ask its vendor, with the traceback that `switchrail plugins --json` shows; until then "
-    f"uninstall it, or leave it out with {ALLOW_LIST}",
-    "hung": f"give it more time with {TIMEOUT}, or leave it out with {ALLOW_LIST}; "
+    "failed": "ask its vendor, and send the traceback that `switchrail plugins --json` shows; until then "
+    f"uninstall the plugin, or name only other plugins in {ALLOW_LIST}",
+    "hung": f"give it more time with {TIMEOUT}, or name only other plugins in {ALLOW_LIST}; "
     "`switchrail plugins --json` shows where its thread is",
 }
 
@@ -32,7 +32,7 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
     try:
         runtime.load()
     except SwitchrailError as error:
-        yield Finding("plugins", "all", str(error), "correct this first; until then no plugin is loaded")
+        yield Finding("plugins", "all", str(error), "correct this; until then no plugin is loaded")
         return
     for plugin in runtime.plugins:
         name = plugin.qualified_name
@@ -40,7 +40,7 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
             yield Finding("plugins", name, f"{plugin.state}: {placed_reason(plugin)}", _ADVICE[plugin.state])
         elif plugin.state == "blocked" and not any(map(plugin.is_of, differing)):
             yield Finding(
-                "plugins", name, f"left out: {plugin.reason}", "nothing, if that is intended", False
+                "plugins", name, f"not loaded: {plugin.reason}", "if this is intended, do nothing", False
             )
     yield from _hooks(runtime)
 
@@ -65,5 +65,5 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
             "hooks",
             hook.target_name,
             f"{hook!r} is not in force: {problem}",
-            f"{hook.source} was made for another version of the target: install compatible versions",
+            f"{hook.source} may need another version of the target: install compatible versions",
         )

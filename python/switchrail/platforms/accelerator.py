@@ -16,8 +16,8 @@ from switchrail.platforms.hardware import Hardware, check_device
 class Accelerator(Hardware):
     """A device with an index, in a family whose torch module has the same functions as `torch.cuda`.
 
-    torch, and the package that adds the family to torch, are imported only to look for a device, and only if
-    they are installed.
+    Importing this class imports neither torch nor `package`. Both are imported when a device is looked for.
+    If one is not installed, the family has no devices.
 
     Attributes:
         torch_type: The family's name in torch; its module is `torch.<torch_type>`.
@@ -49,7 +49,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def _is_present(cls) -> bool:
-        """Whether torch has the family, and finds a device of this family."""
+        """Whether torch supports the family and finds a device of it."""
         if not is_importable("torch") or (cls.package is not None and not is_importable(cls.package)):
             return False
         module = cls._module()
@@ -97,7 +97,7 @@ class Accelerator(Hardware):
         self._module().set_device(device)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """See `Hardware`. The stream belongs to the family's torch module."""
+        """See `Hardware.own_stream`. The stream is a `torch.<torch_type>.Stream`."""
         module = self._module()
         stream = module.Stream(device=self.device)
         return partial(_launching_on, module, stream, module.Event(), module.Event())
@@ -119,7 +119,7 @@ class Accelerator(Hardware):
         return self.process_group
 
     def seed(self, seed: int) -> None:
-        """Seeds torch, which seeds all devices."""
+        """Seeds torch's generators of the CPU and of all devices."""
         import torch
 
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Finds which toolkits torch was built for, without importing torch, because that takes seconds."""
+"""Finds the toolkit version that torch was built with, without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 def built_for(family: str) -> str | None:
-    """The version of a device family's toolkit that torch was built with.
+    """The version of a toolkit that torch was built with.
 
     Args:
-        family: `cuda`, `hip` or `xpu`.
+        family: The toolkit's name in `torch.version`: `cuda`, `hip` or `xpu`.
 
     Returns:
-        The version, such as `13.2`; None if torch was built without it, or is not installed.
+        The version, such as `13.2`; None if torch was built without the toolkit, or is not installed.
     """
-    if sys.modules.get("torch") is not None:  # a None in `sys.modules` blocks the import
+    if sys.modules.get("torch") is not None:  # None in `sys.modules` means that importing is blocked
         import torch
 
         return getattr(torch.version, family, None)

@@ -24,7 +24,7 @@ _CLASSES: Final = {
 }
 
 KINDS: Final = tuple(_CLASSES)
-"""The kinds in the order of detection; the CPU comes last."""
+"""The kinds of the built-in families, in the order of detection; the CPU comes last."""
 
 _TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
 
@@ -39,8 +39,8 @@ def detect(device: str | torch.device | None = None) -> Platform:
     """The built-in platform for a device. Platform plugins are not considered.
 
     Args:
-        device: A kind (`rocm`), torch's name of a device (`cuda:1`), or a `torch.device`. None means the
-            first kind with a device on this machine.
+        device: A kind (`rocm`) or torch's name of a device type (`cuda`), each with or without an index
+            (`cuda:1`); or a `torch.device`. None means the first kind with a device on this machine.
 
     Raises:
         PlatformError: There is no such device; the error lists the devices on this machine. Also raised if a

@@ -1,4 +1,4 @@
-"""Creates a platform from a platform plugin or from a class path."""
+"""Creates a platform from a platform plugin or from a class path, `module:Class`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Candidate:
     Attributes:
         plugin: The plugin's record as discovered.
         record: The plugin's latest record. `ask` makes it `blocked` if the plugin declines, `make` makes it
-            `loaded`, and both make it `failed` or `hung` if the plugin fails.
+            `loaded`, and either makes it `failed` or `hung` if the plugin fails.
     """
 
     def __init__(self, plugin: Plugin, known: Plugin | None, limited: Limited) -> None:
@@ -45,7 +45,7 @@ class Candidate:
 
         Args:
             plugin: The plugin's record as discovered.
-            known: The plugin's record after an earlier attempt. A plugin that hung is not called again.
+            known: The plugin's record after an earlier attempt, or None. If it hung, it is not called again.
             limited: Runs the plugin's code with a time limit.
         """
         self.plugin, self._limited = plugin, limited

@@ -55,7 +55,7 @@ class PlatformChoice:
 
     @property
     def asked(self) -> str | None:
-        """The name by which other processes can set the platform given to `use`; None if none was given."""
+        """The name by which other processes can set the platform given to `use`; None before `use`."""
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
@@ -85,7 +85,7 @@ class PlatformChoice:
         self._choose(lambda name: None)
 
     def _choose(self, look: Callable[[str], Platform | None]) -> Platform | None:
-        """Chooses the platform, once. None if no plugin accepts and `look` returns None.
+        """Chooses the platform, once. None if no plugin is chosen and `look` returns None.
 
         Args:
             look: Returns the built-in platform of a name, or for an empty name the first one with a device.

@@ -32,7 +32,7 @@ class CpuHardware(Hardware):
         return ("cpu",)
 
     def name(self) -> str:
-        """The processor's name as the operating system reports it; its instruction set if it reports none."""
+        """The processor's name from the operating system, or else its instruction set."""
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
@@ -82,7 +82,7 @@ class CpuHardware(Hardware):
 
 
 class CpuServing(Serving):
-    """The serving part of the CPU platform: the default options of engines that run on a CPU."""
+    """The serving part of the CPU platform: default options of engines."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
         """A quarter of the memory for the pools, because the host also runs other programs."""

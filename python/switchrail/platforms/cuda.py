@@ -96,7 +96,7 @@ class _GpuServing(Serving):
 
 
 _LARGE: Final = 70 * 2**30
-"""Bytes of memory from which on a GPU is large. GPUs sold as 80 GB have a little less than 80 GiB."""
+"""A GPU with at least this many bytes of memory is large. GPUs sold as 80 GB have less than 80 GiB."""
 
 
 class CudaServing(_GpuServing):
@@ -116,7 +116,7 @@ class CudaServing(_GpuServing):
         return sizes if memory is None or memory < _LARGE else {**sizes, "max_sequences": 256}
 
     def compiles(self, kind: str, *, fused: bool) -> bool:
-        """True unless a function of the platform computes the layer: then compilation makes it slower."""
+        """True unless a function of the platform computes the layer: compiling makes such a layer slower."""
         return not fused
 
 

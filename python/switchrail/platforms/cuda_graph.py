@@ -13,8 +13,8 @@ from switchrail.platforms.graph import Graph
 
 _failed: Final[list[Any]] = []
 
-# A step with prompt tokens is captured in pieces, between the calls that run eagerly. A piece without
-# launches is an empty graph, about which torch would warn.
+# A step with prompt tokens is captured in pieces, and the calls between the pieces run eagerly. A piece
+# without launches is an empty graph, about which torch would warn.
 warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
@@ -62,7 +62,7 @@ class CudaGraph(Graph):
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor at the same addresses as `tensor` that does not own the memory.
 
-        So later captures with the same memory pool may use this memory again.
+        Once `tensor` is freed, later captures with the same memory pool may use this memory again.
         """
         storage = tensor.untyped_storage()
         same = torch._C._construct_storage_from_data_pointer(

@@ -16,7 +16,7 @@ _WITH_CAPABILITY = ("cuda", "rocm", "musa")
 
 
 def described(text: str) -> Platform:
-    """A platform of a built-in kind. It supports all that its kind supports, but nothing can run on it.
+    """A platform of a built-in kind, for plans only: its device need not exist, so nothing can run on it.
 
     Args:
         text: A kind and a compute capability, such as `cuda:9.0`, or only the name of a kind without
@@ -33,7 +33,7 @@ def described(text: str) -> Platform:
         near = tuple(forms[name] for name in ([kind] if kind in forms else nearest(kind, forms)[0]))
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise PlatformError(
-            f"{text!r} describes no device{hint}; valid: {', '.join(valid)}, such as cuda:9.0",
+            f"{text!r} describes no device{hint}; valid: {', '.join(valid)}; for example, cuda:9.0",
             found=text,
             valid=valid,
             nearest=near,

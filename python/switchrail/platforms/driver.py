@@ -1,7 +1,7 @@
 """Lists the GPUs of this machine through NVIDIA's driver, without torch.
 
-Uses the CUDA driver API, as torch does, so the number and order of the devices are the same, including the
-effect of `CUDA_VISIBLE_DEVICES`.
+Uses the CUDA driver API, as torch does, so both see the same devices in the same order, also if
+`CUDA_VISIBLE_DEVICES` is set.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _read(library: ctypes.CDLL, toolkit: str) -> tuple[Gpu, ...]:
     def call(function: str, *arguments: object) -> None:
         entry = getattr(library, function, None)
         if entry is None:
-            raise _DriverError(f"it is too old to have {function}")
+            raise _DriverError(f"the driver is too old to have {function}")
         code = entry(*arguments)
         if code:
             raise _DriverError(f"{function} returned error {code}", code)

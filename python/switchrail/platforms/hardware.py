@@ -11,7 +11,7 @@ from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 
 
 class Hardware:
-    """One device of a family. Families derive from it and implement the methods that their devices support.
+    """One device. Each family derives a class and implements the methods that its devices support.
 
     A method that has no default and is not implemented raises a NotProvidedError (a NotImplementedError) that
     names the platform and the method. `name`, `total_memory` and `current_memory_usage` are mandatory.
@@ -84,7 +84,7 @@ class Hardware:
             self.set_device(before)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Creates a stream for one engine, which keeps the engine's steps in order even if threads change.
+        """Creates a stream for one engine. The stream keeps steps in order even if several threads run them.
 
         Returns:
             A function that returns a context manager. In its block, work is launched on the new stream, after

@@ -5,7 +5,8 @@ declares their names. The engine and the bridges use the first of these function
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
-3. the native function: the model definition's own, or Switchrail's if models define none (`ChooseTokens`).
+3. the native function: the model definition's own; or Switchrail's if models define none, as for
+   `ChooseTokens`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class AddRMSNorm(Operation):
 
 
 class GatedRMSNorm(Operation):
-    """Normalisation of a linear-attention layer's output, multiplied by its gate.
+    """Normalises the output of a linear-attention layer and multiplies it by silu of the layer's gate.
 
     `forward(x, gate, weight, *, eps)` returns weight y silu(gate), where y = x rsqrt(mean(x^2) + eps) is
     rounded to x's dtype. silu(gate) and the last product are computed in float32, and the result is rounded
@@ -88,9 +89,9 @@ class QKNormRope(Operation):
     contiguous last axis. The weights are [D]. cos and sin are [1, T, R] as `Rotary` returns them, with R
     even.
 
-    `cache` is optional: caches of keys and of values, each contiguous [pages, page, HKV, D], and the row of
-    each token in them, [T] int64, counted over all pages. If it is given, the keys and v [1, T, HKV, D] are
-    written there, and the returned k is unused.
+    `cache` is None or three tensors: the caches of keys and of values, each contiguous [pages, page, HKV, D],
+    and the row of each token in them, [T] int64, counted over all pages. If it is given, the
+    keys and v [1, T, HKV, D] are written there, and the returned k is unused.
     """
 
     name = "qk_norm_rope"
@@ -214,7 +215,7 @@ class RaggedAttention(Operation):
 
 
 class DecodeRows(Operation):
-    """The inputs of a captured decode, from each row's position and slot.
+    """Computes the inputs of a captured decode from each row's position and slot.
 
     `forward(rows, last_tokens, page_table, *, page_size, out)` has the arguments of
     `switchrail.engine.inputs.decode_rows`, which documents them.
@@ -225,7 +226,7 @@ class DecodeRows(Operation):
 
 
 class VerifyRows(Operation):
-    """The inputs of a captured verification of drafts, from each sequence's length and slot.
+    """Computes the inputs of a captured verification of drafts from each sequence's length and slot.
 
     `forward(tasks, drafts, last_tokens, page_table, *, page_size, pending, out)` has the arguments of
     `switchrail.engine.verify_inputs.verify_rows`, which documents them.
@@ -238,7 +239,7 @@ class VerifyRows(Operation):
 
 
 class AcceptRows(Operation):
-    """The drafts that a verification accepts, from the tokens chosen after its rows.
+    """Finds the drafts that a verification accepts, from the token chosen after each of its rows.
 
     `forward(chosen, ids, rows, parents, slots, last_tokens, *, are_trees, pending, out)` has the arguments of
     `switchrail.engine.accept.accept_rows`, which documents them.
@@ -254,7 +255,7 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it. A function may be marked with `switchrail.params.capturable`.
+    it. The graphs of greedy decode steps contain a function marked with `switchrail.params.capturable`.
     """
 
     name = "choose_tokens"

@@ -69,7 +69,7 @@ class MpsHardware(Accelerator):
         return torch.backends.mps.is_available()
 
     def name(self) -> str:
-        """The processor's name, as the operating system reports it; its architecture if that is unknown."""
+        """The processor's name from the operating system, or else its instruction set."""
         return CpuHardware().name()
 
     def total_memory(self) -> int:

@@ -26,11 +26,11 @@ class Serving:
     """The classes, defaults and functions that a platform provides for engines.
 
     A platform's serving class derives from this class and overrides methods as needed. The methods of this
-    class suit any device on which torch can allocate. `initialize` is called once per platform; the engine
-    calls the methods that return classes, defaults and functions whenever an engine is created.
+    class suit any device on which torch can allocate. `initialize` is called once per platform. The methods
+    that return classes, defaults and functions are called whenever an engine is created.
 
     Attributes:
-        hardware: The device that the engine runs on.
+        hardware: The device part of the platform.
     """
 
     def __init__(self, hardware: Hardware) -> None:

@@ -31,7 +31,7 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
-    """The platform by which plugins are selected: that of `asked`, or else `SWITCHRAIL_PLATFORM`; or None.
+    """The name of the platform in use, from `asked` or else `SWITCHRAIL_PLATFORM`; None if neither names one.
 
     Args:
         asked: The platform or device that the program named, or None.
@@ -50,8 +50,8 @@ def seconds_allowed(timeout: float | None, default: float | None = None) -> floa
         default: The limit if the variable is unset.
 
     Raises:
-        ArgumentError: The time is not a number.
-        ConfigError: The time is not above 0.
+        ArgumentError: `timeout` is not a number.
+        ConfigError: The limit is not above 0, or the variable is not a number.
     """
     name: str = "timeout"
     found: Any = timeout

@@ -148,7 +148,7 @@ class Loader:
 
         Raises:
             ArgumentError: The allow list is a single string, or the timeout is not a number.
-            ConfigError: The timeout is not above 0.
+            ConfigError: The timeout is not above 0, or `SWITCHRAIL_LOAD_TIMEOUT` is not a number.
             UnknownPluginError: The allow list names a plugin that is not installed; nothing is loaded then.
             PlatformError: `SWITCHRAIL_PLATFORM` names no platform; nothing is loaded then.
             LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded

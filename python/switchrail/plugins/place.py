@@ -1,4 +1,4 @@
-"""Finds the line of code in which a plugin failed."""
+"""Finds the line of code in which a plugin or a backend failed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failing_place(error: BaseException) -> str:
 
 
 def placed_reason(plugin: Plugin) -> str:
-    """Why a plugin is not loaded, with the last line of its traceback outside of Switchrail's code."""
+    """Why a plugin is not loaded, with `FILE:LINE` of the last frame outside of Switchrail's code, if any."""
     reason = plugin.reason or ""
     frames = _FRAME.findall(plugin.traceback or "")
     places = [f"{file}:{line}" for file, line in frames if not file.startswith((_OURS, "<"))]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _Report:
     """One rank's report: the state of its runtime, or else the reason why there is no state.
 
-    Reports with equal digests are equal.
+    Reports with equal digests have no differences.
     """
 
     state: State | None
@@ -131,7 +131,7 @@ def _through(
             store.wait([f"{name}/{key}"], timedelta(seconds=max(end - time.monotonic(), 0.1)))
         except DistNetworkError:
             raise
-        except RuntimeError:  # the class depends on torch's version and on the kind of store
+        except RuntimeError:  # a timeout, whose class depends on torch's version and on the kind of store
             return False
         return True
 

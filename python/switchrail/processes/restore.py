@@ -67,7 +67,7 @@ def _differences(runtime: Runtime, state: State) -> tuple[str, ...]:
 
 
 def _bring(runtime: Runtime, state: State) -> Iterator[str]:
-    """Fills a new runtime from a state; yields a problem for each part that can't be restored."""
+    """Fills a new runtime from a state; yields the problems on the way."""
     runtime.hooks.strict = state.strict_hooks
     try:
         if state.platform is not None:
@@ -147,7 +147,10 @@ def _stack(
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """A registration as data that is equal in all processes. Versions are compared per plugin instead."""
+    """A registration as data that is equal in all processes.
+
+    The plugin's version is left out: `differences` compares it once per plugin.
+    """
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
     document["origin"].pop("version", None)

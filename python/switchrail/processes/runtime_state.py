@@ -59,7 +59,7 @@ class RuntimeState(State):
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that `RuntimeState.of` was given, again in this process.
+        """Makes, in this process, plans equal to those that `RuntimeState.of` was given.
 
         Args:
             runtime: The result of `restore`.

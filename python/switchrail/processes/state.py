@@ -26,9 +26,9 @@ class BackendState:
     Attributes:
         registration: The registration.
         is_imported: True if the user registered the backend with a class; False if with the path of a class,
-            or if a plugin registered the backend.
-        config_type: The path of the configuration's type; None if the backend has no configuration, or if a
-            plugin registered the backend.
+            or if the registration is not the user's.
+        config_type: The path of the configuration's type; None if the backend has no configuration, or if the
+            registration is not the user's.
     """
 
     registration: Registration
@@ -99,7 +99,7 @@ class State:
         version: Switchrail's version.
         paths: The paths searched for plugins; None means `sys.path`.
         plugins: All plugins found; first the loaded ones, in the order of loading.
-        packages: Installed versions of the distributions that registered backends require.
+        packages: Versions of the distributions that registered backends require; None if not installed.
         backends: All registrations, including overridden ones. Registrations of one op and name are in the
             order in which they were made.
         hooks: All hooks, including waiting and disabled ones, in the order in which they were added.

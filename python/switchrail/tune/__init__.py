@@ -1,4 +1,4 @@
-"""Times the backends that fit a device, so that `auto` can choose the fastest; see `switchrail.times`."""
+"""Times backends on a device, so that route plans can choose the fastest; see `switchrail.times`."""
 
 from switchrail.tune.grid import SIZES, Batch, Size, batches, sizes_of
 from switchrail.tune.timing import ATTEMPTS, Timing, machine, tune, way_of

@@ -19,13 +19,13 @@ Way = Literal["graph", "queued", "eager", "host"]
 
 - `graph`: the replay of a CUDA graph of all calls.
 - `queued`: on the device, with the calls queued in advance so the device never waits for the host.
-- `eager`: the host launches as many calls as a model has layers; the time is the host's or the device's,
-  whichever is longer.
+- `eager`: the host launches up to `LAYERS` calls in a row; the time is the host's or the device's, whichever
+  is longer.
 - `host`: the host waits for each call before it makes the next.
 """
 
 LAYERS = 48
-"""Maximum number of calls that are timed together: as many as a model has layers."""
+"""Maximum number of calls that are timed together: about as many as a large model has layers."""
 
 SECONDS = 0.05
 """Seconds for which a backend is timed with a batch; longer if fewer than `_LEAST` rounds fit."""
@@ -35,7 +35,7 @@ _LEAST = 5
 
 _MOST = 0.5
 _WARM = 2
-"""Maximum number of rounds before the timed ones."""
+"""Maximum number of eager warm-up rounds."""
 
 _CYCLES = 3e9
 """Upper bound of the device's clock frequency, in Hz."""
@@ -47,7 +47,7 @@ class Time:
 
     Attributes:
         nanoseconds: The median over rounds.
-        spread: The difference between the slowest and the fastest quintile of rounds, divided by the median;
+        spread: The difference between the 80th and the 20th percentile of the rounds, divided by the median;
             0 if there was time for one round only.
     """
 
@@ -56,7 +56,7 @@ class Time:
 
 
 def time_calls(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> Time:
-    """The time of one call, measured over rounds of all calls."""
+    """The time of one call: the time of a round of all calls, divided by their number."""
     for _ in range(_WARM):
         began = time.perf_counter()
         for call in calls:

@@ -58,7 +58,7 @@ def _size(definition: OpDefinition, axes: Mapping[str, int]) -> Size:
 SIZES: Mapping[str, tuple[Size, ...]] = {
     op: tuple(_size(definition, axes) for axes in definition.sizes) for op, definition in DEFINITIONS.items()
 }
-"""Sizes of common models, for a GPU. On other devices the heads and channels are divided by eight."""
+"""Sizes of common models by op, for a GPU. On other devices, heads and channels are divided by eight."""
 
 
 def sizes_of(layout: Layout) -> dict[str, tuple[Size, ...]]:
@@ -116,11 +116,12 @@ _SMALLER = 16
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase.
 
-    For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length. For
-    prefill with a cache, each number of rows is combined with several numbers of cached tokens. One of these
-    is the number of rows (nothing was cached before), another is an eighth larger: some backends are much
-    faster if nothing was cached before. For decode and verify, the grid has several numbers of sequences, and
-    with a cache several numbers of cached tokens.
+    For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length, with
+    at least 8 rows each. For prefill with a cache, each number of rows is combined with several numbers of
+    cached tokens; no sequence has more rows than cached tokens. Large numbers of rows are also combined with
+    as many cached tokens (nothing was cached before) and with an eighth more: some backends are much faster
+    if nothing was cached before. For decode and verify, the grid has several numbers of sequences, and with a
+    cache several numbers of cached tokens.
 
     Args:
         op: The op.

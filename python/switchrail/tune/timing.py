@@ -47,7 +47,7 @@ class Timing:
         phase: The phase.
         dtype: The dtype's name.
         size: Heads and head sizes, or channels.
-        no_decay: Whether all gates are 0 (no decay); otherwise gates are like a trained model's.
+        no_decay: Whether all gates are 0, so states never decay. If not, gates are like a trained model's.
         samples: For each batch, the median nanoseconds of a call by backend.
         spreads: For each batch, the spread of that time by backend; see `Time`.
         ways: How each backend was timed, by its name.
@@ -112,12 +112,10 @@ def tune(
 ) -> Iterator[Timing]:
     """Times the fitting backends of each op.
 
-    It skips backends of negative priority, which `auto` chooses only if no other fits, and backends that fail
-    the conformance suite's case `ragged`. On a GPU, a backend with the feature `cuda_graph` is timed in a
-    graph. In prefill, other backends are timed with their calls queued ahead of the device. In other phases
-    their calls are launched one by one, so that the slower of host and device determines the time. Calls that
-    are timed together use separate memory, enough to evict each other's data from the L2 cache. Caches have
-    the platform's default page size for engines, or the nearest page size that the backend supports.
+    It skips backends of negative priority, which plans use only if no other fits, and backends that fail the
+    conformance suite's case `ragged`. `way_of` says how a backend is timed. On a GPU, calls that are timed
+    together use separate memory, enough to evict each other's data from the L2 cache. Caches have the
+    platform's default page size for engines, or the nearest page size that the backend supports.
 
     Args:
         runtime: The runtime with the backends.
@@ -175,7 +173,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 
 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
-    """The settings of the backends that fit and pass a check. Records in `timing` why others are left out."""
+    """The settings of the backends that fit and pass the check `ragged`; records why the others don't."""
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
         registration = runtime.backend(timing.op, name, timing.phase)
@@ -219,7 +217,7 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
 
 
 def way_of(platform: Platform, phase: Phase, features: Collection[str]) -> Way:
-    """The way to time a backend with these features in a phase, so that `auto` can compare the times."""
+    """The way to time a backend with these features, close to its use by an engine in the phase."""
     if torch.device(platform.device).type != "cuda":
         return "host"
     if "cuda_graph" in features:
