@@ -164,12 +164,12 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch; with bounds, it shares no table with the batch.
+    """The plain form of a batch; with bounds, a copy of it that shares no table with the batch.
 
     `Adapted.update` overwrites the tables of a plan with bounds, and must not write to those of the batch.
 
     Args:
-        batch: The plain form.
+        batch: The plain form of `source`.
         source: The batch.
         bounds: The bounds passed to `plan`.
     """
@@ -256,7 +256,7 @@ class Adapter(Wrapper):
         return record
 
     def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Commits with the adapted layer."""
+        """Commits with the layer that `run` passed to the backend."""
         if not isinstance(plan, Adapted):
             raise foreign("plan", plan)
         own = call._replace(layer=self._activated_layer(call[0]))

@@ -120,7 +120,7 @@ class Backend(Generic[CallT, BatchT]):
             plan: The result of `plan` for this batch.
 
         Returns:
-            For a `VerifyBatch` that leaves the state unchanged, a record for `commit`: the state after each
+            For a `VerifyBatch` of neither of these two classes, a record for `commit`: the state after each
             token, or the inputs to recompute the states. Otherwise None.
         """
         raise NotImplementedError

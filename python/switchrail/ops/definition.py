@@ -136,7 +136,8 @@ class OpDefinition:
     def has_head_size(self, key: int, value: int) -> bool:
         """Whether the op can have these head sizes; False for an op without heads.
 
-        They are equal if both are one axis. `key` is larger if its axis is a sum with `value`'s axis.
+        If both are sizes of one axis, they must be equal. If `value`'s axis is a part of `key`'s axis, `key`
+        must be larger.
         """
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value

@@ -122,7 +122,7 @@ class PagedBatchPlan:
 
 
 class PagedPlan(PagedBatchPlan):
-    """The calls for each page size: the data that all layers of a step share."""
+    """The calls for each page size and window: the data that all layers of a step share."""
 
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
         super().__init__(contract, phase, batch, contract.features)

@@ -147,7 +147,7 @@ def checked_flags(flags: Mapping[str, bool] | None) -> Mapping[str, bool]:
     """Check flags of steps, by name; None stands for no flags.
 
     Raises:
-        ArgumentError: A name is not that of a flag.
+        ArgumentError: A flag is unknown.
     """
     valid = [flag for step in STEPS.values() for flag in step.flags]
     for name in flags or {}:

@@ -1,7 +1,7 @@
 """Random calls of each op from a seed, for any backend, device and dtype, made to expose mistakes.
 
 A sample has permuted slots and pages, and NaN in all outputs and in all memory that a backend must not read.
-The inputs can be strided views of one fused buffer. Equal arguments give equal numbers on all devices.
+The inputs can be strided views of fused buffers. Equal arguments give equal numbers on all devices.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     norm = torch.linalg.vector_norm
     difference, size = norm(a - e, dim=-1), norm(e, dim=-1)
     total, expected_total = float(norm(difference)), float(norm(size))
-    # finite totals have only finite numbers; other totals may have overflowed
+    # a total may overflow although all numbers are finite
     if not (math.isfinite(total + expected_total) or (a.isfinite().all() and e.isfinite().all())):
         return Error(float("inf"), float("inf"))
     if not size.any():

@@ -51,7 +51,7 @@ def run_in_steps(
 
 
 def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
-    """The batch of a step, which takes `counts` rows of each sequence from its position in `cursor`."""
+    """The batch of a step, which takes `counts` rows of each sequence, up to its row in `cursor`."""
     batch = call.batch
     device = batch.cu_seqlens.device
     if isinstance(batch, StateBatch):

@@ -41,16 +41,15 @@ class AttentionBackend(Backend[AttentionCall, PagedBatch]):
     With x_ij = scale q_i . k_j, row i of the output is sum_j exp(x_ij) v_j / sum_j exp(x_ij).
 
     Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV. All have one
-    dtype. q may be a strided view if its last axis is contiguous; out is
-    contiguous.
+    dtype. q may be a strided view if its last axis is contiguous; out is contiguous.
 
-    Optional features (a call that uses one reaches only backends that declare it):
+    Some optional features (a call that uses one reaches only backends that declare it):
 
     - `window`: position i attends to j only if i - j < window (Beltagy et al., arXiv 2004.05150).
     - `soft_cap`: x is replaced by soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
-    - `sinks`: [H], float32 or q's dtype; the exponential of a head's sink is added to the sum of each of the
-      head's rows (gpt-oss, arXiv 2508.10925).
-    - `lse`: [T, H] float32, an output: the natural log of each row's sum.
+    - `sinks`: [H], float32 or q's dtype; the exponential of a head's sink is added to the denominator of each
+      of the head's rows (gpt-oss, arXiv 2508.10925).
+    - `lse`: [T, H] float32, an output: the natural log of each row's denominator.
     - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 

@@ -28,7 +28,7 @@ def attention_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `attention`; `norm` of `PagedDraws` multiplies q and the cached keys.
+    """Makes a random sample of `attention`; the argument `norm` multiplies q and the cached keys.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
@@ -36,7 +36,7 @@ def attention_call(
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
         head_size: D.
-        window: The `window` option; None omits it. Cache entries that no row attends to are NaN.
+        window: The `window` option; None omits it. Cache entries outside the windows of all rows are NaN.
         soft_cap: The `soft_cap` option; None omits it.
         sinks: Whether to pass sinks.
         lse: Whether to request the log-sum-exp.

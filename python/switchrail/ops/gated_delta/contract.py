@@ -30,7 +30,7 @@ class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
     V, K] float32, bfloat16 or float16, updated in place. q, k and v may be strided views if their last axis
     is contiguous; out is contiguous, of q's dtype.
 
-    Optional features (a call that uses one reaches only backends that declare it):
+    Some optional features (a call that uses one reaches only backends that declare it):
 
     - `raw_gates`: g or beta are raw. With `gate` "softplus", the log of the decay is -exp(A_log) softplus(g +
       dt_bias); with "sigmoid", it is lower_bound sigmoid(exp(A_log) (g + dt_bias)). With `beta_scale`, the

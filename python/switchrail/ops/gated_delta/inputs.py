@@ -34,7 +34,7 @@ def gated_delta_call(
     qk_l2norm: bool = True,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `gated_delta`; `norm` of `StateDraws` multiplies q, k, v and the state.
+    """Makes a random sample of `gated_delta`; the argument `norm` multiplies q, k, v and the state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.

@@ -20,7 +20,7 @@ class KdaCall(DeltaCall):
 
 
 class KdaBackend(Backend[KdaCall, StateBatch]):
-    """Kimi delta attention (Kimi Team, "Kimi Linear", arXiv 2510.26692): the delta rule, decay per channel.
+    """Kimi delta attention (Kimi Team, "Kimi Linear", arXiv 2510.26692), with a decay per channel.
 
     With S the [V, K] state of a value head, for each token: S <- S diag(exp(g)); S <- S + beta (v - S k) k^T;
     out = scale S q. With `qk_l2norm`, q and k are first multiplied by rsqrt(sum of squares + 1e-6).
@@ -30,7 +30,7 @@ class KdaBackend(Backend[KdaCall, StateBatch]):
     HV, V, K] float32, bfloat16 or float16, updated in place. q, k, v and g may be strided views if their last
     axis is contiguous; out is contiguous, of q's dtype.
 
-    Optional features (a call that uses one reaches only backends that declare it):
+    Some optional features (a call that uses one reaches only backends that declare it):
 
     - `raw_gates`: g or beta are raw. With `gate` "softplus", the log of the decay is -exp(A_log) softplus(g +
       dt_bias); with "sigmoid", it is lower_bound sigmoid(exp(A_log) (g + dt_bias)). With `beta_scale`, the

@@ -25,7 +25,7 @@ def lightning_call(
     zero_keys: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `lightning`; `norm` of `StateDraws` multiplies q, k, v, its square the state.
+    """Makes a random sample of `lightning`; the argument `norm` multiplies q, k, v, its square the state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.

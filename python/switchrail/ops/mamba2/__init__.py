@@ -1,4 +1,4 @@
-"""The state-space dual form of Mamba 2."""
+"""The selective state space of Mamba 2."""
 
 from switchrail.ops.definition import RECURRENT, OpDefinition
 

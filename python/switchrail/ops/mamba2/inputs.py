@@ -30,7 +30,7 @@ def mamba2_call(
     zero_keys: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `mamba2`; `norm` of `StateDraws` multiplies x and the state.
+    """Makes a random sample of `mamba2`; the argument `norm` multiplies x and the state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
@@ -38,8 +38,8 @@ def mamba2_call(
         groups: G, the number of groups.
         head_size: P.
         state_size: S.
-        gate: The kind of A, one value per head, as in `log_decay` but finite. Time steps are about 1. With
-            `mixed`, about a quarter of dt is -30 (0 if `dt_softplus` is False).
+        gate: The kind of the decays exp(A), one per head, as in `log_decay`, with finite A. Time steps are
+            about 1. With `mixed`, about a quarter of dt is -30 (0 if `dt_softplus` is False).
         dt_softplus: The `dt_softplus` option; if False, neither dt nor dt_bias is negative.
         dt_limits: The options `dt_min` and `dt_max`.
         bias: Whether to pass dt_bias.

@@ -46,9 +46,9 @@ class MlaBackend(Backend[MlaCall, PagedBatch]):
     and then V is R; out [T, H, V]. All have one dtype. q_nope, q_rope, w_k and w_v may be strided views if
     their last axis is contiguous; out is contiguous.
 
-    Optional features (a call that uses one reaches only backends that declare it):
+    Some optional features (a call that uses one reaches only backends that declare it):
 
-    - `lse`: [T, H] float32, an output: the natural log of each row's sum.
+    - `lse`: [T, H] float32, an output: the natural log of each row's sum of exponentials.
     - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 

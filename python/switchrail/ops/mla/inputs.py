@@ -28,7 +28,7 @@ def mla_call(
     lse: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `mla`; `norm` of `PagedDraws` multiplies the queries and the cache.
+    """Makes a random sample of `mla`; the argument `norm` multiplies the queries and the cache.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
@@ -84,7 +84,7 @@ SERVED = {
     "decode": {"absorbed": True},
     "verify": {"absorbed": True},
 }
-"""By phase, the arguments of samples as models call the op: only prefill expands the latents."""
+"""By phase, the arguments of `mla_call` for calls as models make them: only prefill expands the latents."""
 
 _EXPANDED = {**DEFINITION.sizes[0], "page": 64}
 _ABSORBED = {**_EXPANDED, "D": 512, "V": 512}

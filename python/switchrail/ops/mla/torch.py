@@ -12,14 +12,14 @@ from switchrail.ops.ragged import ragged_attention
 from switchrail.ops.softmax import attend, merge
 
 KEYS = 512
-"""Positions that several rows attend to at once. Bounds the memory for logits, expanded keys and values."""
+"""Positions per product for a sequence with several rows. Bounds the memory for logits, keys and values."""
 
 
 class MlaPlan(PagedPlan):
     """A step's plan.
 
     Attributes:
-        prefix: The result of `plan_chunked_prefix`; None for a plan without this step.
+        prefix: Set by `plan_chunked_prefix`; None if `run` splits the batch itself.
     """
 
     prefix: ChunkedPrefix | None = None

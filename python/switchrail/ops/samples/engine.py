@@ -15,7 +15,7 @@ POOLS = ("state", "row_states", "k_cache", "v_cache", "kv_cache")
 
 
 def strided_pool(sample: Sample, odd: bool) -> Sample:
-    """Pools with gaps of NaN: states in padded pages, or keys and values side by side in one buffer."""
+    """Pools with gaps of NaN after each slot or page, or with keys and values side by side in one buffer."""
     tensors = dict(sample.tensors)
     for name in ("state", "row_states", "kv_cache"):
         pool = tensors.get(name)
@@ -59,7 +59,7 @@ def transposed_state(sample: Sample, odd: bool) -> Sample:
 
 
 def index_views(sample: Sample, odd: bool) -> Sample:
-    """Tables as columns of larger tables, with int32 in place of int64 or the reverse."""
+    """Tables as columns of larger tables, some with int32 in place of int64 or the reverse."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.bool}
     tables = {}
     for name, table in sample.batch_tensors.items():
@@ -100,7 +100,7 @@ def row_states(sample: Sample, odd: bool) -> Sample:
     count, most = len(batch.seqlens), max(batch.seqlens, default=0)
     slots = torch.arange(count * most, device=pool.device).view(count, most).flip(0)
     tensors = dict(sample.tensors)
-    if odd:  # in the pool of states; one row of each sequence takes the slot that the sequence reads
+    if odd:  # one row of each sequence takes the slot that the sequence reads
         slots += len(pool)
         for n, length in enumerate(batch.seqlens):
             if length and int(batch.read_slots[n]) > batch.null_slot:

@@ -38,7 +38,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
-    """The log of a random decay, float64.
+    """The logs of random decays, float64.
 
     Args:
         random: The source of random numbers.
@@ -112,7 +112,7 @@ def unread(batch: StateBatch, slots: int) -> torch.Tensor:
 
 
 def views(tensors: Sequence[torch.Tensor], dtype: torch.dtype, strided: bool) -> list[torch.Tensor]:
-    """The tensors in `dtype`: dense, or if `strided` as views of one fused buffer with gaps of NaN."""
+    """The tensors in `dtype`; if `strided`, as views of one fused buffer with gaps of NaN."""
     if not strided:
         return [tensor.to(dtype) for tensor in tensors]
     rows = tensors[0].shape[0]

@@ -73,7 +73,7 @@ class Sample:
 
     @property
     def batch_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the batch."""
+        """The tensors of the batch by name, except those that a `DeferredBatch` adds."""
         names = list(self.contract.batch)
         if isinstance(self.batch, (VerifyBatch, PagedTreeBatch)):
             names.append("parents")
@@ -237,7 +237,7 @@ def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verification that was run, and can be committed.
+    """A verification that was run. It can be committed if its record is not None.
 
     Attributes:
         inputs: The sample that was run.

@@ -1,4 +1,4 @@
-"""Checks of properties of several calls: independent sequences, determinism, splitting, merging."""
+"""Checks of batches, and of relations between calls such as splitting, merging and repeating."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def neighbours(setting: Setting) -> None:
 
 
 def company(setting: Setting) -> Measured:
-    """Checks that a sequence has the same result alone as in a batch with others."""
+    """Checks that a sequence alone has the same result as in a batch, up to the order of sums."""
     invariant = "batch_invariant" in setting.subject.features
     # The split of a long sequence may depend on the batch, which changes the order of sums.
     lengths = (*_LENGTHS, 1200) if invariant else _LENGTHS

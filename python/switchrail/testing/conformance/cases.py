@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
-"""The checked head sizes if the backend does not restrict them."""
+"""The checked head sizes (of q and k, of v) if the backend does not restrict them."""
 _QUICK_HEAD_SIZES = 2
 _PAGE_SIZES = (1, 16, 33, 64)
 """The checked page sizes if the backend does not restrict them."""

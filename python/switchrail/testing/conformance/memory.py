@@ -41,7 +41,7 @@ def guards(setting: Setting) -> None:
     dataclasses.replace(call, tensors=tensors).run(setting.backend)
     for name, buffer in buffers.items():
         changed = (buffer != 7.0).cpu()
-        # offsets sorted by distance
+        # nearest numbers first
         for where, guard in (("before", changed[:_GUARD].flip(0)), ("after", changed[-_GUARD:])):
             if guard.any():
                 steps = int(guard.nonzero()[0]) + 1

@@ -37,7 +37,11 @@ def chunked_prefix(setting: Setting) -> Measured:
     """Checks prefills with different flags of the step, with a cached prefix and without."""
     bound = BOUNDS["usual"][setting.dtype]
     worst = Measured(Error(0.0, 0.0), bound)
-    sizes: dict[str, Any] = {"nope_size": 128, "value_size": 128, "heads": 2}  # as in widespread models
+    sizes: dict[str, Any] = {
+        "nope_size": 128,
+        "value_size": 128,
+        "heads": 2,
+    }  # head sizes of widespread models
     for kv_lengths in (None, (9, 14, 2, 50)):
         call = setting.call((9, 1, 0, 20), kv_lengths=kv_lengths, padding=(1,), **sizes)
         for ragged, chunked in ((True, True), (True, False), (False, True)):

@@ -112,7 +112,7 @@ class Difference:
         return made.tensor(self.name).detach().cpu().double()[self.index]
 
     def matches(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two tensors agree within `bound`; if bits are compared, within the dtype's in `BOUNDS`."""
+        """Whether two tensors agree within `bound`, or, if bits are compared, within `BOUNDS[self.dtype]`."""
         bound = self.bound if self.bound.row else BOUNDS[self.dtype]
         return one.shape == other.shape and one.numel() > 0 and measure(one, other).within(bound)
 

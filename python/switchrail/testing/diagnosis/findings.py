@@ -39,7 +39,7 @@ class Problem:
 
 
 class Mismatch(AssertionError):
-    """A backend broke its op's contract.
+    """A backend failed a check.
 
     Attributes:
         problems: All problems of the call.

@@ -17,7 +17,7 @@ Diagnoser = Callable[[Difference], Finding | None]
 
 
 def diagnose(d: Difference) -> tuple[Finding, ...]:
-    """The first finding of each group of diagnosers.
+    """The first finding of each group of diagnosers, until a finding explains the whole failure.
 
     An exception in a diagnoser becomes a finding, so that it does not hide the original failure.
     """
