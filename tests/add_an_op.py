@@ -28,7 +28,7 @@ CHECKS = (
 
 
 def section() -> tuple[list[tuple[str, str, str]], str]:
-    """The changes of CONTRIBUTING.md, each as path, language and text, and its shell commands."""
+    """Reads CONTRIBUTING.md: the path, language and text of each change, and the shell commands."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     text = re.split(r"^## ", text.partition("\n## Adding an op\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     changes = re.findall(r"`([\w./]+)`:\n\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -50,7 +50,7 @@ def every_interleaving(
         alike: Whether both functions do the same, so that one order is enough.
 
     Returns:
-        The number of lines that the first thread reached, rounded up, in both orders together.
+        About the number of lines that the first thread reached, in both orders together.
     """
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))

@@ -5,7 +5,7 @@ round is one run of pytest with its own seed. Its seed, result, duration and log
 
     python tests/soak.py --rounds 3                      # all tests
     python tests/soak.py --rounds 50 --racing            # tests that race (see tests/racing.py)
-    python tests/soak.py --rounds 50 --racing --sampled  # with as many interrupted places as in `make test`
+    python tests/soak.py --rounds 50 --racing --sampled  # interrupts at as few places as `make test`
     python tests/soak.py --rounds 10 tests/hooks -k race # any arguments of pytest
 """
 

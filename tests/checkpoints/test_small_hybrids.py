@@ -1,5 +1,4 @@
-"""The trained checkpoints of Kimi-Linear and Nemotron-H shape, and the text that the engine generates with
-them."""
+"""The trained Kimi-Linear and Nemotron-H checkpoints, and the text that the engine generates with them."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def test_the_loss(family: Family) -> None:
 
 
 @torch.no_grad()
-def test_the_engine_says_what_transformers_says(family: Family) -> None:
+def test_the_engine_generates_what_transformers_generates(family: Family) -> None:
     """The engine's greedy tokens are those of Transformers without a cache, and give the README's text."""
     prompts = [tokens_of(family, text) for text in PROMPTS]
     runs = family.run(prompts, 48)
@@ -83,7 +82,7 @@ def test_the_engine_says_what_transformers_says(family: Family) -> None:
 
 
 @pytest.mark.parametrize("what", ["states", "windows"])
-def test_a_lost_past_changes_the_text(family: Family, what: str) -> None:
+def test_zeroed_states_or_windows_change_the_text(family: Family, what: str) -> None:
     prompts = [tokens_of(family, chapter)[:100] for chapter in HELD_OUT]
     kept: list[int] = []
 

@@ -15,7 +15,7 @@ def checkpoint():
 
 @pytest.fixture
 def switchrail():
-    """Run the command in this process, on a runtime of its own."""
+    """Returns a function that runs the command in this process, with a runtime of its own."""
 
     def run(*arguments):
         with isolated():

@@ -20,7 +20,7 @@ PROGRAM = "from switchrail.cli import main; main()"
 
 @pytest.fixture
 def offered(processes):
-    """The completions that are offered for the last word."""
+    """Returns a function that completes the last of some words, and returns the output for zsh."""
     return partial(_offered, processes)
 
 
@@ -87,7 +87,7 @@ def test_completion_stays_silent_where_plugins_cannot_be_loaded(offered):
     assert "torch" not in offered("check-backend", "t", SWITCHRAIL_PLUGINS="no-such-plugin")
 
 
-def test_a_shell_waits_for_plugins_less_long_than_a_command(monkeypatch):
+def test_completion_waits_less_long_for_plugins_than_a_command(monkeypatch):
     given = []
     with isolated():
         monkeypatch.setattr(Runtime, "load", lambda self, **options: given.append(options))
@@ -134,7 +134,7 @@ def test_the_script_for_a_shell(switchrail, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
 def test_cheap_commands_import_little(tmp_path, arguments):
-    """The installed platform plugin declines, so a built-in kind is chosen."""
+    """`plugins` also asks an installed platform plugin, which declines."""
     declining = "def activate(): pass\n"
     write_distribution(tmp_path, "acme-platform", declining, plugin="acme", entry="platforms:activate")
     program = f"""

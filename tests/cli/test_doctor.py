@@ -22,7 +22,7 @@ NOTHING = "def register(registry): pass"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    """Hide this machine's environment variables, GPU and problems."""
+    """Hide this machine's SWITCHRAIL_ variables and NVIDIA driver; remove the test's modules afterwards."""
     for name in [name for name in os.environ if name.startswith("SWITCHRAIL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(device, "DRIVER", tmp_path / "no-driver")
@@ -179,7 +179,7 @@ def test_a_plugin_that_hangs(install, find, clock, monkeypatch):
     assert "SWITCHRAIL_LOAD_TIMEOUT" in finding.advice
 
 
-def test_a_plugin_that_is_left_out_is_worth_knowing(install, switchrail, monkeypatch):
+def test_a_plugin_that_is_left_out_is_a_note_and_no_problem(install, switchrail, monkeypatch):
     install("ill-gdn")
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
     done = switchrail("doctor")
@@ -452,7 +452,7 @@ def gpu(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_torch_and_the_driver(gpu, monkeypatch, defect, problem, advice):
+def test_defects_of_torch_and_the_driver(gpu, monkeypatch, defect, problem, advice):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     [finding] = gpu(**defect)
     assert finding.check == "device"
@@ -464,7 +464,7 @@ def test_torch_and_the_driver(gpu, monkeypatch, defect, problem, advice):
     "sound",
     [{}, {"driver": (13, 2)}, {"built": ("sm_80", "compute_80")}, {"cuda": "12.8"}, {"built": ("sm_90a",)}],
 )
-def test_torch_and_the_driver_go_together(gpu, sound):
+def test_torch_and_a_driver_that_fit_have_no_finding(gpu, sound):
     assert gpu(**sound) == []
 
 
@@ -474,7 +474,7 @@ def test_torch_cannot_be_imported(monkeypatch):
     assert (finding.subject, finding.advice) == ("torch", "pip install 'switchrail[engine]'")
 
 
-def test_the_driver_is_asked():
+def test_the_cuda_version_of_this_machines_driver():
     found = device.driver_cuda()
     assert found is None or found >= (11, 0)
 

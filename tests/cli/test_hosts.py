@@ -21,7 +21,7 @@ CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 
 
 def install(folder: Path, name: str, version: str) -> None:
-    """Write only metadata, so that importing the engine would fail."""
+    """Write only an engine's metadata, so that importing the engine would fail."""
     home = folder / f"{name}-{version}.dist-info"
     home.mkdir(parents=True)
     (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -118,7 +118,7 @@ def test_the_command(switchrail, tmp_path):
     assert '"switchrail.platforms"]\n"acme-Kernels" = "acme_kernels:activate"\n' in project
 
 
-def test_here_under_its_own_name(switchrail, tmp_path, monkeypatch):
+def test_the_default_folder_has_the_plugins_name(switchrail, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert switchrail("new-plugin", "acme", "--op", "kda").exit_code == 0
     assert (tmp_path / "acme" / "acme" / "backend.py").read_text("utf-8").count("TorchKda") == 2
@@ -127,7 +127,7 @@ def test_here_under_its_own_name(switchrail, tmp_path, monkeypatch):
     assert "acme already exists; valid: a new or empty folder" in again.stderr
 
 
-def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path):
+def test_an_empty_folder_is_accepted_and_a_file_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     assert write_plugin(tmp_path / "empty", "acme", op="kda")
     (tmp_path / "file").write_text("mine")

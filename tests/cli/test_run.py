@@ -545,7 +545,7 @@ def test_interrupt(checkpoint):
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate()
         finally:
-            process.kill()  # in case that the interrupt did not end it
+            process.kill()  # in case the interrupt did not end it
     assert process.returncode == 130
     assert rest.endswith("\n")  # a line end, so that messages on the same terminal begin on their own line
     told, interrupted = errors.splitlines()[-2:]  # no traceback; no progress bar without a terminal

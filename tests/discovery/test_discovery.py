@@ -328,7 +328,7 @@ def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: 
     assert "is ignored in favour of" in message
 
 
-def test_two_that_go_by_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_of_two_plugins_with_one_qualified_name_the_second_fails(tmp_path: Path) -> None:
     install(tmp_path, "acme-1.0.dist-info", HEAD, f"{OURS}\nacme = acme:register\nzeta = acme:zeta\n")
     install(tmp_path, "fork-1.0.dist-info", HEAD, DECLARED)
     states = [(Path(p.path).name, p.name, p.state) for p in _core.discover([str(tmp_path)]).plugins]

@@ -69,7 +69,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The folder into which pip installed the plugin, and the imported package, whose changes are undone."""
+    """The folder into which pip installed the plugin, and the package's folder, whose changes are undone."""
     _, package = installed
     shutil.copytree(package, tmp_path / "before")
     yield installed

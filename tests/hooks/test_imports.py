@@ -211,7 +211,7 @@ def test_adding_while_another_thread_imports(hooks, package):
         del sys.modules["late_package.rope"]
 
 
-def test_a_name_that_means_something_else_is_not_followed(hooks, package, caplog):
+def test_reload_hooks_no_other_function_of_the_same_name(hooks, package, caplog):
     with (package / "rope.py").open("a") as file:
         file.write("inner = get_rope\ndef get_rope(x=1): return inner(x) + 10\n")
     rope = importlib.import_module("late_package.rope")

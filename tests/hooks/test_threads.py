@@ -91,7 +91,7 @@ def test_changes_from_many_threads_lose_nothing(hooks, module):
     assert module.f.__code__ is code
 
 
-def test_every_kind_of_place_from_many_threads(hooks, module):
+def test_hooks_of_every_kind_of_target_from_many_threads(hooks, module):
     class Adder:
         def __call__(self, x):
             return x + 1

@@ -171,7 +171,7 @@ def reason(hooks, target):
     return step.reason
 
 
-def test_the_reason_is_true(hooks, module, folder):
+def test_the_reason_for_which_a_hook_waits(hooks, module, folder):
     (folder / "late_reason.py").write_text(CODE)
     (folder / "late_package").mkdir()
     (folder / "late_package" / "__init__.py").write_text("")
@@ -223,7 +223,7 @@ def test_a_module_that_changes_its_name_during_its_import(hooks, module):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_added_while_another_thread_imports_the_module(hooks, folder, fails):
-    """If a hook is added while another thread imports its target's module, it runs once the import ends."""
+    """A hook that is added while another thread imports its target's module runs once the import succeeds."""
     (folder / "late_slow.py").write_text(
         "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(60)\n"
         + CODE

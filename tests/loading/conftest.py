@@ -86,7 +86,7 @@ def runtime(environment: None) -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Returns a function that installs a distribution in a folder on sys.path, and returns its metadata."""
+    """Returns a function that installs a distribution on sys.path, and returns its metadata folder."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "acme_target.py").write_text(TARGET)

@@ -1,4 +1,4 @@
-"""Two threads that stage and load, with a thread switch at lines of one thread's code."""
+"""Two threads that use one transaction or one runtime, with a thread switch at one line after another."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def write(install: Install, log: list[str]) -> Callable[..., None]:
-    """Install a plugin that records its import and its run."""
+    """Returns a function that installs a plugin, which records its import and its run."""
 
     def write(distribution: str, declared: str = "", **options: Any) -> None:
         name = options.get("plugin", distribution)

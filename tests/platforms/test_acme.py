@@ -182,7 +182,7 @@ def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.R
 
 
 @pytest.mark.parametrize("asked", ["acme", "instance"])
-def test_in_a_process_that_is_made_like_this_one(
+def test_a_restored_process_has_the_same_platform(
     asked: str, acme: switchrail.Runtime, site: Path, processes: Helper, tmp_path: Path
 ) -> None:
     acme.use_platform(acme.platform if asked == "instance" else asked)

@@ -94,7 +94,7 @@ def test_several_activate(
     ) as caught:
         runtime.platform  # noqa: B018
     assert caught.value.valid == ("acme", "brolly")
-    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "brolly")  # the next caller tries again
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "brolly")  # a failed choice is tried again
     assert runtime.platform.kind == "oot:umbrella"
 
 
@@ -161,7 +161,7 @@ def test_a_device_that_is_named_and_not_there(runtime: Runtime, monkeypatch: pyt
 def test_by_call(
     how: str, runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "tpu")  # the call comes first
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "tpu")  # `use_platform` takes precedence
     acme = vendor("acme")
     runtime.use_platform(
         {"instance": acme.Vendor(), "path": "acme:Vendor", "device": torch.device("cpu")}.get(how, how)

@@ -55,7 +55,9 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 @pytest.mark.parametrize("kind", TORCH_TYPES)
-def test_found_and_asked(kind: str, bring: Callable[[str], list[Any]]) -> None:
+def test_the_identity_and_operations_of_a_detected_device(
+    kind: str, bring: Callable[[str], list[Any]]
+) -> None:
     log = bring(kind)
     torch_type = TORCH_TYPES[kind]
     platform = detect()
@@ -84,7 +86,7 @@ def test_found_and_asked(kind: str, bring: Callable[[str], list[Any]]) -> None:
         with pytest.raises(NotProvidedError, match="'set_device'"):
             hardware.set_device("xla:1")
     else:
-        if kind in ("xpu", "mps"):  # torch seeds these itself
+        if kind in ("xpu", "mps"):  # `torch.manual_seed` seeds these two as well
             assert log[-1] == ("seed", 11)
         hardware.empty_cache()
         assert log[-1] == ("empty_cache",)

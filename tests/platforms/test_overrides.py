@@ -284,7 +284,7 @@ def test_a_platform_plugin_is_refused_whole(runtime: Runtime, install: Callable[
     assert len(caught.value.problems) == 2
 
 
-def test_a_platform_that_was_made_is_refused_too(runtime: Runtime) -> None:
+def test_a_platform_object_is_refused_too(runtime: Runtime) -> None:
     class Own(CpuHardware):
         def sede(self, seed: int) -> None: ...
 
@@ -308,7 +308,7 @@ def test_a_part_of_another_class(runtime: Runtime) -> None:
         runtime.find_platform(f"{__name__}:Mixed")
 
 
-def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
+def test_a_serving_method_on_the_platform_is_refused(runtime: Runtime) -> None:
     """The error for a serving method on the platform's class says that it belongs to the serving part."""
     own = type("Own", (CpuPlatform,), {"engine_defaults": lambda self: {"page_size": 32}})
     with pytest.raises(PlatformError, match=r"Own\.engine_defaults belongs to the serving part"):

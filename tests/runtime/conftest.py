@@ -17,7 +17,7 @@ def runtime() -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Install a distribution with one plugin in a folder on sys.path; its module is removed afterwards."""
+    """Returns a function that installs a distribution with one plugin in a folder on sys.path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = set(sys.modules)
 

@@ -133,7 +133,7 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
 PLACES = [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments]
 
 INTERNAL = ["failed to extract", "Rust", "Heads", "u32", "PyO3", "interpreted as", "be converted", "enum "]
-"""Words that occur only in messages from deep inside the core."""
+"""Words of the core's internal messages, which users must not see."""
 
 
 def cyclic() -> list[Any]:

@@ -277,8 +277,7 @@ def test_the_file_is_read_once(
 
 
 def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) -> None:
-    """A backend that is built by itself is configured by the file, even if the file is wrong about other
-    backends."""
+    """The policy file configures a backend that is built alone, even if it is wrong about other backends."""
     runtime.register("sized", Sized, op="gated_delta", config=Sizes)
     policy("[config.gated_delta.sized]\nrows = 8\n[config.gated_delta.fast]\nrows = 8\n")
     built = runtime.build("gated_delta", "sized")
@@ -289,8 +288,7 @@ def test_a_backend_built_alone_is_configured(runtime: Runtime, policy: Write) ->
 
 
 def test_a_plugin_plans_while_it_is_loaded(policy: Write, install: Callable[..., Path]) -> None:
-    """If a plugin makes a plan while it is loaded, the file's configurations don't become the plugin's
-    own."""
+    """If a plugin makes a plan while it is loaded, the policy's configurations don't become the plugin's."""
     install(
         "acme_plans",
         """

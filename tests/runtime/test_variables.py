@@ -45,7 +45,7 @@ def ask_times(runtime: Runtime) -> object:
     ("variable", "ask", "error"),
     [("SWITCHRAIL_LOCK", Runtime.load, LockError), ("SWITCHRAIL_TIMES", ask_times, TimesError)],
 )
-def test_something_else_in_place_of_a_file(
+def test_an_unusable_file_is_refused(
     variable: str,
     ask: Callable[[Runtime], object],
     error: type[SwitchrailError],
@@ -89,7 +89,7 @@ def test_something_else_in_place_of_a_file(
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
-def test_values_that_mean_nothing(
+def test_an_invalid_value_of_a_variable_is_refused(
     variable: str,
     value: str,
     ask: Callable[[Runtime], Any],

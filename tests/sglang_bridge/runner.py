@@ -19,7 +19,7 @@ def make_backend(version, name, layers, cache, *, page, pages, requests, longest
         requests: The number of requests; request 0 is padding.
         longest: Maximum tokens of a request.
         drafts: The numbers of drafted tokens and of a draft's branches; None if nothing is drafted.
-        runner: Further attributes of the runner; `options` are SGLang's own.
+        runner: Further attributes of the runner; `options` are options of SGLang.
 
     Returns:
         The backend, and the runner.

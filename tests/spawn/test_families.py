@@ -46,7 +46,7 @@ def mla(environment: None) -> Any:
 
 
 def served(runtime: Runtime, **arguments: Any) -> dict[str, str]:
-    """The class that serves MLA in each phase."""
+    """By phase: the name of the class that serves MLA."""
     plan = runtime.plan(LAYOUT, device="cpu", dtype="float32", **arguments)
     bound = runtime.bind(plan)
     return {phase: type(bound.backend("mla", phase, 1)).__name__ for phase in arguments.get("phases", PHASES)}
@@ -182,7 +182,7 @@ def test_a_worker_has_the_override(
     }
 
 
-def test_threads_see_one_or_the_other(runtime: Runtime, mla: Any) -> None:
+def test_threads_see_mla_with_or_without_the_override(runtime: Runtime, mla: Any) -> None:
     wrong: list[object] = []
     done = threading.Event()
 

@@ -121,6 +121,6 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "3600")  # longer than a test may take
     runtime.load(["acme-one"], strict=True)
     state = RuntimeState.of(runtime)
-    assert capfd.readouterr().err == ""  # the child's errors appear in its output
+    assert capfd.readouterr().err == ""  # a failing child would print its error
     with isolated():
         assert state.restore().fingerprint() == state.fingerprint

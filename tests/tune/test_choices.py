@@ -18,9 +18,9 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Benchmarked batches for which `auto` chooses a slower backend: the most times the fastest one's time.
+"""Benchmarked batches for which `auto` chooses a slower backend: the bound of its time over the fastest time.
 
-docs/tuned.json is older than the batches of 1,024 rows that `switchrail tune` times.
+docs/tuned.json has no batches of 1,024 rows. Today, `switchrail tune` also times such batches.
 """
 
 

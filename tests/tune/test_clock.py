@@ -9,7 +9,7 @@ from switchrail.tune.clock import LAYERS, SECONDS, time_calls
 
 @pytest.fixture
 def log(monkeypatch):
-    """The calls of the simulated device, in order. Between two of its events are 3 ms."""
+    """The calls of the simulated device, in order. Its events are always 3 ms apart."""
     asked: list[object] = []
 
     class Event:

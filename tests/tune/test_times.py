@@ -184,7 +184,7 @@ def test_times_that_are_not_measured_again_stay(runtime, platform, timings):
         '{"schema": 2, "machines": [{"device": {}, "packages": {}, "measurements": [{"op": "mla"}]}]}',
     ],
 )
-def test_a_file_that_means_nothing(runtime, platform, text):
+def test_an_invalid_times_file_is_refused(runtime, platform, text):
     times_path().write_text(text)
     with pytest.raises(TimesError, match=r"times\.json can't be used"):
         runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
@@ -226,7 +226,7 @@ SAMPLE = MEASUREMENT["samples"][0]
         ({"samples": [{**SAMPLE, "spread": {"torch": math.nan}}]}, "samples[0].spread", "is {'torch'"),
     ],
 )
-def test_a_field_that_means_nothing_is_named(runtime, platform, change, field, said):
+def test_an_invalid_field_is_named(runtime, platform, change, field, said):
     measurements = [MEASUREMENT, {**MEASUREMENT, **change}]
     ask = {"device": platform, "dtype": "float32"}
     with pytest.raises(ArgumentError, match=said) as found:

@@ -35,7 +35,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory):
-    """Run SGLang's Engine in a separate process, with all of its own processes."""
+    """Returns a function that runs SGLang's Engine in a separate process."""
 
     def run(options, batches, **environment):
         folder = tmp_path_factory.mktemp("run")

@@ -60,7 +60,7 @@ def work(folder, rank, size, listener):
         coming = size - [*scenario["ranks"].values()].count("gone")
 
         def meet(scenario=scenario, coming=coming, what=what):
-            """Wait for all ranks that come, if there is a timeout, which is for the comparison only."""
+            """In a scenario with a timeout, wait for the ranks that come: it limits the comparison only."""
             if "timeout" in scenario:
                 store.add("coming", 1)
                 while store.add("coming", 0) < coming:

@@ -1,4 +1,4 @@
-"""Stand-in: the enum of linear backends, which gives unknown names one member."""
+"""Stand-in: the enum of linear backends, in which all unknown names are the same member."""
 
 from enum import Enum
 
