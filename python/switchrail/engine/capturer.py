@@ -32,7 +32,8 @@ class Captured:
         step: The inputs that the graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
         accept: The graph that commits accepted drafts; None if the step has no drafts.
-        choose: The graph that chooses the likeliest tokens; None if they are chosen eagerly.
+        choose: The graph that chooses the likeliest tokens, and in verifications also commits accepted
+            drafts; None if tokens are chosen eagerly.
         chosen: The tokens that `choose` writes, [R] int64.
         others: All steps of captured proposals with their plans; empty for steps of other kinds.
     """

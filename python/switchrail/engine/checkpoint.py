@@ -327,7 +327,7 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
             raise CheckpointError(
                 f"{path / CONFIG} has rope_type 'longrope', whose factors depend on the longest sequence of "
                 "a step; valid: a max_length of at most original_max_position_embeddings, which is "
-                f"{original}",
+                f"{'missing' if original is None else original}",
                 path=str(path / CONFIG),
                 found="longrope",
             )

@@ -1,4 +1,4 @@
-"""Proposes tokens for a model to verify."""
+"""Drafts: tokens that are proposed for a model to verify."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _log = logging.getLogger("switchrail")
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a checkpoint with transformers' model definition, each layer on the backends that its route names.
+    """Runs the model of a checkpoint, each layer on the backends that its route names.
 
     Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
     programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
@@ -80,8 +80,8 @@ class Engine(AbstractContextManager["Engine"]):
     Attributes:
         options: The options.
         platform: The platform of the model.
-        plan: The route plan.
-        bound: The plan's backends.
+        plan: The routes of the model's ops.
+        bound: The routes, bound to their backends.
         max_length: Maximum tokens per sequence, prompt and output together.
     """
 
@@ -116,7 +116,7 @@ class Engine(AbstractContextManager["Engine"]):
             PlatformError: There is no such device, or the platform returns something invalid.
             NotProvidedError: The platform does not provide something that the engine needs.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
-            UnknownDtypeError: `dtype` is none of the three, or the platform doesn't support it.
+            UnknownDtypeError: `dtype`, or the checkpoint's dtype if `dtype` is None, is not supported.
             NoBackendError: No backend supports one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
             PreferenceError: A chosen backend does not apply to this model.

@@ -29,10 +29,13 @@ def find_checkpoint(
         files: Patterns of the files that are needed.
         words: Other values that are valid in place of a checkpoint, for the message.
 
+    Returns:
+        The folder. A missing path that can't be a model's name, such as `/models/mine` or `a/b/c`, is
+        returned unchanged.
+
     Raises:
         CheckpointError: The cache has no snapshot of that name, the name has no owner, the download failed,
-            or the argument is neither a string nor a path. A missing path that can't be a model's name, such
-            as `/models/mine` or `a/b/c`, is returned unchanged.
+            or the argument is neither a string nor a path.
     """
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)

@@ -60,7 +60,7 @@ class DecodeInputs:
             derived: The function for the operation `DecodeRows`.
             apart: The difference between a sequence's second slot and its first; 0 if sequences have one
                 slot. States are written to the second slot. They are read from the second slot too, unless
-                the step is fresh.
+                `fill` or `begin` says otherwise.
         """
         sequences, device = tables.sequences, tables.device
         self.padding = 0

@@ -35,7 +35,7 @@ class LoadedModel:
     Attributes:
         checkpoint: The model.
         routes: The model's routes.
-        bound: The backends of the routes.
+        bound: The routes, bound to their backends.
         make: Makes a runner for the model: `Runner` with the known arguments filled in.
         needs: Returns the memory of the model's pools, given the options of a runner.
         capture: Plans the captures of a runner, given its options; returns None if nothing is captured.

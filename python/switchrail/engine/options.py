@@ -46,8 +46,8 @@ class EngineOptions:
             for 0.95 with a trial run and 0.85 without; 0.25 on a CPU.
         capture: The steps captured in graphs, if the platform supports graphs: `decode` for steps without
             prompt tokens, `all` for these and for steps of up to 2,048 rows with prompt tokens, or `off`.
-        compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
-            one row and for several; or `off`, the only valid value with a draft.
+        compile: Whether torch.compile compiles the decoder layers: `blocks` if so, or `off`, the only valid
+            value with a draft.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
             supports this. A request that ends early (by an end token or a stop string) then wastes one row of
             one step. No effect with `draft`, since proposals continue the last step's tokens.

@@ -29,11 +29,11 @@ def listed(found: Any, expected: str) -> list[Any]:
     """The items of a sequence.
 
     Args:
-        found: A list, a tuple or an array. Refused: strings, bytes, mappings, sets and iterators.
-        expected: What was expected, for the message.
+        found: An object with a length and items, such as a list, a tuple or an array.
+        expected: The start of the message.
 
     Raises:
-        RequestError: `found` is none of the accepted types.
+        RequestError: `found` is no such object, or is a string, bytes, a mapping or a set.
     """
     others = (str, bytes, bytearray, memoryview, Mapping, Set)
     try:

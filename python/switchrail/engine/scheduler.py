@@ -25,7 +25,8 @@ class Schedule:
         forks: Pairs of tasks with the same prompt. The prompt of the first task ends in this step, and the
             second task continues from there.
         drafted: The drafted tokens that run after the newest tokens of `decode`; None if no task has any.
-        fresh: Whether a draft model's decodes read states from the sequences' first slots.
+        fresh: Whether decodes of a draft model, whose pools have two slots per sequence, read states from the
+            first slots.
     """
 
     decode: list[Task]

@@ -1,4 +1,4 @@
-"""The platform's operations in plain torch, which torch.compile can fuse. See the operations' classes."""
+"""The platform's operations in plain torch, which torch.compile can fuse; their classes define them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters for transformers' model definitions: one file per function contract, and a table of families."""
+"""Adapters for model definitions: one file per kind of module, and a table of the model families."""
 
 from __future__ import annotations
 

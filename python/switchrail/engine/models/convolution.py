@@ -30,9 +30,10 @@ def causal_conv1d_fn(
     """
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]
-    is_other = not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr()
-    if is_other or _ACTIVATIONS[activation] != layer.activation:
-        raise connected.refuse("short_conv", "other weights or with activation", activation, layer.activation)
+    if not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr():
+        raise connected.refuse("short_conv", "weights at", weight.data_ptr(), layer.weight.data_ptr())
+    if _ACTIVATIONS[activation] != layer.activation:
+        raise connected.refuse("short_conv", "activation", activation, layer.activation)
     x = hidden_states.squeeze(0).transpose(0, 1)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     connected.dispatch("short_conv", x, out)

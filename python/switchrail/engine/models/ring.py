@@ -114,9 +114,9 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
 def decays(heads: int, layer: int, layers: int) -> torch.Tensor:
     """The logarithms of a lightning layer's decays: [heads] float32, negative.
 
-    The slopes are the same as in ALiBi (Press et al., "Train short, test long", 2021), times a factor that
-    decreases from layer to layer. The factor is 1 (plus 1e-5) in layer 1, as in the definition that was
-    published with the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
+    The result is the negative of ALiBi's slopes (Press et al., "Train short, test long", 2021), times a
+    factor that decreases from layer to layer. Layers are counted from 0. The factor is 1 (plus 1e-5) in layer
+    1, as in the definition that was published with the weights; in SGLang 0.5.23 and vLLM it is 1 in layer 0.
     """
     whole = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
@@ -155,7 +155,7 @@ def _rotate(query: torch.Tensor, key: torch.Tensor, rotary: Rotary) -> tuple[tor
 
 
 class GroupNorm(nn.Module):
-    """Root-mean-square normalisation of each group of channels, multiplied by the sigmoid of a gate."""
+    """Root-mean-square normalisation of each group of channels, times weights and the sigmoid of a gate."""
 
     def __init__(self, size: int, groups: int, eps: float) -> None:
         super().__init__()
