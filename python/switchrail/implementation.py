@@ -154,7 +154,7 @@ def _import(name: str, op: str, path: str) -> Any:
 
 def _misfit(name: str, op: str, path: str, problem: str) -> BackendImportError:
     """The error for an imported class that does not fit its registration."""
-    message = f"{op} backend {name!r} ({path}) can't be used: {problem}"
+    message = f"{op} backend {name!r} ({path!r}) can't be used: {problem}"
     return BackendImportError(message, backend=name, op=op, path=path, missing=None)
 
 

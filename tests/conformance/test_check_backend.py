@@ -199,7 +199,7 @@ def test_one_summary_over_all_failures(check, vendor):
         (["unbuilt"], "gated_delta backend 'unbuilt' can't be built: OSError('no such device') ("),
         (
             ["short"],
-            "gated_delta backend 'short' (boreal_gdn:Short) can't be used: Short.run has parameters (call, "
+            "gated_delta backend 'short' ('boreal_gdn:Short') can't be used: Short.run has parameters (call, "
             "batch): it lacks plan; expected (call, batch, plan)",
         ),
     ],
