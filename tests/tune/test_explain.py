@@ -69,7 +69,7 @@ def test_explain_shows_who_serves_what(runtime):
     lines = [" ".join(line.split()) for line in part.splitlines()]
     assert lines[1:4] == [
         "backend origin why",
-        "split the user serves: fastest over all loads as measured here (194.9 us); others serve some",
+        "split the user serves: fastest at some loads measured here (mean 194.9 us); others serve the rest",
         "torch switchrail serves where it is faster",
     ]
     assert "late the user fits, but takes 10000.0 us as measured here; the chosen one takes 194.9 us" in lines

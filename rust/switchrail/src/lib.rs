@@ -12,7 +12,7 @@
 //!    reasons. If times were measured, it can pin several backends, each for a class of batches.
 //! 6. Equal [`Fingerprint`]s of two processes show that their plugins, hooks, backends and plans are the same.
 //!
-//! [`order`] computes the order of hooks, and [`order_plugins`] the order in which plugins' functions run.
+//! [`order()`] computes the order of hooks, and [`order_plugins`] the order in which plugins' functions run.
 //!
 //! Errors implement [`CoreError`]: a stable code, the fields as data, and a readable message.
 

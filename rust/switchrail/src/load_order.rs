@@ -17,7 +17,7 @@ pub struct PluginPlace {
     pub after: Vec<String>,
 }
 
-/// Orders plugins as [`order`] does, and returns their indices. A plugin's source is the normalised name of its
+/// Orders plugins as [`order()`] does, and returns their indices. A plugin's source is the normalised name of its
 /// distribution.
 ///
 /// ```

@@ -91,10 +91,10 @@ fn each_load_goes_to_the_backend_that_is_fastest_there() {
     }
     assert_eq!(at(&decision, 32_768, 28_672), "split");
     assert_eq!(at(&decision, 32_768, 4_096), "wide");
-    assert_eq!(decision.chosen.name, "wide", "over all loads together");
+    assert_eq!(decision.chosen.name, "wide", "it has the shortest mean time");
     assert!(matches!(decision.because, Because::MeasuredByLoad { .. }));
     assert!(
-        decision.because.to_string().ends_with("; others serve some"),
+        decision.because.to_string().ends_with("; others serve the rest"),
         "{}",
         decision.because
     );

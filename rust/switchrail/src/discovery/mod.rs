@@ -309,7 +309,7 @@ impl Found {
                         let first = first.get().to_string_lossy();
                         let (first, distribution) = (shown(&first), shown(distribution));
                         format!(
-                            "{first} declares {:?} too, also as {distribution}",
+                            "{first} also declares {:?}, for a distribution that is also named {distribution}",
                             cut(&record.name)
                         )
                     };

@@ -243,7 +243,7 @@ impl fmt::Display for Because {
                 let time = Microseconds(*nanoseconds);
                 write!(
                     f,
-                    "fastest over all loads as measured here ({time}); others serve some"
+                    "fastest at some loads measured here (mean {time}); others serve the rest"
                 )
             }
             Self::Priority { priority } => write!(f, "highest priority that fits ({priority})"),
