@@ -289,7 +289,7 @@ def test_options_that_are_not_served_are_refused_at_the_start(made, monkeypatch,
     ("layer", "problem"),
     [
         ({"v_head_dim": 4}, "values of another size"),
-        ({"is_cross_attention": True}, "across sequences"),
+        ({"is_cross_attention": True}, "attends to an encoder"),
         ({"attn_type": "encoder_only"}, "later positions"),
     ],
 )
