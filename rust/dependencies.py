@@ -30,7 +30,7 @@ def permits(expression: str, allowed: Collection[str]) -> bool:
     """Whether allowed licences satisfy an SPDX licence expression; `/` is an old form of `OR`.
 
     Raises:
-        ValueError: The text is no licence expression.
+        ValueError: `expression` is not an SPDX licence expression.
     """
     tokens = re.findall(r"[()/]|[^\s()/]+", expression)
 

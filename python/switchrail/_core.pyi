@@ -1,4 +1,4 @@
-"""The binding of the Rust core. The Rust types and functions of the same names are documented."""
+"""The binding of the Rust core. The Rust types and functions of the same names have the documentation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike

@@ -1,5 +1,4 @@
-//! Measures the route lookup in thread CPU time, both idle and while eight threads register, for 48 and 320
-//! layers.
+//! Measures the route lookup in thread CPU time, alone and while eight threads register, for 48 and 320 layers.
 
 #[path = "../../switchrail/tests/common/mod.rs"]
 mod common;

@@ -133,7 +133,7 @@ impl BoundPlan {
         self.instance(py, id)
     }
 
-    /// Whether anything was committed since the plan was made, so that a new plan might differ.
+    /// Whether the runtime has committed a change since the plan was made, so that a new plan might differ.
     fn is_stale(&self) -> bool {
         self.core().is_stale(&self.runtime)
     }

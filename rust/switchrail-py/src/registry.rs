@@ -93,7 +93,7 @@ impl Runtime {
         arguments::<Query>(query)?.resolve(&self.core.snapshot())
     }
 
-    /// The object of a registration, or None if the registration was removed.
+    /// The object of the current registration with this id; None if there is none.
     fn object(&self, py: Python<'_>, id: u64) -> Option<Py<PyAny>> {
         let snapshot = self.core.snapshot();
         let registration = snapshot.get(BackendId::of(id)?)?;
