@@ -35,8 +35,8 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 # maturin and cargo build PyO3 with different settings. In one target directory, each would rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-# Optimises only the two packages whose lookup cost is measured. With `--release`, or if `cargo test` got
-# only one of its two packages, cargo would build most of the dependencies again.
+# Optimises only `switchrail` and `arc-swap`, whose lookup cost is measured. With `--release`, or with only one of
+# the two options `-p`, cargo would build most of the dependencies again.
 OPTIMISED := \
   --config profile.dev.package.switchrail.opt-level=3 --config profile.dev.package.arc-swap.opt-level=3 \
   --config profile.dev.package.switchrail.debug-assertions=false \

@@ -1,4 +1,4 @@
-"""Compares SGLang's tokens with those of transformers, with its own kernels and with Switchrail's.
+"""Compares tokens of SGLang, with its own kernels and with Switchrail's, with those of transformers.
 
     python -m benchmarks.sglang_tokens PYTHON
     python -m benchmarks.sglang_tokens PYTHON --options '{"attention_backend": "triton"}' --way own --way all
@@ -67,7 +67,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "own trees": _TREES,
 }
 """Arguments of SGLang's engine by way of running: its own kernels, or Switchrail's in linear, attention or
-all layers.
+all layers. `eager`, `cache`, `chains` and `trees` use Switchrail's in all layers.
 
 Drafts come from the checkpoint's MTP head, because SGLang 0.5.11 updates no states after n-gram drafts.
 """
@@ -81,7 +81,7 @@ class Expected(NamedTuple):
     Attributes:
         prompts: The prompts.
         tokens: The new tokens of each prompt.
-        gaps: For each token of a text after the first, the distance of the two largest logits before it.
+        gaps: For each token of a text after the first, how far apart the two largest logits for it are.
         best: The most probable tokens at the same positions.
         scores: The log-probabilities of the texts' tokens at the same positions.
         rounded: The same log-probabilities in bfloat16.
@@ -99,7 +99,7 @@ class Compared(NamedTuple):
     """A comparison of new tokens.
 
     Attributes:
-        equal: The number of tokens before the first difference of each prompt.
+        equal: The number of tokens before each prompt's first difference, summed over the prompts.
         dropped: The number of the other tokens.
         wrong: The numbers of the prompts whose first difference is not at a near tie.
     """
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("sglang_tokens", __doc__)
     parser.add_argument("python")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way of running; repeatable")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="for SGLang's engine")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="SGLang's arguments")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--logs", type=Path, metavar="DIR", help="folder for the engines' output")

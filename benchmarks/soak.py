@@ -74,7 +74,7 @@ class Faults:
             raise Injected(kind)
 
     def write_nan(self, poisoned: bool) -> None:
-        """Make steps compute NaN, or end that."""
+        """Start or stop the injection of NaN."""
         self._wait()
         self.poison.fill_(float("nan") if poisoned else 0.0)
         self._wait()
@@ -250,7 +250,7 @@ def soak(
     faults.armed = None
     pools = engine.pools
     if len(pools.pages) != pools.pages.capacity or len(pools.slots) != pools.slots.capacity:
-        wrong.append(f"pages {len(pools.pages)} of {pools.pages.capacity} are free, slots {len(pools.slots)}")
+        wrong.append(f"at the end, only {len(pools.pages)} pages and {len(pools.slots)} slots are free")
     if compiles.triton or compiles.dynamo:
         wrong.append(f"compiled after the warm-up: {compiles}")
     after = free_memory(engine.device)
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Engine(CHECKPOINT, runtime=runtime, device="cuda", dtype="float32", options=OPTIONS) as engine:
         report = soak(engine, faults, requests=options.requests, seed=options.seed)
     print(f"{options.requests} requests in {report.seconds:.1f} s: {dict(report.ends)}")
-    print(f"failures {dict(report.faults)}; {report.compiles}; free memory {report.memory}")
+    print(f"injected failures {dict(report.faults)}; {report.compiles}; free memory {report.memory}")
     for line in report.wrong[:20]:
         print("WRONG:", line[:400])
     print(f"{len(report.wrong)} errors found")

@@ -153,7 +153,7 @@ def take_step(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optim
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the hidden matrices and AdamW for the rest; Muon's rates are scaled to AdamW's."""
+    """Returns Muon for the hidden matrices, with updates scaled to AdamW's size, and AdamW for the rest."""
     matrices: list[Tensor] = []
     decayed: list[Tensor] = []
     plain: list[Tensor] = []

@@ -70,7 +70,7 @@ def long_prompts(contenders: Sequence[Contender], repeats: int) -> Iterator[dict
 def _alternating(
     contenders: Sequence[Contender], repeats: int, measure: Callable[[Contender], Any]
 ) -> list[list[Any]]:
-    """Measure each contender repeatedly, after one uncounted run; each begins equally often."""
+    """Measure each contender repeatedly, after one uncounted run; every second round in reverse order."""
     found: list[list[Any]] = [[] for _ in contenders]
     for one in contenders:
         measure(one)

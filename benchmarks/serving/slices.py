@@ -17,7 +17,7 @@ from switchrail.engine import checkpoint
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 SHORTEST, LONGEST, LONG = 200, 600, 8192
-"""Token counts of the prompts and of the long prompt."""
+"""The least and the greatest number of tokens of a prompt, and the number of tokens of the long prompt."""
 
 TRAINED = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
 """The repository's trained checkpoint, whose tokenizer the slices have."""
@@ -40,7 +40,7 @@ WIDTHS: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 1,
 }
-"""Sizes of the published model that a slice keeps."""
+"""Sizes of the published model that a slice keeps, and the tokenizer's special tokens."""
 
 TINY: dict[str, Any] = {
     **WIDTHS,

@@ -1,4 +1,4 @@
-"""Time from process start to first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
+"""Time from the start of a process to its first token. `measure` runs this module in a new process."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ COLUMNS = (
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """A line per batch size, with the figures of all engines.
+    """A line per batch size and sampling, and one for the long prompt, with the figures of all engines.
 
     Each engine after the first also has a ratio in brackets: how many times as fast the first engine is.
     """

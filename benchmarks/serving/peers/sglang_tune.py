@@ -1,10 +1,10 @@
 """Tunes SGLang's kernel for experts, as SGLang's tuner does: `sglang_tune.py FOLDER EXPERTS`.
 
-The sizes are those of the slice of Qwen3-Next in `slices.py`.
+EXPERTS is the number of experts. The other sizes are those of the slice of Qwen3-Next in `slices.py`.
 
-For a few numbers of rows, times some settings of SGLang's kernel and writes the fastest to FOLDER. SGLang
-reads them if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile the kernels beforehand, because
-compiling takes most of the time.
+For a few numbers of rows, times some settings of SGLang's kernel and writes the fastest for each number to
+FOLDER. SGLang reads them if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile the kernels
+beforehand, because compiling takes most of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def settings(rows):
 
 
 class Experts:
-    """SGLang's experts on random numbers."""
+    """SGLang's experts with random weights."""
 
     def __init__(self, count):
         import torch
@@ -71,7 +71,8 @@ class Experts:
         with triton_utils.override_config(setting):
             return fused_experts_impl(*inputs)
 
-    def seconds(self, setting, inputs):
+    def milliseconds(self, setting, inputs):
+        """Median milliseconds of five calls in a captured graph."""
         import torch
 
         self.run(setting, inputs)
@@ -120,7 +121,7 @@ def main():
         times = []
         for one in settings(rows):
             try:
-                times.append((experts.seconds(one, inputs), list(one.values())))
+                times.append((experts.milliseconds(one, inputs), list(one.values())))
             except Exception as error:
                 print(rows, one, error)
         least, chosen = min(times)
