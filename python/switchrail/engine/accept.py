@@ -29,7 +29,7 @@ def accept(
 
     Args:
         step: The verified step.
-        chosen: [R] int64, the token chosen after each of the step's rows; -1 for none.
+        chosen: [R] int64, the token chosen after each of the step's rows; -1 if its logits are not finite.
         slots: [N] int64, the slots of the step's sequences; -1 for padding.
         accepted: The function for the operation `AcceptRows`.
         commit: The method `Dispatcher.commit`.
@@ -40,8 +40,8 @@ def accept(
         news: Receives the result; None for a new tensor.
 
     Returns:
-        [N, 1 + X] int64: for each sequence the number of accepted drafts, then these drafts and one more
-        token. The remaining elements of a row are undefined.
+        [N, 1 + X] int64, with X as in `DraftRows`: for each sequence the number of accepted drafts, then
+        these drafts and one more token. The remaining elements of a row are undefined.
     """
     drafts = step.drafts
     assert drafts is not None
@@ -87,7 +87,7 @@ def accept_rows(
     """Find the accepted drafts, and store the sequences' newest tokens, without waiting for the device.
 
     Args:
-        chosen: [R] int64, the token chosen after each row of a step; -1 for none.
+        chosen: [R] int64, the token chosen after each row of a step; -1 if its logits are not finite.
         ids: [R or more] int64, the token of each row.
         rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, and -2 for
@@ -96,13 +96,13 @@ def accept_rows(
         last_tokens: [slots] int64, receives the newest token of each sequence, 0 in place of -1.
         are_trees: Whether the rows may form trees, not only chains.
         pending: None without deferred commits; otherwise three tensors (for records see `DeferredCommits`):
-            - [slots] int64, receives the record of each sequence that remains to be applied.
+            - [slots] int64, receives the record that remains to be applied to each slot.
             - [slots, X] bool, receives the accepted rows of this record.
             - [N] int64, the record that each sequence of the step fills.
         out: Three contiguous tensors, which receive:
-            - [N] int64, the last accepted column.
-            - [N, X] int64, the accepted columns in order, from column 0; the remaining entries are their own
-              index.
+            - [N] int64, the last accepted column of `rows`.
+            - [N, X] int64, the accepted columns of `rows` in order, from column 0; the remaining entries are
+              their own index.
             - [N, 1 + X] int64, the result of `accept`.
     """
     last, path, news = out

@@ -41,7 +41,7 @@ class GraphState:
         because: Why these backends were chosen, by op and phase.
         eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
         commits: By op and phase, when a verification's states are committed, with the reason if the commit is
-            not deferred. Empty for other keys.
+            not deferred. Empty unless `kind` is `verify`.
         reason: Why the key is not captured and its steps run eagerly; None if a graph exists or will be
             captured when needed.
     """
@@ -267,7 +267,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _verify_features(op: str, are_trees: bool) -> tuple[str, ...]:
-    """The features that an op needs in captured verifications; only the device knows the drafts' parents."""
+    """The features that an op needs in captured verifications.
+
+    If the op reads the drafts' parents, it needs `device_parents`, since only the device knows the parents.
+    """
     if op not in PAGED_OPS:
         return "cuda_graph", "device_parents"
     return ("cuda_graph", "trees", "device_parents") if are_trees else ("cuda_graph",)

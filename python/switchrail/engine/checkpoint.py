@@ -54,7 +54,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model that is ready to run.
+    """A loaded checkpoint.
 
     Attributes:
         path: The folder.

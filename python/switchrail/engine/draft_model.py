@@ -65,7 +65,7 @@ class DraftModel(Drafts):
     verification, `look_ahead` launches this graph before the host knows which drafts were accepted.
 
     Attributes:
-        runner: Runs the model.
+        runner: Runs the draft model; for an MTP head, its first step.
         runners: All runners; an MTP head has one for each of its steps.
         siblings: Tokens proposed for each position of the chain. The chain continues with the first of them;
             the others are leaves.
@@ -126,7 +126,7 @@ class DraftModel(Drafts):
             Lacking(task.slot, task.drafted, len(task.pages), task.tokens[-self._lacks(task) - form.held :])
             for task in few
         ]
-        kept = [replace(each, table=each.table.clone()) for each in found]  # the next graph overwrites it
+        kept = [replace(each, table=each.table.clone()) for each in found]  # the next replay overwrites it
         table = graphs.propose(lacking)
         if table is None:
             return found

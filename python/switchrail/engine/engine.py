@@ -303,7 +303,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         Args:
             prompts: Texts or token ids.
-            params: Parameters for all prompts, or a sequence, one per prompt; None for greedy defaults.
+            params: Parameters for all prompts, or a sequence with one `SamplingParams` per prompt; None for
+                greedy defaults.
 
         Returns:
             For each prompt, in order, `SamplingParams.n` adjacent outputs. An output that ended with `error`
@@ -331,7 +332,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         Args:
             prompts: Texts or token ids.
-            params: Parameters for all prompts, or a sequence, one per prompt; None for greedy defaults.
+            params: Parameters for all prompts, or a sequence with one `SamplingParams` per prompt; None for
+                greedy defaults.
 
         Yields:
             The events of all prompts. The requests' ids increase in the order of the prompts.
@@ -360,7 +362,7 @@ class Engine(AbstractContextManager["Engine"]):
             params: None for greedy defaults.
 
         Returns:
-            The request, whose attributes follow its progress. If `SamplingParams.n` is more than 1, this is
+            The request, whose attributes change while it runs. If `SamplingParams.n` is more than 1, this is
             the request of the first sample, and its `samples` are the requests of all samples.
 
         Raises:

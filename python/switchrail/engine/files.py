@@ -51,7 +51,7 @@ def check_files(path: Path) -> None:
 
 
 def no_checkpoint(path: Path) -> CheckpointError:
-    """The error for a path without a folder."""
+    """The error for a path that is no folder."""
     if os.path.exists(path):
         return CheckpointError(f"no checkpoint folder at {path}, which is a file", path=str(path))
     try:

@@ -88,7 +88,7 @@ class _Part:
         copies: Slots per sequence.
         name: The prefix of the layers' kinds, such as `draft: `.
         kept: By op, the number of verified rows per slot that the op's layers keep for deferred commits.
-        shapes: The shape of each (layer id, op).
+        shapes: The shape of the memory of each (layer id, op).
     """
 
     layout: Layout

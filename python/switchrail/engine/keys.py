@@ -23,7 +23,7 @@ _STEP: Final = 8
 
 _MIXED: Final = 16
 _MOST_MIXED: Final = 2048
-"""Rows of the smallest and the largest captured mixed step. For more rows, the host is fast enough."""
+"""Rows of the smallest and the largest captured mixed step. With more rows, the host is fast enough."""
 
 
 class Key(NamedTuple):

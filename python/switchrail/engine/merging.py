@@ -1,4 +1,4 @@
-"""Merging a checkpoint's tensors on the device while transformers loads them."""
+"""Merges a checkpoint's tensors on the device while transformers loads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 _HOST: Final = torch.device("cpu")
 
 _LEAST: Final = 2**20
-"""Tensors with fewer bytes in total are merged on the host, such as those that a model's code merges."""
+"""Tensors with fewer bytes in total, such as those that a model's code merges, are merged on the host."""
 
 
 class MergedOn(TorchFunctionMode):

@@ -59,7 +59,7 @@ class HeadModel(nn.Module):
     """One step of a draft head, which a runner calls like a model.
 
     Attributes:
-        newest: [R, hidden], the results that the logits of the last prefill were computed from.
+        newest: [rows, hidden], first the results from which the last prefill's logits were computed.
     """
 
     newest: torch.Tensor
@@ -79,7 +79,7 @@ class HeadModel(nn.Module):
         Args:
             step: The step of the head.
             target: The engine's model.
-            running: The current step of the runner.
+            running: The runner's current step.
             hidden: [pages * page, hidden], the hidden state that each entry reads.
             results: [pages * page, hidden], receives the result of each entry, for the head's next step; None
                 for the last step.

@@ -59,8 +59,8 @@ class EngineOptions:
             `max_tokens_per_step` is at least `max_sequences * (1 + draft_tokens)`.
         draft_branches: Above 1, drafts of a second model or of an MTP head are trees. The trees of a second
             model have this many branches, which begin with different tokens and share `draft_tokens` as
-            evenly as possible.
-            A head proposes this many tokens for each position of a chain, which continues with the best one.
+            evenly as possible. A head proposes this many tokens for each position of a chain, which continues
+            with the first of them.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
             step `plan_chunked_prefix`; with True, a backend without this step is an error.

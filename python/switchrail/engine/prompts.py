@@ -48,7 +48,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     """Check token ids that were passed as a prompt.
 
     Raises:
-        RequestError: The prompt is not a sequence of token ids.
+        RequestError: The prompt is not a sequence of token ids, or is empty.
     """
     tokens = listed(prompt, "a prompt must be a string or token ids")
     if not tokens:

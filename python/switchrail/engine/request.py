@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request(Task):
-    """One sample of a submitted prompt. The attributes change while it runs.
+    """One sample of a submitted prompt. Its attributes change while it runs.
 
     Attributes:
         id: Number of the request in its engine, from 0.

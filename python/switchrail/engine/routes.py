@@ -75,7 +75,7 @@ def plan_routes(
     features that the backends must have.
 
     Raises:
-        PreferenceError: A choice has no effect, since the model doesn't run the op, or not in this phase.
+        PreferenceError: A choice has no effect, since the model doesn't run its op in any of `phases`.
         SwitchrailError: As in `Runtime.plan`.
     """
     phases = tuple(phases)

@@ -139,7 +139,7 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
 def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
     """The least key of each row such that the larger keys together have a mass below `most`.
 
-    Found digit by digit, from the highest.
+    It is found digit by digit, from the highest digit.
 
     Args:
         keys: [R, vocabulary] int32.

@@ -46,11 +46,11 @@ class Scheduler:
 
     A task is admitted when a slot and enough pages for its prompt and all its new tokens are free. It then
     runs to its end without preemption, so nothing is computed twice, and tasks never wait for each other's
-    pages. The price: if a task generates fewer tokens, its remaining pages stay unused. Tasks never overtake
-    each other: if the first task in the queue does not fit, the others wait too. So no task waits forever.
+    pages. If a task generates fewer tokens, its remaining pages stay unused. Tasks never overtake each other:
+    if the first task in the queue does not fit, the others wait too. So no task waits forever.
 
-    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because a few
-    steps with many prompts each take less time than many steps with few prompts each.
+    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`), because running
+    many prompts in a few steps takes less time than running them in many steps.
 
     If several samples of one prompt are admitted before its prefill ends, the first sample runs the prompt.
     The other samples share its full pages, wait, and then continue from its state. A sample that is admitted

@@ -47,8 +47,8 @@ class Step:
         input_ids: [1, T] int64.
         position_ids: [1, T] int64, counted from each sequence's start.
         sequence_ids: [1, T] int32, equal for rows of one sequence.
-        kv_rows: [T] int64, the row at which each token's key and value are written, in the pool viewed as
-            [pages * page, HKV, D].
+        kv_rows: [T] int64, the row of the caches where each token's key and value are written: the page times
+            the page size, plus the place in the page.
         logit_rows: [R] int64, the rows whose logits are needed, including padding.
         logit_slots: int64, the slots of the sequences with `logit_rows`; -1 for padding sequences.
         parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A phase without

@@ -56,11 +56,11 @@ class HookWatch:
         return sum(map(len, self._hooked)) != self._total  # without a new hook, only removals are possible
 
     def _find(self) -> tuple[int | None, list[Numbered]]:
-        """The torch hooks of all modules, by their numbers.
+        """Find the torch hooks that the model's modules run.
 
         Returns:
-            How many numbers torch has given, or None if a numbered hook may be missing; and the mappings with
-            the hooks.
+            How many numbers torch has given, or None if a numbered hook may be missing; and the mappings from
+            numbers to hooks.
         """
         count: int | None = numbers_given()
         if is_adding():

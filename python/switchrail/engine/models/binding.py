@@ -26,7 +26,7 @@ Mixer = tuple[int, nn.Module, MixerContract]
 
 
 def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list[Mixer]:
-    """Find the mixers of a model's layers.
+    """Find the mixers (attention, recurrences and convolutions) of a model's layers.
 
     Args:
         model: The model with its head.

@@ -136,7 +136,7 @@ def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Blocks:
-    """The compiled decoder layers of a model. Each is compiled at its first run.
+    """The compiled decoder layers of a model. Layers are compiled when they first run.
 
     Layers share compiled code if they have the same kind, the same classes of modules, and the same torch
     hooks on these modules. Hooks are part of the traced code, so all compiled layers are dropped when hooks
