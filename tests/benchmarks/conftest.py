@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def python_with_sglang(tmp_path):
-    """Makes an interpreter in which a stand-in for SGLang is installed, with the code that is given."""
+    """A function that stores code as the module `sglang`, and returns the path of a Python that finds it."""
 
     def make(code):
         (tmp_path / "sglang.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Small CPU runs of the benchmark of accuracy: correct engines pass, wrong engines don't."""
+"""Small CPU runs of the benchmark of accuracy, and tests of its parts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_distances_are_those_of_a_model_that_computes_in_float64_throughout(monk
 
 @pytest.fixture
 def tied(tmp_path):
-    """A slice with two pairs of experts whose logits are always equal, and whose results are not."""
+    """A checkpoint in which experts 8 and 9 always have the logits of experts 0 and 1, but other results."""
     folder = make_checkpoint(tmp_path / "tied", 4, 16, 3072, widths=TINY, device="cpu")
     model = accuracy.load(folder, "cpu", torch.bfloat16)
     for router in routers(model):
@@ -93,13 +93,14 @@ def prompts():
 
 
 def shift(model, by):
-    """Change the logits of the experts 8 and 9."""
+    """Multiply the logits of experts 8 and 9 by `1 + by`."""
     for router in routers(model):
         router.weight.data[8:10] *= 1 + by
 
 
 def test_a_tie_of_experts_explains_different_tokens(tied, prompts):
-    """A tie explains differences of the same token in later layers, and of later tokens."""
+    """A near tie of two experts explains different tokens, even if later layers and tokens then choose other
+    experts."""
     eager = accuracy.run_engine(tied, "cpu", prompts, accuracy.WAYS["eager"])
     for by, is_fine in ((3e-5, True), (3e-2, False)):
         model = accuracy.load(tied, "cpu", torch.float32)

@@ -1,4 +1,4 @@
-"""Small CPU runs of the benchmark of the ops: it times, finds errors, and shows the results."""
+"""Tests of the benchmark of the ops, with small CPU runs: its checks, times, tables and figures."""
 
 import importlib
 import json
@@ -74,7 +74,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     def wrong(*args, **kwargs):
         return attend(*args, **{**kwargs, "is_causal": False})
 
-    importlib.import_module("switchrail.ops.attention.torch")  # the other classes keep the original
+    importlib.import_module("switchrail.ops.attention.torch")  # imports the original function
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
@@ -105,16 +105,16 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
     monkeypatch.setattr(TritonLightning, "run", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
-    assert timed == [2], "what is wrong is not timed"
+    assert timed == [2], "the wrong backend is not timed"
     assert (
         "wrong: triton in lightning decode B=1: its relative difference from torch is 1.0e-02;"
         in capsys.readouterr().err
     )
 
 
-class WithAWrongLine(TorchGatedDelta):
-    """Wrong in one row, but only in batches whose results the benchmark doesn't compare with the
-    reference."""
+class WithAWrongRow(TorchGatedDelta):
+    """Wrong in one row of timed calls, which the benchmark compares with another backend. Calls that it
+    compares with the reference are right."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)
@@ -125,7 +125,7 @@ class WithAWrongLine(TorchGatedDelta):
 def compared(monkeypatch, path, *chosen, **fitting):
     """Run one case with these backends; return the case's row and the exit status."""
     monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
-    monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # torch isn't registered here
+    monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # these backends aren't registered
     chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]
     status = main(["--tiny", "--device", "cpu", *chosen])
     (row,) = document.rows_of(document.read(path), "gated_delta", chosen[3])
@@ -133,7 +133,7 @@ def compared(monkeypatch, path, *chosen, **fitting):
 
 
 @pytest.mark.parametrize(("phase", "shape"), [("prefill", "T=2048"), ("decode", "B=8")])
-def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, tmp_path, phase, shape):
+def test_each_backend_is_compared_on_the_original_states(monkeypatch, tmp_path, phase, shape):
     chosen = ["--phase", phase, "--shape", shape]
     right = {"one": TorchGatedDelta(), "two": TorchGatedDelta(), "three": TorchGatedDelta()}
     row, status = compared(monkeypatch, tmp_path / "right.json", *chosen, **right)
@@ -141,7 +141,7 @@ def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, t
     assert row["wrong"] == {}
     assert row["times"].keys() - {"mul_ bare"} == right.keys()
 
-    some = {**right, "two": WithAWrongLine()}
+    some = {**right, "two": WithAWrongRow()}
     row, status = compared(monkeypatch, tmp_path / "wrong.json", *chosen, **some)
     assert status == 1
     assert row["wrong"].keys() == {"two"}
@@ -149,7 +149,7 @@ def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, t
     assert row["times"].keys() - {"mul_ bare"} == {"one", "three"}
 
 
-def test_a_peer_is_compared_on_states_that_nothing_has_changed(monkeypatch, tmp_path):
+def test_a_peer_is_compared_on_the_original_states(monkeypatch, tmp_path):
     def peers_of(library, case, call):
         other = TorchGatedDelta()
         run = call.bind(other, other.plan(call.phase, call.batch))
@@ -167,7 +167,7 @@ def test_backends_times_are_kept_before_a_peer_is_asked(monkeypatch, tmp_path):
     path = tmp_path / "times.json"
 
     def compiling(library, case, call):
-        raise KeyboardInterrupt  # the case's own process ends, as after a timeout
+        raise KeyboardInterrupt  # as if the case's process had ended after a timeout
 
     monkeypatch.setattr("benchmarks.ops.run.peers", compiling)
     chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1"]
@@ -347,7 +347,7 @@ def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):
         assert "time over the floor" in text
 
 
-def test_calls_keep_the_contract_with_states_and_caches_of_the_sizes_that_are_counted():
+def test_calls_of_all_cases_have_the_shapes_of_the_case_and_fulfil_the_contract():
     for op in OPS:
         for case in map(tiny, cases(op)):
             call = make_call(case, torch.device("cpu"), torch.float32)
@@ -372,7 +372,7 @@ def test_the_least_that_a_case_moves_and_computes():
     assert by_name["gated_delta", "prefill", "30000 + 64 of 32"].held_out
 
 
-def test_no_name_is_used_twice():
+def test_no_two_cases_of_an_op_and_phase_have_the_same_name():
     for op in OPS:
         for names in (
             [case.name for case in cases(op) if case.phase == phase] for phase in ("prefill", "decode")
@@ -394,7 +394,7 @@ def test_ranges_of_devices_show_both_limits(least, most, text):
     assert device_range({"kind": "cuda", "min_capability": least, "max_capability": most}) == text
 
 
-def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch):
+def test_the_documents_have_the_registrations_and_the_stored_times(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     page, timings = ((ROOT / "docs" / name).read_text() for name in ("kernels.md", "times.md"))
     kept = json.loads((ROOT / "docs" / "times.json").read_text())

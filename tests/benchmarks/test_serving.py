@@ -64,7 +64,7 @@ def start(python, log, **options):
     return SGLang(CHECKPOINT, python=python, sequences=2, new_tokens=4, options=options, log=log)
 
 
-def test_the_peer_is_asked_in_a_process_of_its_own(python, tmp_path):
+def test_the_peer_runs_in_a_separate_process(python, tmp_path):
     log = tmp_path / "log"
     with start(python, log) as peer:
         assert peer.version == "0"

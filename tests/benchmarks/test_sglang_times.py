@@ -1,4 +1,4 @@
-"""A small CPU run of the times of SGLang with Switchrail's kernels, with a stand-in for SGLang."""
+"""A small CPU run of the benchmark of SGLang with Switchrail's kernels. A stand-in replaces SGLang."""
 
 import json
 import sys

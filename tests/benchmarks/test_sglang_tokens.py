@@ -51,7 +51,7 @@ script, answers = sys.argv[1:]
 sys.argv[:] = [script, str(os.open(f"/proc/{{os.environ['COMMAND_PROCESS']}}/fd/{{answers}}", os.O_WRONLY))]
 runpy.run_path(script, run_name="__main__")
 """
-"""Runs the script of the peer, which writes its answers to an open file of the process that asked for it."""
+"""Runs the peer's script. It writes its answers to descriptor `answers` of the process `COMMAND_PROCESS`."""
 
 
 @pytest.fixture

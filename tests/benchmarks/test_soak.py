@@ -1,4 +1,4 @@
-"""A small CPU run of the soak test with injected failures. Captured steps are recorded torch operations."""
+"""A small CPU run of the soak test with injected failures. Graphs replay recorded torch operations."""
 
 from __future__ import annotations
 

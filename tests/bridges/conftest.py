@@ -54,7 +54,7 @@ class Small:
         return out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
 
     def padded(self, side: str = "left") -> dict[str, torch.Tensor]:
-        """The prompts as a batch, with its mask."""
+        """The prompts as a padded batch, with its attention mask."""
         width = max(map(len, self.prompts))
         ids, mask = [], []
         for prompt in self.prompts:
@@ -73,7 +73,8 @@ class Small:
 
 
 def compare(found: list[list[int]], expected: list[tuple[list[int], list[float]]]) -> None:
-    """Check that greedy tokens are equal, except after a near tie, which rounding may decide differently."""
+    """Check that greedy tokens are equal up to a near tie, where rounding may choose either token. At most a
+    tenth of the tokens may come after such a tie."""
     compared = total = 0
     for tokens, (own, margins) in zip(found, expected, strict=True):
         total += len(own)
@@ -118,5 +119,5 @@ def runtime() -> Iterator[Runtime]:
 
 @pytest.fixture
 def small(small_of: Callable[[str], Small]) -> Small:
-    """The trained checkpoint."""
+    """The trained Qwen3-Next model."""
     return small_of("qwen3_next")

@@ -1,4 +1,4 @@
-"""The example of docs/bridges.md prints the output that the document shows, and its policy file is valid."""
+"""Tests of docs/bridges.md: its example, its policy file, and its table of tested versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_example_prints_what_is_shown(processes: Helper) -> None:
 
 @dataclass
 class AcmeConfig:
-    """The configuration of the backend that the policy configures."""
+    """The configuration of the backend `acme`, which the policy sets."""
 
     sequences_at_once: int = 1
 

@@ -20,11 +20,11 @@ from tests.families.made import CONFIGS
 Get = Callable[[str], Small]
 
 QUICK = ("kimi_linear", "minimax", "bamba", "lfm2")
-"""One family for each linear op, in addition to the trained checkpoint; `make test-families` runs all
+"""With the trained checkpoint, these families use every op that has states. `make test-families` runs all
 families."""
 
 OWN = ("bailing_moe_linear", "bailing_moe_v2_5")
-"""Families whose definitions are Switchrail's, which have no caches."""
+"""Families whose model definitions come with Switchrail. These definitions have no caches."""
 
 FAMILIES = [
     "qwen3_next",
@@ -49,14 +49,14 @@ def test_greedy_tokens_of_a_padded_batch(model_type: str, small_of: Get) -> None
         *(pytest.param(name, marks=pytest.mark.families) for name in ("bamba", "lfm2", "kimi_linear")),
     ],
 )
-def test_beams(model_type: str, small_of: Get) -> None:
+def test_beam_search_gives_the_same_tokens(model_type: str, small_of: Get) -> None:
     small = small_of(model_type)
     expected = small.generate(12, num_beams=3)
     with sr.use(small.model):
         assert small.generate(12, num_beams=3) == expected
 
 
-def test_without_a_cache(small: Small) -> None:
+def test_generation_without_a_cache(small: Small) -> None:
     expected = [(tokens[:4], margins[:4]) for tokens, margins in small.alone()]
     with sr.use(small.model):
         compare(small.generate(4, use_cache=False), expected)
@@ -95,7 +95,7 @@ def test_sampling_with_a_seed(small: Small) -> None:
 
 
 def test_padding_on_the_right(small: Small) -> None:
-    """With padding on the right, logits equal those of the prompt alone, and new tokens see no padding."""
+    """With padding on the right, the next two tokens are those of each prompt alone."""
     batch = small.padded("right")
     lengths = [len(prompt) for prompt in small.prompts]
     with sr.use(small.model), torch.no_grad():
@@ -165,7 +165,7 @@ def test_two_calls_with_one_cache(small: Small) -> None:
 
 
 def test_a_cache_of_fixed_size(small: Small) -> None:
-    """A cache of fixed size allocates its memory once; no later allocation grows with the cache."""
+    """A cache of fixed size keeps its memory, and refuses more sequences or tokens than it was made for."""
     expected = [(tokens[:8], margins[:8]) for tokens, margins in small.alone()]
     with sr.use(small.model) as handle:
         cache = handle.cache(sequences=6, tokens=64)
@@ -217,7 +217,7 @@ def test_a_compiled_model(small: Small) -> None:
     torch._dynamo.reset()
 
 
-def test_hidden_states(small: Small) -> None:
+def test_hidden_states_are_those_of_the_unserved_model(small: Small) -> None:
     inputs = small.padded()
     mask = inputs["attention_mask"].bool()
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_refused_calls(small: Small) -> None:
     with torch.no_grad():
         small.model(**inputs, past_key_values=filled)
     ids, offloaded = inputs["input_ids"], DynamicCache(config=config)
-    offloaded.offloading = True  # the platform's stream can't be made without a GPU
+    offloaded.offloading = True  # set later, because making an offloaded cache needs a GPU
     with sr.use(small.model), torch.no_grad():
         for given, words in (
             ({"output_attentions": True}, "output_attentions"),
@@ -325,7 +325,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
 def llama(seed: int = 0, config: LlamaConfig | None = None) -> LlamaForCausalLM:
-    """A model with random weights. In batches, its token 0 is padding."""
+    """A model with random weights, whose padding token is 0."""
     torch.manual_seed(seed)
     made = config or LlamaConfig(
         vocab_size=64,
@@ -342,7 +342,7 @@ def llama(seed: int = 0, config: LlamaConfig | None = None) -> LlamaForCausalLM:
 
 
 def greedy(model: LlamaForCausalLM, **options: Any) -> list[list[int]]:
-    """The five greedy tokens after `IDS`."""
+    """`IDS`, followed by five greedy tokens."""
     found: list[list[int]] = model.generate(IDS, max_new_tokens=5, do_sample=False, **options).tolist()
     return found
 
@@ -350,7 +350,7 @@ def greedy(model: LlamaForCausalLM, **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own configs", "one config"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_models_of_one_class(first: int, is_shared: bool) -> None:
-    """Two models with one config don't affect each other, in any order of serving and removal."""
+    """Two served models don't affect each other, even with one config, whichever is removed first."""
     one = llama(0)
     models = one, llama(1, one.config if is_shared else None)
     before = one.config._attn_implementation
@@ -378,7 +378,7 @@ def test_a_padded_call_with_one_token(small: Small) -> None:
 
 
 def test_changes_of_a_served_models_config() -> None:
-    """A served config has the model's values. Setting another attention implementation is an error."""
+    """Other attention implementations are refused. Other changes of the config reach the model."""
     model = llama()
     expected, before = greedy(model), model.config._attn_implementation
     with sr.use(model), torch.no_grad():
@@ -416,7 +416,7 @@ def test_a_model_moved_or_cast_while_served(change: Any) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3_next"])
 def test_a_cache_without_tokens_serves_any_model(model_type: str, small_of: Get) -> None:
-    """A refused call doesn't convert its cache. After a failed call, unserved models can use the cache."""
+    """After a refused call, a failed call or a reset, an unserved model can use the cache."""
     model = small_of(model_type).model
     refused, failed, emptied = (DynamicCache(config=model.config) for _ in range(3))
     with torch.no_grad():
@@ -482,7 +482,7 @@ def test_a_batch_in_which_a_sequence_ended_early(small: Small) -> None:
 
 
 def test_cropping_a_padded_batch() -> None:
-    """Columns with padding are not removed, because other sequences would lose other tokens."""
+    """A crop is refused if it would remove a column with padding, or more columns than there are."""
     model, ids = llama(), torch.tensor([[5, 6, 0], [7, 8, 9]])
     with sr.use(model), torch.no_grad():
         cache = DynamicCache(config=model.config)
@@ -509,7 +509,7 @@ def test_gradients_of_soft_prompts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_tuples(use_cache: bool) -> None:
+def test_outputs_as_tuples_have_the_same_types(use_cache: bool) -> None:
     model = llama()
     options = {"use_cache": use_cache, "return_dict": False, "output_hidden_states": True}
 

@@ -13,7 +13,8 @@ from switchrail.ops.backend import Backend
 
 @pytest.fixture
 def mutate(tmp_path):
-    """Make a backend with one changed line of source; restore the modules after the test."""
+    """A function that returns a backend's class with changed source; see `_mutated`. The modules are restored
+    after the test."""
     with ExitStack() as stack:
         yield lambda *change, path, reloaded: stack.enter_context(
             _mutated(*change, path=path, reloaded=reloaded, folder=tmp_path)
@@ -31,7 +32,7 @@ def _mutated(
         old: The original text, which must occur once in the module.
         new: Its replacement.
         path: The path of the class.
-        reloaded: Modules to run again, and packages of which all modules are run again.
+        reloaded: Modules to import again. A top-level package stands for all its modules.
         folder: Folder for the changed source, for code that reads the source of functions.
     """
     spec = find_spec(name)

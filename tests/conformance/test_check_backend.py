@@ -1,4 +1,4 @@
-"""The suite as vendors use it: on the command line, and in two lines of a test file."""
+"""The conformance suite as vendors use it: on the command line, and in two lines of a test file."""
 
 import json
 import sys
@@ -142,7 +142,7 @@ def test_a_backend_that_raises(check):
 
 
 def test_where_a_backend_raises(check, vendor):
-    """The failing line is the backend's own, not the one in torch that raised; the traceback has both."""
+    """The message names the backend's line, not the line in torch that raised. The traceback has both."""
     file = vendor / "boreal_gdn.py"
     number = 1 + next(n for n, line in enumerate(file.read_text().splitlines()) if "torch.einsum" in line)
     done = check("intorch", "-k", "prefill/float32/ragged", "--json")
@@ -156,7 +156,7 @@ def test_where_a_backend_raises(check, vendor):
     assert f'File "{file}", line {number}, in run' in verbose.replace("\n", "").replace("  ", " ")
 
 
-def test_what_a_backend_raises_writes_nothing_to_the_terminal(check):
+def test_control_characters_in_an_exception_are_escaped(check):
     done = check("loud", "-k", "prefill/float32/ragged")
     assert "it raised \\x1b[2J" in done.output
     assert "\x1b" not in done.output
@@ -232,7 +232,7 @@ def test_in_a_test_file_of_two_lines(processes, vendor):
     assert "  1: it raised OSError (gated_delta/prefill/float32/guards)\n" in done.stdout
 
 
-def test_what_a_pytest_function_is_made_for(vendor):
+def test_backend_test_refuses_unknown_names(vendor):
     with isolated() as runtime:
         runtime.load()
         with pytest.raises(UnknownBackendError, match="nearest: boreal"):

@@ -1,4 +1,4 @@
-"""Reports of failures, for mistakes made by hand."""
+"""Tests of the reports of failures: each test runs a backend with a known mistake."""
 
 import dataclasses
 import re
@@ -83,7 +83,7 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
         (lambda **a: a["state"][0].fill_(1.0), ["slot 0, which no sequence owns, is written"]),
     ],
 )
-def test_a_mistake(then, words):
+def test_the_report_names_the_mistake(then, words):
     report = told(wrong(then), gated_delta_call(**CALL))
     for each in words:
         assert each in report

@@ -1,4 +1,4 @@
-"""The statements of docs/conformance.md."""
+"""The table of bounds in docs/conformance.md agrees with `BOUNDS`."""
 
 import re
 from pathlib import Path

@@ -17,7 +17,7 @@ from switchrail.testing.conformance.setting import Setting
 
 
 class Device:
-    """Stands in for `torch.cuda`. Work in a capture runs only in the replay."""
+    """Replaces functions of `torch.cuda`. A captured `run` computes only in the replay."""
 
     def __init__(self):
         self.capturing, self.mode, self.allocations = None, "default", 0
@@ -71,7 +71,7 @@ def captured(base, device):
 
     class Captured(base):
         def plan(self, phase, batch, bounds=None):
-            assert device.capturing is None, "it is planned inside of a capture"
+            assert device.capturing is None, "`plan` is called during a capture"
             device.log.append("plan" if bounds is None else "plan within bounds")
             return super().plan(phase, batch, bounds)
 
@@ -105,7 +105,7 @@ class Cut:
 
 
 class Refreshed(TorchAttention):
-    """Reads the lengths from the plan too, as a kernel does."""
+    """Attends to at most as many tokens as its plan says, like a kernel that reads lengths from its plan."""
 
     def plan(self, phase, batch, bounds=None):
         return Cut(batch, bounds)
@@ -125,7 +125,7 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     assert device.log == [
         *("plan within bounds", "run"),  # the eager run that the replay is compared with
         *("plan within bounds", "run", "capture", "capture", "refresh, sync debug mode error", "replay"),
-        *("plan", "run"),  # the reference's run
+        *("plan", "run"),  # a run without bounds, compared with the reference
     ]
     assert device.mode == "default"
 

@@ -601,8 +601,7 @@ def test_every_report_is_of_a_mutant():
 
 @pytest.mark.parametrize("op", PATHS)
 def test_the_same_code_unchanged_passes(mutate, claims, op):
-    """Only the changed line fails a mutant, not loading its module again. `test_torch` runs all cases of
-    the mutants on the same code without loading it again."""
+    """Code that is loaded again unchanged passes, so a mutant fails because of its change."""
     cases = sorted({case for *_, cases in MUTANTS.values() for case in cases if case.startswith(f"{op}/")})
     unchanged = "from __future__ import annotations\n"
     cls = mutate("switchrail.ops.slots", unchanged, unchanged, path=PATHS[op], reloaded=SHARED)

@@ -44,11 +44,11 @@ SHARED = {
     ),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
-"""Shared modules with kernels of an op, besides the modules in the op's folder."""
+"""The modules with an op's kernels, besides the module in `PATHS`."""
 
 
 def home(op, line):
-    """The module of an op's kernels that has the line."""
+    """The one module with kernels of the op that contains the text."""
     modules = (PATHS[op].partition(":")[0], *SHARED.get(op, ()))
     (found,) = [name for name in modules if line in Path(find_spec(name).origin).read_text()]
     return found
@@ -117,13 +117,13 @@ MUTANTS = {
         "- o_key[None, :] <= window",
         ["prefill/float32/window-16", "decode/float32/window-33"],
     ),
-    "what lies before a window read": (
+    "the key before a window read": (
         "attention",
         "tl.maximum(past + within + 1 - window, 0)",
         "tl.maximum(past + within - window, 0)",
         ["prefill/float32/window-16"],
     ),
-    "half a cap": (
+    "the argument of a cap's tanh halved": (
         "attention",
         "tl.exp2(b_z * (2 * LOG2E))",
         "tl.exp2(b_z)",
@@ -159,7 +159,7 @@ MUTANTS = {
         "p_parents += within",
         ["verify/float32/trees"],
     ),
-    "parts that are not weighed": (
+    "parts merged without their weights": (
         "attention",
         "tl.sum(b_part * b_weight[:, None], 0)",
         "tl.sum(b_part, 0)",
@@ -249,13 +249,13 @@ MUTANTS = {
         "b_beta = 1.0 / (1.0",
         ["decode/float32/raw-sigmoid"],
     ),
-    "a kept state in the slot of the one before": (
+    "a checkpoint in the slot of the one before": (
         "gated_delta",
         "slot = tl.load(p_kept + i_p)",
         "slot = tl.load(p_kept + tl.maximum(i_p - 1, 0))",
         ["prefill/float32/checkpoints"],
     ),
-    "a state kept though it is not wanted": (
+    "a checkpoint kept though it is not asked for": (
         "kda",
         "slot = tl.load(p_kept + i_p)",
         "slot = tl.maximum(tl.load(p_kept + i_p), 0)",
@@ -273,7 +273,7 @@ MUTANTS = {
         "            b_r = tl.dot(b_s, tl.trans(b_k * (b_x if CHANNELS else 1.0)), acc=b_r",
         ["verify/float32/gate-decaying"],
     ),
-    "keys kept without what their gates are": (
+    "recorded decays in powers of 2": (
         "gated_delta",
         "            tl.store(p_decays + o_r * HV, b_g * (1 / LOG2E), mask=m_r)",
         "            tl.store(p_decays + o_r * HV, b_g, mask=m_r)",
@@ -309,7 +309,7 @@ MUTANTS = {
         "tl.dot(tl.trans(b_v), b_k, acc=b_s, input_precision",
         ["prefill/float32/gate-decaying"],
     ),
-    "scores of what comes later": (
+    "scores of later tokens": (
         "mamba2",
         "    b_p = tl.where(o_t[None, :] >= o_t[:, None], b_p, 0.0)\n    p_scores",
         "    b_p = tl.where(o_t[None, :] >= 0, b_p, 0.0)\n    p_scores",
@@ -345,7 +345,7 @@ MUTANTS = {
         "p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_path",
         ["verify/float32/read-not-write"],
     ),
-    "time steps left out of what is kept": (
+    "recorded inputs without their time step": (
         "mamba2",
         "tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)",
         "tl.store(p_kept_u + o_own, b_v.to(tl.float32), mask=m_v)",
@@ -357,7 +357,7 @@ MUTANTS = {
         "    b_start = tl.exp2(b_since * 0.0) * scale",
         ["verify/float32/gate-decaying"],
     ),
-    "a state kept on the way in a neighbour's slot": (
+    "a checkpoint in a neighbour's slot": (
         "lightning",
         "                slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept +",
         "                slot = tl.load(p_kept_slots +",
@@ -393,7 +393,7 @@ MUTANTS = {
         "o_row[:, None] > o_key[None, :]",
         ["prefill/float32/past"],
     ),
-    "rotated parts of keys that don't count": (
+    "rotary parts of keys ignored": (
         "mla",
         'b_s = tl.dot(b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale',
         'b_s = tl.dot(0 * b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale',
@@ -423,7 +423,7 @@ MUTANTS = {
         "o_last[:, None] > o_n[None, :]",
         ["prefill/float32/long-quick"],
     ),
-    "rows of few put where rows of many are": (
+    "rows of a product stored at their source's place": (
         "mla",
         "        target = tl.load(p_places + (MOVES == 1)).to(tl.int64)\n",
         "        target = tl.load(p_places + 1).to(tl.int64)\n",
@@ -431,7 +431,7 @@ MUTANTS = {
     ),
 }
 COMPILED = {
-    "a segment that forgets what it wrote": (
+    "the state after a segment dropped": (
         "gated_delta",
         "b_s = tl.load(p_ends + i * s_segment + o_segment)\n            for",
         "b_s = 0.0 * tl.load(p_ends + i * s_segment + o_segment)\n            for",

@@ -1,4 +1,4 @@
-"""Tests of the summary, which names what all failures of a run have in common."""
+"""Tests of the summary of failures: their causes, and the properties that only failed cases have."""
 
 from switchrail.testing.summary import CaseResult, summarise
 
@@ -32,7 +32,7 @@ def test_failures_by_cause():
     ]
 
 
-def test_a_failure_of_all_rows_counts_for_what_others_show():
+def test_a_failure_without_a_cause_counts_for_the_commonest_possible_one():
     fresh, last = "only sequences without an initial state are wrong", "only last rows are wrong"
     whole = CaseResult(id="kda/prefill/float32/c", passed=False, possible=(last, fresh))
     results = [

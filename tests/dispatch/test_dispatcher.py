@@ -1,4 +1,4 @@
-"""A step's calls reach the backends of their parts exactly once, without any engine."""
+"""Tests of `Dispatcher` without an engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def runtime() -> Runtime:
 
 
 class Told(GatedDeltaBackend):
-    """Records its calls."""
+    """Records its plans and calls."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -221,7 +221,7 @@ def test_a_step_that_was_left_behind_is_over(make: Any) -> None:
         left_behind.__exit__(None, None, None)
 
 
-def test_a_call_whose_error_is_swallowed_counts_as_none(make: Any) -> None:
+def test_a_call_that_failed_counts_as_missing(make: Any) -> None:
     dispatcher = make(count=1, gated_delta="failing")
     layer = half()
     dispatcher.add(0, layer)
@@ -306,7 +306,7 @@ def test_layers_that_can_be_added(make: Any) -> None:
         dispatcher.add(0, kda_call([1]).made.layer)
 
 
-def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
+def test_a_part_needs_the_batch_that_its_op_takes(make: Any) -> None:
     dispatcher = make(gated_delta="told", ops=("attention",))
     caches = torch.zeros(2, 16, HEADS, SIZE)
     layer = AttentionLayer(k_cache=caches, v_cache=caches, scale=1.0)
@@ -341,7 +341,7 @@ def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
         ("failingplan", "backend failingplan failed in planning gated_delta prefill"),
     ],
 )
-def test_a_backends_error_says_where(make: Any, name: str, note: str) -> None:
+def test_a_backends_error_has_a_note_with_backend_op_and_phase(make: Any, name: str, note: str) -> None:
     dispatcher = make(count=1, gated_delta__decode="told", gated_delta__prefill=name)
     layer = half()
     dispatcher.add(0, layer)
@@ -428,7 +428,7 @@ def test_only_a_verification_returns_a_record(runtime: Runtime) -> None:
 
 
 class Seen(TorchGatedDelta):
-    """Records the form of its last call."""
+    """Records how gates and slots of its last call are stored."""
 
     seen: Any = None
 
@@ -442,12 +442,13 @@ class SeenToo(Seen):
 
 
 ENGINE, PLAIN = ("softplus", 0, torch.int32), (None, -1, torch.int64)
-"""The call that an engine makes, and the adapted call."""
+"""The values that `Seen` records for an engine's call, and for the same call adapted to a backend without
+features."""
 
 
 @pytest.mark.parametrize("bare", ["prefill", "decode"])
 def test_each_registration_of_a_name_is_adapted_by_its_own_features(runtime: Runtime, bare: str) -> None:
-    """Two backends of one name: one serves a phase, the other overrides it in the other phase."""
+    """Of two backends with one name, the first serves both phases, and the second overrides it in decode."""
     features = "raw_gates", "null_slot", "index_views"
     for index, (phases, cls) in enumerate(((("prefill", "decode"), Seen), (("decode",), SeenToo))):
         claimed = () if (bare == "prefill") == (index == 0) else features

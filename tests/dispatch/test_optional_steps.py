@@ -1,4 +1,5 @@
-"""A step's dispatcher runs the optional steps of its backends, once a step and for the step's own rows."""
+"""Tests of the optional steps in `switchrail.ops.steps`: methods that the dispatcher calls on backends that
+declare them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LAYERS = 2
 
 
 class Planned(MlaBackend):
-    """Runs on the most recent plan, as a library's wrapper does; notes the rows."""
+    """Has one plan at a time, as a library's wrapper does, and refuses calls with another number of rows."""
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
@@ -145,7 +146,7 @@ def test_each_step_plans_its_own_rows(make: Make, cls: type[Any], ragged: bool, 
         WithBatch: [(count,) for count in rows],
         Planned: [],
     }
-    # A backend whose step doesn't take a flag is not called if the flag is off.
+    # If `ragged` is off, a method that doesn't take this flag is not called.
     is_called = chunked and (ragged or kind is not WithBatch)
     assert backend_of(dispatcher).noted == (known[kind] if is_called else [])
 

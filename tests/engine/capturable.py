@@ -1,4 +1,4 @@
-"""Backends for decode with torch operations only, without values on the host; `RecordedGraph` can capture
+"""Backends for decode and verification that read no values on the host, so that `RecordedGraph` can capture
 them."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from switchrail.testing.graph import RecordedGraph
 
 
 class Capturable:
-    """Base of the backends. A plan is its bounds; `refreshed` has the lengths of later batches."""
+    """Base of the backends. A plan is its bounds; `refreshed` has the lengths of refreshed batches."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -45,7 +45,7 @@ class CapturableAttention(Capturable, AttentionBackend):
         scores = torch.einsum("nhgd,nthd->nhgt", q, keys) * layer.scale
         beyond = torch.arange(keys.shape[1], device=q.device) >= batch.kv_lens.unsqueeze(1)
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).nan_to_num()
-        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values in a forgotten state are NaN
+        values = values.masked_fill(beyond[:, :, None, None], 0)  # unused values can be NaN
         call.out.copy_(torch.einsum("nhgt,nthd->nhgd", weights, values).reshape(n, heads, size))
 
     @staticmethod
@@ -74,7 +74,8 @@ class CapturableAttention(Capturable, AttentionBackend):
 
 
 class Verifying:
-    """Base of the backends with a state: runs the rows of all sequences one by one, and keeps all states."""
+    """Base of the backends with states. A verification runs one row of all sequences at a time, and records
+    the state after each row."""
 
     run_single: Any
     step: Any
@@ -196,7 +197,7 @@ def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
 
 
 class PooledGraph(RecordedGraph):
-    """A graph whose memory is freed together with the last graph that was captured in it, as on a GPU."""
+    """A graph that can't share the memory of a graph that no longer exists, as on a GPU."""
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)

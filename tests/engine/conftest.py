@@ -99,7 +99,7 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
 
 
 class Plain:
-    """Stands in for an engine without drafts and graphs, and runs equal requests only once."""
+    """Stands in for an engine with the given options, and runs equal requests only once."""
 
     def __init__(self, checkpoint: Path, options: Mapping[str, Any], known: dict[str, list[Output]]) -> None:
         self._checkpoint = checkpoint

@@ -20,7 +20,7 @@ FORCED: dict[str, Forced] = {
 
 
 class Oracle(Drafts):
-    """Proposes right tokens, then wrong ones.
+    """Proposes as many right tokens as `forced` says, then wrong ones.
 
     Attributes:
         steps: The numbers of right and of drafted tokens of each proposal.

@@ -35,7 +35,7 @@ def split_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def randomize(module: torch.nn.Module, seed: int) -> None:
-    """Random weights; a long memory for linear layers."""
+    """Set random weights, with which linear layers remember up to a few hundred tokens."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -65,7 +65,7 @@ def make_head(checkpoint: Path, folder: Path, kinds: Sequence[str] = (FULL,), se
 
 
 class Scratch:
-    """A model and its head in transformers' own attention, without caches."""
+    """A reference that runs a model and its head without caches."""
 
     def __init__(self, model: Any, steps: list[MtpStep]) -> None:
         self.model, self.steps = model, steps
@@ -80,7 +80,7 @@ class Scratch:
 
     @torch.no_grad()
     def logits(self, text: list[int], drafts: list[int]) -> torch.Tensor:
-        """The logits [vocabulary] of the draft that follows some drafts."""
+        """The logits [vocabulary] of the draft after a text and `drafts`."""
         ids = torch.tensor([text])
         decoder = self.model.get_decoder()
         if (key := tuple(text)) not in self._hidden:

@@ -37,7 +37,7 @@ def offsets(code: CodeType) -> frozenset[int]:
 
 
 class Places:
-    """A context manager that traces the functions of some files."""
+    """A context manager that calls `visit` at each place that functions of some files pass."""
 
     def __init__(self, files: Iterable[Path], visit: Callable[[Place], None]) -> None:
         self._files = {str(file) for file in files}
@@ -84,7 +84,7 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
 
 
 class Visiting:
-    """Within this context, the first time that a run passes the place, the action runs there.
+    """Within this context, the action runs at the place, after as many earlier passes as the place says.
 
     Only the instructions of the place's function are traced, which takes half of the time.
     """

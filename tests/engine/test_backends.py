@@ -1,4 +1,4 @@
-"""The engine with a backend of another vendor."""
+"""The engine with a registered backend that records its plans and calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINEAR_LAYERS = (0, 2)
 
 
 class Watched(TorchGatedDelta):
-    """Counts its calls and keeps the batches."""
+    """Records its plans and calls."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Unreadable checkpoints: each error names the problem, and the process continues."""
+"""Checkpoints that can't be read raise errors that name the problem. Other unusual checkpoints load."""
 
 from __future__ import annotations
 
@@ -129,9 +129,6 @@ def test_convolution_with_another_activation(make_engine: Callable[..., Engine],
 def test_unknown_dtype(make_engine: Callable[..., Engine], dtype: object) -> None:
     with pytest.raises(UnknownDtypeError, match="bfloat16"):
         make_engine(dtype=dtype)
-
-
-# --- folders that other programs wrote
 
 
 FILES = [
@@ -393,7 +390,7 @@ def test_a_field_of_the_config(
 ) -> None:
     """Each nonsense value of a field is accepted or raises a typed error.
 
-    Of the sizes 10**12 and 10**30, most are refused before weights are read.
+    The sizes 10**12 and 10**30 are refused before weights are read, except in a few fields.
     """
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
@@ -437,7 +434,6 @@ def test_a_config_that_names_other_files(make_engine: Callable[..., Engine], bro
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """An engine never runs a checkpoint's own code, and never asks the user to allow it."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

@@ -69,7 +69,7 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with two layers of one kind, for tests that compile often; each kind takes a second."""
+    """A checkpoint with two layers of one kind, for tests that compile often. Each kind takes a second."""
     return make_checkpoint(
         tmp_path_factory.mktemp("one"), num_hidden_layers=2, layer_types=KINDS[:1] * 2, num_experts=0
     )
@@ -87,7 +87,7 @@ def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def few_compilations() -> Iterator[None]:
-    """torch compiles a function at most three times, not eight."""
+    """Let torch compile a function at most three times, instead of eight times."""
     with torch._dynamo.config.patch(recompile_limit=3):
         yield
 
@@ -171,7 +171,7 @@ def check_memory(engine: Engine) -> None:
 
 
 LARGE = {"max_sequences": 64, "num_pages": 200}
-"""Options for pools that are larger than the memory for one row."""
+"""Options that make each pool larger than any tensor that a step with one row needs."""
 
 
 def test_no_pool_is_copied(compiled: Make) -> None:
@@ -197,7 +197,7 @@ def test_inductor_copies_no_pool_and_caches_its_code_on_disk(
 ) -> None:
     """Compiling allocates no memory as large as a pool, and a second process finds the compiled code on disk.
 
-    Each part runs in a process of its own, since code that Inductor loads stays in the process.
+    Each run has its own process, since code that Inductor loads stays in the process.
     """
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -250,8 +250,8 @@ def test_added_and_removed_hooks_discard_compiled_code(
 def test_a_torch_hook_on_one_layer_runs_for_that_layer_only(
     compiled: Make, make_engine: Make, one_kind: Path
 ) -> None:
-    """A torch hook on a layer, or on a module in it, runs for that layer only, before the first step or
-    later."""
+    """A torch hook on a layer, or on a module in it, runs for that layer only. It may be added before the
+    first step or later."""
     engines = [make_engine(one_kind, options=OPTIONS), compiled(path=one_kind)]
     plain = tokens(engines[0], ONE, 4)
     for name in ("layers.1.mlp", "layers.0.linear_attn.norm", "layers.1"):
@@ -302,8 +302,6 @@ def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
 def test_other_engines_do_not_use_up_torchs_limit_of_compilations(
     compiled: Make, few_compilations: None
 ) -> None:
-    """Hooks of engines that are created and closed don't use up torch's limit of compilations."""
-
     def make(**options: Any) -> Engine:
         platform = Platform()
         for operation, function in {**OPERATIONS, QKNormRope: write_and_rotate}.items():
@@ -419,10 +417,7 @@ def test_off_is_the_default(make_engine: Make) -> None:
 
 
 def test_compiled_layers_call_torchs_functions(compiled: Make, make_engine: Make, two_layers: Path) -> None:
-    """Compiled layers call torch's own functions instead of the platform's; eager layers call the platform's.
-
-    The platform's functions need some weights in another form, in eager layers too.
-    """
+    """Eager layers call the platform's functions; compiled layers call torch's own instead."""
     calls: Counter[str] = Counter()
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -446,4 +441,6 @@ def test_compiled_layers_call_torchs_functions(compiled: Make, make_engine: Make
     assert set(reasons(engine).values()) == {None}
     assert platform.compiled == 4
     assert platform.fused == {"gated_delta": True, "full_attention": True}
-    assert set(calls) == {"rms_norm"}, "of the model's last norm alone"
+    assert set(calls) == {"rms_norm"}, (
+        "only the model's last norm, which is in no layer, calls the platform's"
+    )

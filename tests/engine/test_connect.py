@@ -1,4 +1,4 @@
-"""If connecting a model fails, nothing is left on the model."""
+"""No hooks are left on a model if connecting it fails, or after its engine is closed."""
 
 from __future__ import annotations
 

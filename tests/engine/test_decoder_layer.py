@@ -1,4 +1,4 @@
-"""The sum at the end of a decoder layer, fused with the next layer's norm."""
+"""The residual sums of decoder layers, fused with the norm that follows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls() -> Counter[str]:
 
 @pytest.fixture
 def platform(calls: Counter[str]) -> CpuPlatform:
-    """A platform with functions for both operations, which count their calls."""
+    """A platform with functions for `RMSNorm` and `AddRMSNorm`, which count their calls."""
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Captured decodes: the device advances positions by itself; the choice of the likeliest tokens is
-captured."""
+"""Captured decodes, in which the device advances positions and chooses greedy tokens."""
 
 from __future__ import annotations
 
@@ -140,7 +139,7 @@ def interrupt(place: Place, run: Callable[[], None]) -> None:
 
 
 def test_greedy_tokens_are_chosen_in_the_graph(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function is called for batches with a sampled row, and replayed for other batches."""
+    """`weigh` is called only for batches with a sampled row. Other batches replay the captured choice."""
     prompt = make_prompts()[2]
     expected = engine.generate([prompt], params())
     called: list[int] = []
@@ -246,7 +245,7 @@ def test_memory_of_tokens_is_reused_after_they_are_read(monkeypatch: pytest.Monk
     assert made == [2, 2, 3]
 
 
-def test_rows_move_on_without_padding() -> None:
+def test_derive_advances_rows_but_not_padding() -> None:
     tables = Tables(
         torch.arange(12, dtype=torch.int32).view(3, 4),
         torch.zeros(3, dtype=torch.int64),

@@ -79,7 +79,7 @@ def recorded(engine: Engine) -> list[tuple[list[int], list[int]]]:
 
 
 def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) -> list[tuple[int, ...]]:
-    """The tokens that the draft model generates from scratch."""
+    """The tokens that the draft model generates after each text, without another model."""
     engine = make_engine(draft, options={**OPTIONS, "max_length": 128, "num_pages": 200})
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
     return [output.tokens for output in engine.generate(texts, params)]
@@ -104,7 +104,7 @@ def test_outputs_are_those_of_the_model_and_proposals_those_of_the_draft(
 
 
 def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkpoint: Path) -> None:
-    """This also holds after requests came and went, and beside samples that share pages."""
+    """All drafts are accepted, also after requests with samples that share pages."""
     prompts, params = make_prompts(24), make_params(24)
     plain = make_engine(options=OPTIONS)
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
@@ -159,7 +159,9 @@ def test_steps_of_the_draft_are_captured(
     graphs = runner.graphs
     assert graphs is not None
     assert {key.kind for key in graphs.captured} == {"decode", "mixed"}
-    assert max(key.rows for key in graphs.captured if key.kind == "decode") == 6, "not two per sequence"
+    assert max(key.rows for key in graphs.captured if key.kind == "decode") == 6, (
+        "expected one row per sequence"
+    )
     for _ in range(2):
         assert engine.generate(prompts, FREE) == expected
     assert not eager
@@ -225,7 +227,7 @@ SAMPLES = 600
 
 
 def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let draft models propose tokens from a distribution that differs from the one they report."""
+    """Unless `mutant` is empty, let drafts be drawn from another distribution than is reported."""
     if mutant == "proposes the largest":
         monkeypatch.setattr(draft_model, "draw", lambda odds, draws, choose: odds.argmax(-1))
     if mutant == "reports no filters":
@@ -255,7 +257,7 @@ def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: Sampl
     found = Counter(output.tokens for output in outputs)
     assert found.keys() <= expected.keys()
     cells = [(found[text], SAMPLES * odds) for text, odds in expected.items() if SAMPLES * odds >= 5]
-    if len(cells) < len(expected):  # the rare ones are one cell
+    if len(cells) < len(expected):  # all rare texts form one cell
         cells.append((SAMPLES - sum(count for count, _ in cells), SAMPLES - sum(mean for _, mean in cells)))
     square = sum((count - mean) ** 2 / mean for count, mean in cells)
     return torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
@@ -308,7 +310,7 @@ def test_a_long_prompt_is_chunked(make_engine: Make, checkpoint: Path) -> None:
     def recording(tasks: Any, limits: Any) -> Drafted:
         before = len(rows)
         proposal = propose(tasks, limits)
-        assert len(rows) == before + 1, "one step with tokens that the draft lacks"
+        assert len(rows) == before + 1, "the draft runs tokens that it lacks in one step"
         if len(tasks) == 2:
             proposed.append([len(tokens) for tokens in proposal.tokens])
         return proposal

@@ -182,7 +182,7 @@ def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make, ended: Any)
 
 
 def test_a_step_has_a_row_per_draft_and_one_more(make_engine: Make, plain_engine: Any) -> None:
-    """A step has one row per drafted token and one more; no token runs twice."""
+    """A verified sequence has one row more than drafted tokens. No token runs twice."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options=DRAFTED)
@@ -209,7 +209,10 @@ def test_a_step_has_a_row_per_draft_and_one_more(make_engine: Make, plain_engine
 
 
 class Repeats(Drafts):
-    """Proposes as many tokens as allowed for some tasks only; records each task's token count and limit."""
+    """Proposes as many tokens as allowed for tasks that `wanted` selects, and none for others.
+
+    Records each task's number of tokens and its limit.
+    """
 
     def __init__(self, wanted: Callable[[Task], bool] = lambda task: True) -> None:
         self.wanted = wanted
@@ -300,7 +303,7 @@ def test_a_stop_in_an_accepted_run_comes_before_the_length(make_engine: Make, pl
 
 
 def end_by_text(engine: Engine, plain: Output) -> tuple[SamplingParams, Output]:
-    """A stop string that ends the first request inside the first verified run, and its output."""
+    """Parameters with a stop string that ends `plain` in its first verified drafts, and the new output."""
     for letter in dict.fromkeys(plain.text):
         params = replace(FREE, stop=(letter,))
         (ended,) = engine.generate([plain.prompt_tokens], params)
@@ -494,7 +497,7 @@ def test_a_warmup_verifies_as_many_drafts_as_possible(make_engine: Make) -> None
     assert max(limit for _, limit in repeats.limits) == 4
 
 
-def test_the_phase_is_planned_with_a_draft_only(make_engine: Make) -> None:
+def test_verification_is_planned_only_with_a_draft(make_engine: Make) -> None:
     phases = {phase for _, _, phase, _ in make_engine(options=OPTIONS).plan.table}
     assert phases == {"prefill", "decode"}
     phases = {phase for _, _, phase, _ in make_engine(options=DRAFTED).plan.table}
@@ -537,7 +540,7 @@ def test_verifications_are_captured(
 ) -> None:
     """Verifications are captured whole, with padding inside and after the sequences.
 
-    Steps with prompts too are captured in pieces.
+    Steps that also have prompts are captured in pieces.
     """
     prompts, params = make_prompts(24), make_params(24)
     expected = plain_engine(OPTIONS).generate(prompts, params)
@@ -619,7 +622,9 @@ def test_commits_are_deferred_to_the_next_verification(
         tensor.fill_(float("nan"))
     kept = [one for commit in verifications._commits for one in commit.args[0][1:]]  # type: ignore[attr-defined]
     assert kept
-    assert not any(one.untyped_storage().nbytes() for one in kept), "they keep the rows of a verification"
+    assert not any(one.untyped_storage().nbytes() for one in kept), (
+        "the tensors still hold the rows of a verification"
+    )
     seen = count_replays(engine)
     if case == "forgotten":
         monkeypatch.setattr(verifications, "settle", lambda: None)
@@ -633,7 +638,7 @@ def test_commits_are_deferred_to_the_next_verification(
 def test_a_change_of_hooks_keeps_deferred_commits(
     make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """The next verification, which applies them, is captured again first."""
+    """The next verification applies the commits, after it is captured again."""
     prompts = make_prompts(3)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(
@@ -735,7 +740,7 @@ def test_commits_are_not_deferred_to_another_backend(
 def test_padding_reads_no_other_sequence(
     make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """Sequences have padding rows in a captured verification, and the pools contain only NaN before.
+    """Captured verifications have rows of padding. Before, caches contain only NaN.
 
     The sequences fill their last page; after it, the page table has entries of earlier sequences.
     """

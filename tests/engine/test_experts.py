@@ -41,7 +41,7 @@ def test_captured_steps_say_which_rows_are_padding(
     assert tokens(engine, prompts) == expected
     assert told
     assert not any(told), "no row of an eager step is padding"
-    assert rows.tolist() == [1], "the last step is the longest prompt's alone"
+    assert rows.tolist() == [1], "only one sequence runs in the last step"
 
 
 def test_the_kernels_compute_the_same_tokens(
@@ -64,7 +64,7 @@ def test_the_kernels_compute_the_same_tokens(
 def test_a_shared_expert_of_equal_size_is_appended() -> None:
     """A shared expert of the same size as the others is appended to them.
 
-    The engine moves its weights and the router's without a copy, and the block computes the same results.
+    The weights of all experts, and the router's, become views of stacked weights. Results stay the same.
     """
     config = Qwen3NextConfig(
         hidden_size=32,

@@ -80,7 +80,7 @@ def test_a_failed_admission_ends_its_request(
 
 
 class Saboteur:
-    """Makes the next backend call, decoding of a text, or row of logits fail, as `fail` says."""
+    """Makes the next call of layer 2's backend, decoding of a text or row of logits fail, as `fail` says."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None

@@ -32,7 +32,7 @@ class Static(CapturableAttention):
         return 1
 
     def plan(self, phase: str, batch: Any, bounds: Any = None) -> object:
-        assert self.bounds, "its state was not allocated"
+        assert self.bounds, "init_graph_state was not called"
         assert set(batch.kv_seqlens) == {1}
         return super().plan(phase, batch, bounds)
 

@@ -114,7 +114,8 @@ OPTIONS = {
 
 
 def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, ...]]) -> list[Key]:
-    """Compare a capturing engine's tokens with the expected ones, then those of requests that end one by one.
+    """Compare tokens with expected ones. Also run requests that end one by one, and compare their tokens with
+    those of longer requests.
 
     Returns:
         The keys that were replayed.
@@ -338,7 +339,7 @@ def test_a_closed_engine_frees_its_graphs_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """If backends differ by cache lengths, a key's maximum length selects one, not its padding's."""
+    """A key is captured with the backends for caches of its maximum length, not of its padding's length."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None

@@ -1,7 +1,7 @@
-"""An exception or a cancel at every place in the engine's own code: nothing is lost.
+"""Exceptions and cancels in the midst of the engine's own code damage nothing.
 
-The model is a stand-in whose tokens depend on everything that the pools have for a sequence, so that a wrong
-page, slot, length or state shows in the next tokens.
+Except in `Capturing`, the model is a stand-in whose tokens depend on everything that the pools have for a
+sequence, so that a wrong page, slot, length or state shows in the next tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ CAPTURED = [
 DRAFT_MODEL = [Path(package.__file__).parent / "draft_model.py"]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "10"))
-"""Each place is interrupted in one of its passes. Of its other passes, one in this many is interrupted.
+"""Each place is interrupted in one of its passes. Of all other passes, at least one in this many is
+interrupted.
 
 `make soak` interrupts all passes.
 """
@@ -67,7 +68,7 @@ class Broken(Exception):
 
 
 class Model:
-    """A stand-in model: the next token depends on the tokens in the pages and on the sum in the slot."""
+    """A stand-in model: the next token depends on the tokens in the pages and on their sum in the slot."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail = False
@@ -116,7 +117,7 @@ class Model:
         return SimpleNamespace(logits=logits[:, logits_to_keep])
 
     def keep(self, running: Any, part: dispatch.Part, sums: torch.Tensor) -> None:
-        """Make the backend of layer 0 commit the sums; until then the slot has the sum before the rows."""
+        """Record the sums for layer 0's commit. Until then, the slot has the sum before the rows."""
         users = enumerate(running.prepared.users)
         index = next(i for i, user in users if (user.op, user.part) == ("gated_delta", 0))
         layers = self.runner.dispatcher._layers.items()
@@ -127,7 +128,7 @@ class Model:
 
 
 class Guesses(Drafts):
-    """Proposes right tokens for greedy requests; every second proposal ends with a wrong one."""
+    """Proposes the expected greedy tokens. After an odd number of tokens, the last one proposed is wrong."""
 
     def __init__(self, expected: list[Output]) -> None:
         self.expected = {output.prompt_tokens: output.tokens for output in expected}
@@ -146,7 +147,8 @@ class Guesses(Drafts):
 class Subject:
     """An engine with the stand-in model, which is created again after it was damaged.
 
-    The engine reads a step's tokens after the next launch, as on an asynchronous device.
+    After `read_later(1)`, the engine reads a step's tokens after the next launch, as on an asynchronous
+    device.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class Subject:
         steps = engine.stats.steps
         engine.step()
         if engine.stats.steps != steps or engine.busy:
-            return "a request runs for nobody"
+            return "the engine runs requests that were cancelled or lost"
         for free in (engine.pools.pages, engine.pools.slots):
             if sorted(free._free) != list(range(1, free.capacity + 1)):
                 return "pages or slots are lost"
@@ -220,7 +222,7 @@ def run_on(engine: Engine) -> None:
         if not engine.busy:
             return
         engine.step()
-    raise AssertionError("it runs for ever")
+    raise AssertionError("the engine is still busy after 60 steps")
 
 
 def generating(subject: Subject, held: list[Request]) -> None:
@@ -309,7 +311,7 @@ def places_of(subject: Subject, scenario: Scenario, files: list[Path] = FILES) -
 
 
 def chosen(places: list[tuple[Scenario, Place]], least: int) -> list[tuple[Scenario, Place]]:
-    """One pass of each place, and one in `INTERRUPT_EVERY` of the others, but at least `least` passes."""
+    """One pass of each place, and one in `INTERRUPT_EVERY` of the others, but at least `least` in all."""
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
     every = min(INTERRUPT_EVERY, max(len(again) // max(least - len(first), 1), 1))
@@ -406,7 +408,10 @@ def interrupt_everywhere(
 def cancel_in(
     subject: Subject, place: Place | None, files: list[Path] = FILES
 ) -> tuple[list[Request], list[Any]]:
-    """Run three requests to their ends. At `place`, cancel the second one and close a stream."""
+    """Run three requests to their ends. At `place`, cancel the second one and close a stream.
+
+    If `place` is None, return the places that are passed.
+    """
     engine = subject.engine
     stream = engine.stream([PROMPTS[1]], subject.free)
     next(stream)

@@ -1,4 +1,4 @@
-"""Plain transformers models, and other engines, in the same process."""
+"""An engine doesn't affect plain transformers models or other engines in its process."""
 
 from __future__ import annotations
 

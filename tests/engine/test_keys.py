@@ -1,4 +1,4 @@
-"""The table of keys, which determines the captured steps."""
+"""Tests of `Keys`, the sizes of steps for which graphs are captured."""
 
 from __future__ import annotations
 

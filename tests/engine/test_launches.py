@@ -25,7 +25,7 @@ from switchrail_kernels.launch import Launcher
 from .test_graphs import GraphPlatform
 
 MOST = {"linear_attn": 6, "self_attn": 5}
-"""Launches per mixer. A feed-forward layer's norm, which is fused with the preceding sum, adds one more."""
+"""Maximum launches per mixer. After a mixer or feed-forward layer, a sum fused with a norm adds one."""
 
 
 class Launches(TorchDispatchMode):
@@ -109,7 +109,7 @@ def test_a_decode_launches_few_kernels(
 def test_a_captured_verification_launches_few_kernels(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One kernel fills all inputs, and one follows the chosen tokens, however many layers there are."""
+    """One kernel computes all inputs, and one accepts drafts, however many layers there are."""
     platform = with_kernels(GraphPlatform())
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])
@@ -144,7 +144,7 @@ def test_a_captured_verification_launches_few_kernels(
             },
         )
     assert any(state.kind == "verify" and state.reason is None for state in engine.graphs)
-    assert counted["fill"] == ["zeros", "copy_"], "on the host, and one transfer"
+    assert counted["fill"] == ["zeros", "copy_"], "a buffer on the host, and one transfer"
     assert counted["derive"] == ["_derive"]
     layers = engine.plan.layout.layers
     states = sum("gated_delta" in layer.ops for layer in layers)

@@ -91,7 +91,7 @@ def test_a_closed_engine_has_no_pools(engine: Engine) -> None:
 
 
 def within(engine: Engine, action: Callable[[], Any]) -> list[Any]:
-    """Perform an action within a step; return its results or exceptions."""
+    """Perform an action within a step; return a list with its result or exception."""
     found: list[Any] = []
     forward = engine._runner.model.forward
 
@@ -132,7 +132,7 @@ def test_within_a_step_prompts_can_be_submitted(engine: Engine) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_engine_refuses(engine: Engine) -> None:
-    """In a forked child, the engine refuses every call, even if a thread of the parent was within a step.
+    """In a forked child, the engine runs no requests, even if a thread of the parent was within a step.
 
     That thread's lock is never released in the child.
     """

@@ -1,4 +1,4 @@
-"""Drafts of a model's own MTP head: routes, inputs, memory, and proposals equal to those from scratch."""
+"""Drafts of a model's own head for multi-token prediction (MTP)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def drafts_of(engine: Engine) -> MtpDrafts:
 
 
 class Steered(Drafts):
-    """Lets a head propose, records its greedy proposals, and proposes the tokens of an oracle instead."""
+    """Records a head's greedy proposals. Unless `own` is True, proposes an oracle's tokens instead."""
 
     are_trees = True
 
@@ -86,11 +86,8 @@ class Steered(Drafts):
 
 
 def test_proposals_are_those_from_scratch(make_engine: Make, plain_engine: Any, headed: Path) -> None:
-    """Proposals are those from scratch, whatever was accepted before: rejected tokens leave nothing in
-    memory.
-
-    Entries of accepted tokens are computed from the model's own hidden states. The prompts run in chunks.
-    """
+    """Proposals equal those of a reference without caches, whatever was accepted before. Prompts run in
+    chunks."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine, head = make_engine(headed, options=MTP), scratch(headed)
@@ -116,7 +113,7 @@ def test_trees_of_a_head(
 ) -> None:
     """A tree is a chain of the best tokens, with the second best token of each place as a leaf.
 
-    Hidden states of accepted rows move to their positions: later proposals are those from scratch.
+    Hidden states of accepted rows move to their positions, so later proposals equal the reference's.
     """
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
@@ -241,7 +238,7 @@ def test_samples_share_no_keys_that_depend_on_their_own_tokens(
 
 
 def keys_after(engine: Engine, prompt: list[int], params: SamplingParams = FREE) -> torch.Tensor:
-    """The keys of the head's entries of an engine's only request, in order."""
+    """Run a request alone, and return the head's keys of its tokens, in order."""
     request = engine.submit(prompt, params)
     rows = torch.zeros(0, dtype=torch.long)
     while engine.busy:
@@ -288,7 +285,7 @@ def test_an_entry_depends_on_the_next_token(make_engine: Make, checkpoint: Path,
 
 
 def test_routes_and_pools_are_those_of_one_layout(make_engine: Make, headed: Path) -> None:
-    """Each step has routes and pools of its own; the steps and the model share the sequences."""
+    """Each step of the head has its own routes and pools; the steps and the model share the sequences."""
     engine = make_engine(headed, options=MTP)
     layouts = switchrail.Layout.from_config(headed).drafts
     runners = drafts_of(engine).runners

@@ -1,4 +1,4 @@
-"""Invalid options and choices: typed errors that list the valid ones."""
+"""Engine options and sampling parameters: errors for invalid ones, defaults, and the sizes of pools."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ SHAPES: dict[tuple[int, str], Shape] = {
 
 
 def memory_of(free: Any, used: Any = 1 << 30) -> CpuPlatform:
-    """A host platform that reports these amounts of free memory and of memory in use."""
+    """A CPU platform that reports these amounts of free memory and of memory in use."""
     platform = CpuPlatform()
     hardware = platform.hardware
     hardware.total_memory = lambda: free if used is None else free + used  # type: ignore[method-assign]

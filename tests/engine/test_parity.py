@@ -266,7 +266,7 @@ def test_parity_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """In bfloat16, the engine is as close to the float32 forward as transformers' own bfloat16 forward.
+    """In bfloat16, the engine is about as close to the float32 forward as transformers' bfloat16 forward.
 
     Both get the reference's tokens. Over all rows, the engine's mean relative error is at most 1.25 times
     that of transformers, and its 99th percentile is at most 1.5 times that of transformers.

@@ -1,4 +1,4 @@
-"""Hooks on modules whose work a platform's function does: the hook is called, and the function is not."""
+"""A module with a hook runs itself, instead of the platform's function, so that the hook is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = make_prompts()[:2]
 
 
 class Served:
-    """An engine whose platform has functions for operations, and records which of them were called."""
+    """An engine whose platform has functions for two operations. `calls` has the names of those called."""
 
     def __init__(self, make_engine: Make) -> None:
         self.calls: set[str] = set()

@@ -1,4 +1,4 @@
-"""Prompts that wait for decodes: which prompts wait, how long, and that tokens stay the same."""
+"""Tests of the option `prompt_pause`, which makes prompts wait for decodes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def checkpoint(small_checkpoint: Path) -> Path:
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """Fill uninitialized memory with NaN."""
+    """Let torch fill uninitialized memory with NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Pools, used through their own interfaces."""
+"""Tests of pools without an engine."""
 
 from __future__ import annotations
 

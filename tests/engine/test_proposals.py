@@ -27,7 +27,7 @@ from .test_overlap import make_prompts
 
 Make = Callable[..., Engine]
 FREE = SamplingParams(max_new_tokens=18, ignore_eos=True)
-"""At least four verifications of at most four drafts each."""
+"""18 tokens take at least four verifications of at most four drafts each."""
 WAITS = {
     torch.ops.aten.item.default,
     torch.ops.aten._local_scalar_dense.default,
@@ -153,7 +153,7 @@ def test_proposals_are_those_of_eager_steps(
 
 
 class Launches(TorchDispatchMode):
-    """Counts what the host launches: graphs, and operations outside of them."""
+    """Counts graphs and other operations that the host launches, its reads of tokens, and its other waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

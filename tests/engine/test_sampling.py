@@ -114,8 +114,8 @@ def test_a_row_that_is_not_finite_gives_no_token_and_spares_the_others(
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) -> int:
-    """Sort, apply the filters one by one, and invert the distribution function of the remaining tokens, by
-    id."""
+    """Sort, apply the filters one by one, and invert the distribution function of the remaining tokens, in
+    the order of their ids."""
     values = [x.item() for x in logits]
     scores = (logits - logits.max()) / float(params.temperature)
     weights = [int(x) for x in (scores.double().exp() * 2**40).tolist()]

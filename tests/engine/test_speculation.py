@@ -40,7 +40,7 @@ PROPOSALS: dict[str, Proposal] = {
 
 @pytest.fixture(autouse=True)
 def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use digits that suit a small vocabulary, so that the filters find their cut-offs faster."""
+    """Let the filters search for cut-offs by digits of 4 bits, which is faster for a small vocabulary."""
     monkeypatch.setattr(sampling, "_BITS", 4)
 
 
@@ -114,7 +114,7 @@ def verify(
 def table_of(
     chosen: torch.Tensor, widths: list[int], drafted: Drafted
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The chosen tokens, the tokens and the parents of all rows, a row per sequence."""
+    """The chosen tokens, the drafted tokens and the parents: [sequences, most rows of a sequence] each."""
     count, most = len(widths), max(widths)
     rows, tokens, parents = torch.zeros(3, count, most, dtype=torch.int64)
     parents.fill_(NONE)
@@ -251,7 +251,6 @@ def chance_of(
     ],
 )
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
-    """Pairs of tokens have the model's distribution, for each kind of proposal and each temperature."""
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
     assert improbability(params, PROPOSALS.get(kind), DRAWS) > 0.001
 
@@ -310,7 +309,7 @@ def tabled(kind: type[DraftModel], tables: Tables, **attributes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Any]:
-    """A target's logits [17, 16], and the tables of drafts with 16 tokens.
+    """A target's logits [17, 16], and the tables of drafts, for a vocabulary of 16 tokens.
 
     The drafts are a model of full attention, a model whose layer 0 is linear, and an MTP head.
     """
@@ -354,7 +353,7 @@ KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
 
 
 def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: int) -> torch.Tensor:
-    """[CHUNK, 2], the first two new tokens of sequences with the drafts of a kind."""
+    """[CHUNK, 2], the first two new tokens of sequences with these drafts."""
     torch.manual_seed(seed)
     draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 14, dtype=torch.float64).tolist()]
     tokens = torch.full((CHUNK, 2), -1)
@@ -416,8 +415,7 @@ def test_the_test_notices_wrong_residuals(mutant: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mutant", ["on equality", "always", "p alone"])
 def test_the_test_notices_wrong_acceptance(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant accepts a draft if it equals a token drawn from the model, and else draws from max(0, p -
-    q)."""
+    """Each mutant accepts drafts with another probability than min(1, p / q)."""
     mutants: dict[str, Callable[..., torch.Tensor]] = {
         "on equality": lambda p, q, numbers: numbers < p,
         "always": lambda p, q, numbers: p > 0,

@@ -1,4 +1,4 @@
-"""An engine launches all operations of its steps on a device stream of its own, in any thread."""
+"""An engine launches all operations of its steps on its own device stream."""
 
 from __future__ import annotations
 

@@ -26,14 +26,13 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
 
 
 class Model(nn.Module):
-    """A model with one layer, which calls a function."""
+    """A model with one layer, to whose result it applies `scaled`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Calls the function."""
         return scaled(self.layer(x))
 
 

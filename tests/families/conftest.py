@@ -35,12 +35,12 @@ OPTIONS: dict[str, Any] = {
 }
 
 Run = tuple[list[int], torch.Tensor]
-"""The new tokens of a prompt, and the logits of all rows."""
+"""The new tokens of a prompt, and the logits of all its rows."""
 
 
 @dataclass
 class Family:
-    """The checkpoint of a family, and the transformers model that it loads as."""
+    """The checkpoint of a family, and the transformers model loaded from it."""
 
     model_type: str
     path: Path

@@ -207,7 +207,8 @@ transformers has."""
 _MEMORY = {"A_log": (-4, -1), "dt_bias": (-1, 1)}
 
 MEMORIES = {"bailing_hybrid": {"A_log": (0, 0.5), "dt_bias": (-7, -3)}}
-"""Raw gate biases for bounded decays, which are lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
+"""Ranges of the gates' parameters, if they differ from `_MEMORY`. The log decay of bailing_hybrid is
+lower_bound * sigmoid(exp(A_log) * (x + dt_bias))."""
 
 
 def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.families]
 def test_compiled_kernels_serve(model_type: str, family_of: Callable[[str], Family]) -> None:
     """Compiled kernels match transformers in float32.
 
-    In bfloat16, they are at most twice as far from float32 as transformers' own bfloat16.
+    In bfloat16, their mean error is at most twice that of transformers in bfloat16.
     """
     family = family_of(model_type)
     prompts = family.prompts((1, 21, 64, 150))

@@ -1,4 +1,4 @@
-"""Each family verifies drafted tokens with every op's `verify` and `commit`, convolution windows included."""
+"""Drafts of tokens in each family, with forced acceptance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts of each family, run by a platform's function."""
+"""The experts of families, run by a platform's function."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ FORGOTTEN: dict[str, Callable[[Any], Iterable[torch.Tensor]]] = {
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> None:
-    """A batch of prompts of different lengths gives the results of each prompt alone. If any part of a
-    sequence's cache or state is erased, the results change."""
+    """A batch of prompts of different lengths gives transformers' results. If states, windows or cached keys
+    are erased before each step, the results change."""
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 7, 33, 70))
     remembered = dict[str, bool]()
@@ -40,7 +40,7 @@ def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> 
         if not remembered[what]:
             continue
         ((tokens, rows),) = family.run(prompts[-1:], 16, between=between)
-        first = len(prompts[-1])  # the first row computed without the past
+        first = len(prompts[-1])  # the row of the first decode, computed without the past
         lost[what] = (rows[first] - runs[-1][1][first]).abs().max().item()
         assert lost[what] > 100 * LIMIT, what
         assert tokens != runs[-1][0], what

@@ -50,7 +50,7 @@ save_file({str(number): one for number, one in enumerate(rows)}, sys.argv[2])
 
 
 @pytest.mark.parametrize("model_type", [name for name in FUNCTIONS if name in CONFIGS])
-def test_the_engine_calls_none_of_it(
+def test_the_engine_does_not_call_flash_linear_attention(
     model_type: str, family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
     function = getattr(import_module(FAMILIES[model_type].module), FUNCTIONS[model_type])

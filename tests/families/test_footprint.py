@@ -149,7 +149,7 @@ def test_the_command_counts_the_records_of_deferred_commits(processes: Helper) -
 
 @pytest.mark.parametrize("draft", ["mtp", QWEN3_NEXT.parent / "kjv-draft"], ids=["mtp", "model"])
 def test_a_drafts_bytes_are_those_allocated(draft: Any) -> None:
-    """The bytes of a draft are those of its weights, keys, two states per sequence, and hidden states."""
+    """The planned bytes of weights and pools include those of the draft."""
     options = EngineOptions(**DRAFTED, draft=draft)
     runtime = switchrail.Runtime()
     with Engine(QWEN3_NEXT, runtime=runtime, device="cpu", options=options) as engine:
@@ -211,7 +211,7 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
     assert 0 < small["tokens"] < large["tokens"]
     assert small["fraction"] == 0.25
     assert small["fits"]
-    for size in ("80", str(small["weights"] + 1000)):  # the weights fit into the second, but not the states
+    for size in ("80", str(small["weights"] + 1000)):  # too little for the weights, or for the states
         refused = run("--device", "cpu", "--json", "--memory", size)
         assert refused.exit_code == 1
         assert not json.loads(refused.stdout)["fits"]

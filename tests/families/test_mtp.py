@@ -1,4 +1,4 @@
-"""Draft heads of DeepSeek-V3 and Ling 3, with the proposals of transformers' own `MtpModel`."""
+"""Draft heads of DeepSeek-V3 and Ling 3, compared with transformers' `MtpModel`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ FREE = SamplingParams(max_new_tokens=16, ignore_eos=True)
 
 
 def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.norm") -> Path:
-    """A copy of a checkpoint with a head under the published names; `norm` is the name of its last norm.
+    """A copy of a checkpoint with a draft head of `steps` layers under the published names.
 
-    The head's layer has the weights of the model's last layer with noise added; its other weights are random.
+    Each layer of the head has the weights of the model's last layer with noise added. `norm` is the name of
+    the layer's last norm.
     """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -53,7 +54,7 @@ def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.n
         weights[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
         weights[f"{own}embed_tokens.weight"] = torch.zeros(
             config["vocab_size"], hidden
-        )  # the model's is used
+        )  # not used: the head embeds tokens with the model's embedding
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -65,8 +66,8 @@ def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.n
 def test_proposals_are_those_of_transformers(
     model_type: str, steps: int, family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
-    """Proposals equal those of transformers. In Ling's weights, transformers does not find the last norm by
-    name."""
+    """Proposals equal those of transformers. Published weights of Ling name the last norm differently from
+    transformers."""
     family, norm, known = family_of(model_type), "shared_head.norm", {}
     if model_type == "bailing_hybrid":
         layers = {"layer_types": [LINEAR, LINEAR, FULL]}
@@ -104,7 +105,7 @@ def test_proposals_are_those_of_transformers(
     "model_type", [name for name in ("deepseek_v3", "bailing_hybrid") if name in CONFIGS]
 )
 def test_the_memory_of_a_head(model_type: str, tmp_path: Path) -> None:
-    """The pools of an engine with drafts have the bytes that `plan --memory` prints."""
+    """The pools of an engine with a draft head have the bytes that `footprint` plans."""
     layers = {"layer_types": [LINEAR, LINEAR, FULL]} if model_type == "bailing_hybrid" else {}
     folder = with_head(make(model_type, tmp_path / "made", **layers), tmp_path / "headed", 2)
     options = EngineOptions(**OPTIONS, draft="mtp", draft_tokens=2)

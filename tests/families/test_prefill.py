@@ -1,4 +1,4 @@
-"""MLA's prefill in the engine: ragged keys of new tokens, and the cached prefix in chunks."""
+"""MLA's prefill in the engine, with the options `ragged_prefill` and `chunked_prefix`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next's head compared with SGLang's own class, which `references/make_qwen_mtp.py` ran."""
+"""Qwen3-Next's draft head, compared with results of SGLang that `references/make_qwen_mtp.py` stored."""
 
 from __future__ import annotations
 

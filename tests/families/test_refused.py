@@ -1,4 +1,4 @@
-"""Models whose layers `explain` can show but that the engine can't run: refused before weights are read."""
+"""Checkpoints that the engine refuses with a reason, and similar ones that it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SMALL_VISION: dict[str, Any] = {
 
 
 def refused(folder: Path, config: dict[str, Any]) -> str:
-    """The error message for a folder with only a config; it does not complain about missing weights."""
+    """The message of the engine's error for a folder that has a config but no weights."""
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
         Engine(folder, runtime=switchrail.Runtime(), device="cpu")
@@ -75,7 +75,7 @@ def test_every_layout_runs_or_is_refused_with_a_reason(tmp_path: Path) -> None:
         ({"num_hidden_layers": 5}, "num_hidden_layers is 5; valid: a multiple of layer_group_size"),
     ],
 )
-def test_a_ring_that_computes_something_else(
+def test_a_ring_config_with_an_unsupported_value_is_refused(
     change: dict[str, Any], message: str, family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
     path = family_of("bailing_moe_v2_5").path
@@ -161,7 +161,7 @@ def test_draft_layers_that_the_definition_does_not_ignore(
     first = len(Layout.from_config(source).layers)
     name = f"{layers}.{first}.eh_proj.weight"
     save_file({**weights, name: torch.zeros(2, 2)}, tmp_path / "model.safetensors", {"format": "pt"})
-    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", None)  # reads the weights
+    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", None)  # would read the weights
     with pytest.raises(CheckpointError, match=f"layers after the {first} of ") as caught:
         Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
     assert caught.value.fields["unexpected"] == (name,)

@@ -1,4 +1,4 @@
-"""Each layer of `ring` compared with SGLang's own class; `references/make_ring.py` computed the results."""
+"""Each kind of layer of `ring`, compared with results of SGLang that `references/make_ring.py` stored."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_layer_is_that_of_sglang(name: str, make: Callable[[ring.RingConfig, i
 
 
 def test_decays() -> None:
-    """The decays equal those of the previous layer in SGLang. Slopes of 12 heads are those of 8, and 4 of
-    those of 16."""
+    """The decays equal those of the previous layer in SGLang. 12 heads have the slopes of 8 heads, and four
+    slopes of 16 heads."""
     layers = CONFIG["num_hidden_layers"]
     assert torch.allclose(ring.decays(2, LAYER, layers), -KEPT["slopes"], rtol=1e-6)
     factor = 1 - 2 / 9 + 1e-5

@@ -1,4 +1,4 @@
-"""The option for recurrent states in bfloat16."""
+"""Tests of the option `state_dtype`, which stores recurrent states in bfloat16."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_states_are_rounded_and_nothing_else(model_type: str, family_of: Get) ->
     assert len(tokens) == len(others)
 
 
-def test_the_pools_hold_them(family_of: Get) -> None:
+def test_pools_have_states_in_bfloat16_and_windows_in_float32(family_of: Get) -> None:
     options = {**OPTIONS, "state_dtype": "bfloat16"}
     runtime = switchrail.Runtime()
     with Engine(family_of("kimi_linear").path, runtime=runtime, device="cpu", options=options) as engine:
@@ -36,7 +36,7 @@ def test_the_pools_hold_them(family_of: Get) -> None:
         assert {window.dtype for window in engine.pools.state.windows.values()} == {torch.float32}
 
 
-def test_a_backend_without_it_is_refused(family_of: Get) -> None:
+def test_a_backend_without_bfloat16_states_is_refused(family_of: Get) -> None:
     runtime = switchrail.Runtime()
     runtime.register("exact", TorchKda, op="kda", state_dtypes=("float32",), state_layouts=("VK",))
     options = {**OPTIONS, "state_dtype": "bfloat16"}

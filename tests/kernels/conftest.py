@@ -17,7 +17,7 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-DTYPES = [torch.float32]  # in the interpreter, only the conformance suite computes in float16
+DTYPES = [torch.float32]  # the conformance suite tests 16-bit dtypes in the interpreter
 if torch.cuda.is_available():
     DTYPES += [torch.float16, torch.bfloat16]
 

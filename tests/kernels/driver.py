@@ -1,4 +1,4 @@
-"""The argument types of the CUDA driver's functions that `replay.c` calls."""
+"""The types of the CUDA driver's functions that `replay.c` calls, and of their arguments."""
 
 import ctypes
 

@@ -49,7 +49,7 @@ def first_device(device):
 
 
 class Binary(replay.Binary):
-    """Stands in for a compiled kernel, with a number in place of its specialization."""
+    """Stands in for a compiled kernel. `function` is a number that identifies its specialization."""
 
     known: dict[object, int] = {}  # noqa: RUF012
 
@@ -117,7 +117,7 @@ class Gpu:
         return list(self.slow)
 
     def expect(self, backend, call, plan, layer=None):
-        """Return the launches of the call without any records, and then run it once with the records."""
+        """Run the call without records and once more with them; return the launches of the first run."""
         layer = self.layer(backend, call) if layer is None else layer
         known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
@@ -159,10 +159,7 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 @EACH
 @PHASES
 def test_a_repeated_call_launches_the_same_as_one_without_records(gpu, op, phase):
-    """A repeated call launches the same as a call without records.
-
-    The batches have only a few different shapes, so calls match records of other calls.
-    """
+    """The batches have only a few different shapes, so calls also match records of other calls."""
     chance = random.Random(0)
     backend = make_backend(op)
     for i in range(24):

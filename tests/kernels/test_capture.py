@@ -1,4 +1,4 @@
-"""The host side of captured graphs: replays with other numbers, no waiting, few launches."""
+"""Captured graphs are replayed with other values. Calls launch few kernels and don't wait for them."""
 
 import dataclasses
 from contextlib import contextmanager
@@ -64,7 +64,7 @@ def every_call(test):
 
 
 def _replace(target, source):
-    """Copy the numbers of one call, including its batch, into the tensors of another call."""
+    """Copy the values of one call and its batch into another call's tensors, as far as they fit."""
     for name, tensor in source.tensors.items():
         if tensor is not None and target.tensors[name].shape == tensor.shape:
             target.tensors[name].copy_(tensor)
@@ -89,10 +89,8 @@ def no_waiting():
 @pytest.mark.parametrize("known", [False, True], ids=["new-layer", "known-layer"])
 @pytest.mark.parametrize(("make", "backend"), OPS)
 def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend, known):
-    """A captured decode is replayed with other numbers, lengths and slots.
-
-    The capture launches kernels one by one, or repeats an earlier call's launches from C.
-    """
+    """With a new layer, the capture launches kernels one by one. With a known layer, it repeats the launches
+    that an earlier call recorded."""
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
     for name in ("k_cache", "v_cache", "kv_cache"):
@@ -157,7 +155,7 @@ def test_another_stream(make, backend):
 
 
 class OneLayer:
-    """A backend that makes all calls on one layer, after copying their numbers into it."""
+    """A backend that makes all calls with one layer, and copies the tensors of a call's layer to and fro."""
 
     def __init__(self, backend):
         self.backend, self.layer = backend, None

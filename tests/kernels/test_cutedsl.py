@@ -24,10 +24,8 @@ SIZES = (64, 128, 256)
 
 
 class Lanes(np.ndarray):
-    """A number for each lane of a warp. `==` is true for all lanes.
-
-    So all lanes of a row write the row's result to one address.
-    """
+    """A number for each lane of a warp. `==` is true, so code for one lane runs for all lanes of a row, which
+    write the same result to one address."""
 
     def __eq__(self, other):
         return True
@@ -36,7 +34,7 @@ class Lanes(np.ndarray):
 
 
 class Type:
-    """A dtype of the DSL, in memory and in registers; in registers it is numpy's."""
+    """A dtype of the DSL: `dtype` is torch's dtype in memory, and `number` is numpy's dtype in registers."""
 
     def __init__(self, dtype, number):
         self.dtype, self.number, self.width = dtype, number, dtype.itemsize * 8
@@ -61,7 +59,7 @@ class Memory:
 
     def __init__(self, pointer, size):
         self.dtype, self.address, align = pointer
-        assert not np.any(np.asarray(self.address) % align), f"an address is no multiple of {align}"
+        assert not np.any(np.asarray(self.address) % align), f"an address is not a multiple of {align}"
         self.size = size
 
     def _numbers(self):

@@ -1,4 +1,4 @@
-"""The inputs of a captured decode, compared with the engine's own computation."""
+"""The kernel for the inputs of a captured decode, compared with the engine's plain torch."""
 
 from __future__ import annotations
 

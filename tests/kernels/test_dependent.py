@@ -1,4 +1,4 @@
-"""Kernels that start before the previous kernel has ended."""
+"""Kernels that may start before the previous kernel has ended, and the devices on which they may."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_kernel_that_begins_early_waits_before_it_writes(launcher):
         waits = [source.find(call) for call in ("wait(EARLY)", "wait_first(EARLY)") if call in source]
         assert len(waits) == 1, "every program waits once, in the kernel itself"
         rest = source[: waits[0]]
-        assert "return" not in rest, "a program that ends before it waits ends before kernels before it"
+        assert "return" not in rest, "a program must not end before it waits"
         assert "tl.store" not in rest
 
 
@@ -73,7 +73,7 @@ def test_early_launches_are_a_constant_and_an_option(can, monkeypatch):
         (-1, None, (9, 0), 13000, False),
     ],
 )
-def test_devices_that_can(index, hip, capability, driver, expected, monkeypatch):
+def test_devices_on_which_kernels_may_begin_early(index, hip, capability, driver, expected, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     monkeypatch.setattr(dependent, "_driver_version", lambda: driver)

@@ -1,4 +1,4 @@
-"""The experts, compared with an independent float64 reference."""
+"""Tests of the experts' kernels, most of them against a float64 reference."""
 
 from __future__ import annotations
 
@@ -214,8 +214,8 @@ def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
         experts(x, logits, gate_up, down, top_k=2, normalize=True, shared=1)
     assert len(seen) == 8
     counts = {name: len(kinds) for name, kinds in seen.items()}
-    assert counts.pop("_choose") == 5  # 8 rows in one chunk, or in chunks of 4, 8, 32
-    assert counts.pop("_order") == 4  # for 32 rows: few or many rows
+    assert counts.pop("_choose") == 5  # up to 7 rows, 8 rows in one chunk, and chunks of 4, 8 and 32 rows
+    assert counts.pop("_order") == 4  # chunks of 4 and of 8 rows, and few or many chunks of 32 rows
     assert set(counts.values()) == {1}
 
 

@@ -1,4 +1,4 @@
-"""Caches whose tokens are so far apart that offsets within a page exceed 32 bits."""
+"""Caches whose tokens are so far apart that offsets within a page exceed the range of int32."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from switchrail.testing.inputs import attention_call, mla_call
 from switchrail_kernels.attention.triton import TritonAttention
 from switchrail_kernels.mla.triton import TritonMla
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the memory is only reserved on a CPU")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would allocate all of the memory")
 
 STRIDE = 720_000_000
 PAGE = 4

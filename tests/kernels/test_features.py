@@ -74,7 +74,7 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def let_pass(monkeypatch):
-    """Records the features passed to each check, by the calling method, and ends the call there."""
+    """The features passed to each check of the contract, by the check's name. `check_call` ends the call."""
     told = {"check_batch": [], "check_call": []}
     check_batch = Contract.check_batch
 

@@ -39,7 +39,7 @@ def is_host(*tensors):
 
 
 class Paged:
-    """The base of both wrappers: a workspace, and one plan at a time."""
+    """The base of the wrappers: a workspace, and one plan at a time."""
 
     made = 0
 
@@ -51,14 +51,14 @@ class Paged:
     def plan_tables(self, rows, starts, pages, keys, page):
         assert is_host(rows, starts, pages, keys)
         assert (rows.diff() > 0).all(), "the library can't take an empty sequence"
-        assert (keys >= rows.diff()).all(), "the library can't take a sequence that sees fewer than its rows"
+        assert (keys >= rows.diff()).all(), "the library can't take a sequence with fewer keys than rows"
         assert torch.equal(starts.diff(), (keys + page - 1) // page)
         assert len(pages) == starts[-1]
         self.rows, self.starts, self.pages, self.keys = rows.tolist(), starts.tolist(), pages.long(), keys
 
     def attend(self, queries, tokens, values, scale):
-        """Yield the rows, the result and the log-sum-exp of each sequence; `tokens` returns the keys of
-        pages."""
+        """Yield the rows, the result and the log-sum-exp of each sequence. `tokens` and `values` return the
+        keys and values of pages."""
         for n, count in enumerate(self.keys.tolist()):
             rows = slice(self.rows[n], self.rows[n + 1])
             pages = self.pages[self.starts[n] : self.starts[n + 1]]
@@ -204,7 +204,10 @@ class RaggedWrapper(Paged):
 
 
 def step(q, k, v, decay, beta, state, scale):
-    """Runs one token: [H, K], [HV, V], [HV] or [HV, K], [HV]; updates the state [HV, V, K] in place."""
+    """Runs one token, and updates the state [HV, V, K] in place.
+
+    q and k: [H, K]; v: [HV, V]; decay: [HV] or [HV, K]; beta: [HV].
+    """
     group = v.shape[0] // k.shape[0]
     q, k = q.repeat_interleave(group, 0), k.repeat_interleave(group, 0)
     state *= decay.reshape(decay.shape[0], 1, -1)
@@ -221,7 +224,7 @@ def chunk_gated_delta_rule(
     assert ((g >= 0) & (g <= 1))[: cu_seqlens[-1]].all(), "the library wants decays, not their logs"
     assert output_final_state
     assert cu_seqlens.dtype == torch.int64
-    assert (cu_seqlens.diff() > 0).all(), "the library never comes back from an empty sequence"
+    assert (cu_seqlens.diff() > 0).all(), "the library hangs on an empty sequence"
     for n, (first, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
         state = initial_state[n].clone()
         for t in range(first, end):
@@ -251,7 +254,7 @@ def gated_delta_rule_decode(
     output_state_indices,
 ):
     rows = len(q)
-    assert rows & (rows - 1) == 0, "the library compiles for every number of sequences"
+    assert rows & (rows - 1) == 0, "the library compiles anew for each number of sequences"
     assert state is None
     assert not use_qk_l2norm
     assert initial_state.dtype == torch.float32
@@ -400,7 +403,7 @@ EXPANDED = {"nope_size": 128, "rope_size": 64, "value_size": 128, "heads": 2}
 @pytest.mark.parametrize("capacity", [8192, 30, 7])
 @pytest.mark.parametrize("scale", [0.1, -0.1])
 def test_an_expanded_prefill(make, monkeypatch, capacity, scale):
-    """A prefill in one piece, or with its prefix in chunks, has the results of the oracle."""
+    """A prefill in one piece, or with its prefix in chunks, has the results of the reference."""
     backend = make("mla", "FlashInferMla")
     call = mla_call(
         RAGGED["lengths"],

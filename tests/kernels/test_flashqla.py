@@ -47,12 +47,12 @@ def build_context(cu_seqlens, *, enable_intra, num_v_heads, chunk_size):
 
 
 def decays(sums, first, t):
-    """The log of the decay of row t, computed from the chunk sums of a sequence that starts at `first`."""
+    """The log decay of row t of a sequence that starts at `first`. `sums` has sums from a chunk's start."""
     return sums[0, t] if (t - first) % CHUNK == 0 else sums[0, t] - sums[0, t - 1]
 
 
 def walk(k, v, g, beta, state):
-    """Runs one token: [H, K], [HV, V], [HV], [HV]; updates the state [HV, V, K] in place."""
+    """The state [HV, V, K] after one token; k: [H, K], v: [HV, V], g and beta: [HV]."""
     k = k.repeat_interleave(v.shape[0] // k.shape[0], 0)
     state = state * g.exp()[:, None, None]
     return state + (beta[:, None] * (v - (state @ k[:, :, None])[..., 0]))[:, :, None] * k[:, None, :]

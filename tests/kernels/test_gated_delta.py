@@ -29,8 +29,8 @@ def test_states_kept_on_the_way(backend, device, every):
     verify(backend, call.with_checkpoints(every))
 
 
-def _rows(call, first, last, slots):
-    """Rows `first` to `last` of a call with one sequence, as a call that uses the states in `slots`."""
+def _rows(call, first, last):
+    """Rows `first` to `last` of a call with one sequence, as a call that continues the sequence's state."""
     tensors = {
         name: tensor[first:last] if call.contract.tensors[name].axes[0] == "T" else tensor
         for name, tensor in call.tensors.items()
@@ -40,7 +40,7 @@ def _rows(call, first, last, slots):
         call.batch,
         cu_seqlens=torch.tensor([0, last - first], dtype=torch.int32, device=device),
         seqlens=(last - first,),
-        has_initial_state=torch.tensor([first > 0 or slots], device=device),
+        has_initial_state=torch.tensor([first > 0], device=device),
     )
     return dataclasses.replace(call, tensors=tensors, batch=batch)
 
@@ -50,7 +50,7 @@ def test_a_state_carried_between_calls_equals_one_pass(backend, device, pieces):
     call = gated_delta_call([101], initial="none", device=device, **SMALL)
     expected = run_reference(call)
     for first, last in itertools.pairwise(pieces):
-        _rows(call, first, last, slots=False).run(backend)
+        _rows(call, first, last).run(backend)
     assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
     slot = call.batch.write_slots
     assert measure(call.state[slot], expected.state[slot.cpu()]).within(BOUNDS[torch.float32])
@@ -137,7 +137,7 @@ def test_slots_beyond_2_to_the_31_elements(backend, device, phase):
     )
     small = call.clone()
     small.run(backend)
-    slots = 4200  # 2^19 elements
+    slots = 4200  # of 2^19 elements
     offset = slots - call.state.shape[0]
     state = torch.full((slots, *call.state.shape[1:]), torch.nan, device=device)
     state[offset:] = call.state

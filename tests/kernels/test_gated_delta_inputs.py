@@ -1,4 +1,4 @@
-"""A gated delta layer's inputs, compared with float64."""
+"""The inputs of a gated delta layer: parts of one product, and gates, which are compared with float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchrail_kernels.products.forward import MOST_ROWS, products
 )
 def test_parts_of_the_product_and_gates(t, heads, hidden, dtype, device, monkeypatch):
     if 0 < t <= MOST_ROWS and dtype != torch.float32:
-        monkeypatch.setattr(inputs, "_gates", None)  # the product's kernel computes the gates
+        monkeypatch.setattr(inputs, "_gates", None)  # not called: the product's kernel computes the gates
     random = torch.Generator().manual_seed(t)
     channels, values = 24, 20
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter computes the same numbers after `avoid_repeated_work`, with less repeated work."""
+"""`avoid_repeated_work` makes Triton's interpreter faster, and doesn't change results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def backend():
 
 
 def test_gates_at_which_one_product_no_longer_does(backend, device, dtype):
-    for largest in (0.4, 2.0, 2.8, 6.0):  # sums of 16 powers of 2 on either side of the limit
+    for largest in (0.4, 2.0, 2.8, 6.0):  # the limit is on the sum of 16 rows' gates
         call = kda_call([96], gate="one", dtype=dtype, device=device, **SMALL)
         call.tensors["g"].copy_(-largest * torch.rand(96, 2, 16, generator=torch.manual_seed(0)))
         verify(backend, call)

@@ -1,4 +1,4 @@
-"""The properties of a launch that determine which binary it uses."""
+"""Tests of launches: which properties select a binary, which parameters the driver gets, and versions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _kernel(p_x, p_y, n, stride, one, factor, BLOCK: tl.constexpr):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """A kernel compiled here: one from the cache wouldn't show that it can be compiled."""
+    """A kernel that is compiled with an empty cache."""
     types = {"p_x": "*fp32", "p_y": "*fp32", "n": "i32", "stride": "i64", "one": "constexpr"}
     signature = {**types, "factor": "fp32", "BLOCK": "constexpr"}
     source = ASTSource(triton.JITFunction(_kernel), signature, {"one": 1, "BLOCK": 64})

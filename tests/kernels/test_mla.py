@@ -10,7 +10,7 @@ from switchrail_kernels.mla import triton as kernels
 from switchrail_kernels.mla.triton import TritonMla
 
 LAYER = plan.Layer(heads=4, plain=16, rotated=8, latent=32, value=16, tile=32)
-"""Expansion with the generator's sizes, in float32."""
+"""The sizes of a float32 layer of `mla_call`."""
 
 
 @pytest.fixture
@@ -207,12 +207,12 @@ def test_queries_that_are_multiplied_on_the_way_keep_their_digits(backend, devic
     call = mla_call(
         [40, 9, 17], kv_lengths=[40, 25, 33], phase=phase, dtype=torch.float16, norm=8.0, device=device
     )
-    verify(backend, call, bound=Error(1e-3, 2e-3))  # with one rounding the errors are 8.1e-4 / 7.4e-3
+    verify(backend, call, bound=Error(1e-3, 2e-3))  # one more rounding: 8.1e-4 and 7.4e-3
 
 
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("table", [torch.int32, torch.int64])  # the second is adapted
+@pytest.mark.parametrize("table", [torch.int32, torch.int64])  # int64 tables are adapted
 def test_options_of_a_prefill_limit_which_sequences_are_expanded(
     backend, device, expands, ragged, chunked, table
 ):

@@ -1,4 +1,4 @@
-"""Plans and verification records that another backend made or that are for another phase; refreshed plans."""
+"""Backends refuse plans and records that don't fit. Refreshed plans give the results of new plans."""
 
 import pytest
 import switchrail
@@ -20,7 +20,7 @@ SERVED = [
     if name == "triton"
     for phase in claims.get("phases", PHASES)
 ]
-"""The backends with Triton kernels."""
+"""The ops and phases that Triton backends serve."""
 GRAPHS = [which for which, (_, claims) in BACKENDS.items() if "cuda_graph" in claims["features"]]
 
 
@@ -97,7 +97,7 @@ def test_backends_that_claim_graphs_can_refresh_their_plans(runtime, op, name):
 
 @pytest.mark.parametrize(("op", "name"), GRAPHS)
 def test_a_refreshed_plan_equals_a_new_one(runtime, device, op, name):
-    """After a run, a plan is refreshed for smaller, larger and padded batches, and equals a new plan."""
+    """A plan that is refreshed for shorter, longer and padded sequences gives the results of a new plan."""
     backend = build(runtime, op, name)
     if device.type == "cpu" and name != "triton":
         pytest.skip("only Triton's kernels are interpreted")
@@ -125,7 +125,7 @@ def test_a_refreshed_plan_equals_a_new_one(runtime, device, op, name):
 
 
 @pytest.mark.parametrize("op", [op for op, name in GRAPHS if name == "triton" and op not in PAGED])
-def test_a_decodes_plan_is_for_as_many_sequences_and_no_other_phase(runtime, device, op):
+def test_a_decode_plan_is_refused_for_other_numbers_of_sequences_and_other_phases(runtime, device, op):
     backend = runtime.build(op, "triton")
 
     def make(lengths, phase="prefill"):

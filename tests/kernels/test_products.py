@@ -11,7 +11,7 @@ from switchrail_kernels.products.forward import MOST_ROWS, products
 
 
 def check(found, expected, dtype):
-    """Compare numbers of magnitude 1. torch's own products also round intermediate sums."""
+    """Compare results of magnitude 1 with float64."""
     bound = max(4 * torch.finfo(dtype).eps, 2e-5)
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
 

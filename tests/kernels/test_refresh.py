@@ -52,7 +52,7 @@ def make(op, lengths, device, dtype=torch.float32):
 
 
 def hold(call, inputs):
-    """Compare the call's results with the reference's."""
+    """Compare the call's results with the reference's results for `inputs`."""
     expected = run_reference(inputs)
     live = [n for n in range(4) if n not in inputs.padding]
     for name, tensor in call.outputs.items():
@@ -70,7 +70,7 @@ def tensors_of(plan):
 @EACH
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_replayed_call_reads_the_batch_on_the_device(device, op, lengths):
-    """A replayed call reads the batch's tensors on the device, and the host's lengths from the capture."""
+    """Like a replayed graph, the second run reads new values, but has the first batch's host lengths."""
     backend = OPS[op][1]()
     first, second = make(op, [3, 0, 40, 9], device), make(op, lengths, device)
     plan = backend.plan("decode", first.batch, WITHIN)
@@ -196,7 +196,7 @@ def test_only_a_plan_with_bounds_is_refreshed(device, op):
 
 @EACH
 def test_the_tables_of_a_captured_decode_are_checked_once(device, op, monkeypatch):
-    """The steps of an engine change only the host's lengths of caches."""
+    """From step to step, an engine replaces only the batch's `kv_seqlens`."""
     backend = OPS[op][1]()
     first, second = make(op, [9, 3, 40, 9], device), make(op, [10, 4, MOST, 0], device)
     plan = backend.plan("decode", first.batch, WITHIN)

@@ -36,7 +36,7 @@ class Recorder:
         pass
 
 
-for op in BASES:  # before tests change how kernels are registered
+for op in BASES:  # before tests change TRITON_INTERPRET, which kernels read when they are defined
     importlib.import_module(f"switchrail_kernels.{op}.triton")
 
 
@@ -56,7 +56,7 @@ def test_each_path_names_a_backend_of_its_op(recorded):
         module, _, attribute = path.partition(":")
         if name == "triton":
             assert issubclass(getattr(importlib.import_module(module), attribute), BASES[arguments["op"]])
-        else:  # the op's library may be missing
+        else:  # the backend's library may be missing
             path = ROOT / "kernels" / (module.replace(".", "/") + ".py")
             classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
             (found,) = [node for node in classes if node.name == attribute]
@@ -129,7 +129,6 @@ def test_a_library_that_is_missing_is_the_reason(op, name, phase, package):
 
 
 def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
-    """If Triton is too old, a backend's reason says so; finding out imports nothing."""
     metadata = tmp_path / "triton-3.5.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.5.1\n")

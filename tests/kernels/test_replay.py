@@ -30,7 +30,7 @@ CONSTANT, SCRATCH, KEPT = -1, -2, -3
 
 
 class Driver:
-    """Records launches."""
+    """Stands in for the CUDA driver, and records launches."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
@@ -406,7 +406,7 @@ def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torch.Tensor | None) -> None:
-    """Record a call with one launch of a kernel on one of the tensors."""
+    """Record a call on `tensors` with one launch of a kernel on `given`."""
     with calls_of(layer, owner).record(layer, tensors, ()) as call:
         call.add((1, 1, 1), Plain(), call.sources((given,)), ())  # type: ignore[arg-type]
 
@@ -425,10 +425,7 @@ def test_a_tensor_of_the_layer_that_the_call_passes_is_the_calls(gpu: Driver) ->
 
 
 def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
-    """A call that passes a tensor of its layer is not repeated.
-
-    If it were, another call's tensor would be used in both places.
-    """
+    """If it were repeated, another call's tensor would be used in both places."""
     layer, owner = make_layer(A_log=torch.zeros(4)), object()
     assert layer.A_log is not None
     record(layer, owner, layer.A_log, layer.A_log)
@@ -452,7 +449,7 @@ def test_layers_of_one_kind_share_the_records_of_an_owner(gpu: Driver) -> None:
     record(layers[2], owner, layers[2].state, x)
     assert early.again((x,), ())
     assert gpu.launched[-1][2] == [layers[2].state.data_ptr()]
-    assert len(replay._tables) == 3  # the owner's record, and one for each live layer that had none
+    assert len(replay._tables) == 3  # of `owner` and of the two other owners
 
 
 def unlike() -> dict[str, DeltaLayer]:

@@ -1,4 +1,4 @@
-"""Sampling by a kernel, compared with an oracle that sorts and then draws in the same way."""
+"""Sampling by a kernel, compared with Python code that sorts the tokens and draws in the same way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kept_of(logits, temperature, top_k, top_p, min_p):
 
 
 def oracle(logits, numbers):
-    """Draw among all tokens, then among the tokens before the first dropped one."""
+    """Draw until a token is drawn that the filters keep. After a dropped one, only better ones remain."""
     temperature, top_k, top_p, min_p, seed = numbers
     if temperature == 0:
         return int(logits.argmax())
@@ -190,7 +190,6 @@ def test_a_low_temperature_takes_the_best(temperature, device, dtype):
 
 
 def test_the_largest_random_number_draws_a_kept_token(device, dtype, monkeypatch):
-    """The largest random number below 1 still draws a token that the filters keep."""
     seed = next(n for n in range(1 << 20) if uniform(n, 0) > 1 - 1e-5)
     source = SimpleNamespace(random=lambda: seed / (1 << 53))
     logits = torch.tensor([[1.0, 1.0, -math.inf, 0.0, -math.inf]], device=device, dtype=dtype)

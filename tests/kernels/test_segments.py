@@ -1,4 +1,4 @@
-"""Prefill with the time axis split."""
+"""Prefill of sequences that are split into segments."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ COSTS = [H200.walks[name] for name in ("delta", "lightning", "mamba2")]
 
 
 def split(monkeypatch, first, length):
-    """Split every call into segments with these lengths in chunks."""
+    """Split every call: the first segment has `first` chunks, others at most `length`."""
 
     def plan(counts, heads, programs, costs):
         most = 1 - (-(int(counts[0]) - first) // length)

@@ -1,7 +1,5 @@
-"""Runs the conformance suite for Triton's kernels. It checks all properties that are not specific to a
-kernel.
-
-With a GPU, all quick cases run. In the interpreter, short cases run that differ in their computation.
+"""Runs the conformance suite for Triton's kernels: with a GPU, all quick cases, and in the interpreter, those
+of `INTERPRETED` and `IN_FLOAT16`.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ INTERPRETED = {
     ),
     "verify": ("trees",),
 }
-"""The checks to run in the interpreter, by phase; patterns of their names."""
+"""Patterns of the names of checks that run in the interpreter in float32, by phase."""
 IN_FLOAT16 = {"prefill": ("ragged", "past", "hard-mixed"), "decode": ("ragged",), "verify": ()}
-"""The checks to run in the interpreter in float16, by phase."""
+"""The names of checks that run in the interpreter in float16, by phase."""
 
 
 def cases() -> list[Case]:

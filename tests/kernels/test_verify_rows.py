@@ -1,4 +1,4 @@
-"""The inputs of a captured verification, and the drafts that it accepts, compared with the engine's own."""
+"""The kernels for inputs and accepted drafts of a captured verification, compared with plain torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_inputs_as_the_engine_computes_them(count, real, width, pages, deferred,
         slots = given[0][1]
         assert (expected[7][slots.clamp(min=0)] == -1).all(), "a record is used once"
         assert ((expected[11] >> 1) == slots).logical_or(slots < 0).all()
-        assert (expected[11] != expected[9])[slots >= 0].all(), "it is read while the other one is filled"
+        assert (expected[11] != expected[9])[slots >= 0].all(), (
+            "a record is read while the other one is filled"
+        )
 
 
 @pytest.mark.parametrize("deferred", [False, True])

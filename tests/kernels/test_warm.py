@@ -54,7 +54,7 @@ SIZES = {
 
 
 class OnCpu:
-    """Registers the Triton kernels for CPU tensors, without launching anything."""
+    """Registers Triton kernels with the claim that they serve CPU tensors."""
 
     def __init__(self, registry):
         self.registry = registry
@@ -192,7 +192,7 @@ SCANS = [
     for i, value_heads in enumerate((8, 16, 32, 64))
     for j, sequences in enumerate((16, 64, 256))
 ]
-"""The cases include each pair of values of op, value heads, sequences and rows."""
+"""Each combination of values of two of the parameters op, value heads, sequences and rows is in a case."""
 
 
 @pytest.mark.parametrize(("op", "value_heads", "sequences", "rows"), SCANS)

@@ -1,4 +1,4 @@
-"""The backend that a module of tests is about."""
+"""The fixture `backend`, an instance of the test file's `BACKEND`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Splits of a call of 130, 1 and 77 rows into steps: the rows of each sequence in each step."""
+"""Ways to split sequences of 130, 1 and 77 rows into steps. A step has a number of rows for each sequence."""
 
 SCHEDULES = [
     [[64, 1, 0], [64, 0, 64], [2, 0, 13]],

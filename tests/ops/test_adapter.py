@@ -1,4 +1,4 @@
-"""The adapter kit, with a backend that has no features."""
+"""Tests of `switchrail.adapters`, with backends that lack features."""
 
 import dataclasses
 
@@ -115,7 +115,7 @@ def test_tables_are_refreshed_in_place():
 
 
 class Refreshed:
-    """A backend of any op that has nothing to refresh."""
+    """Makes a plain-torch backend whose `refresh` does nothing."""
 
     def __new__(cls, op):
         return type("Static", (DEFINITIONS[op].torch,), {"refresh": lambda self, plan, batch: None})()

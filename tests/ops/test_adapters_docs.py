@@ -1,5 +1,4 @@
-"""The program in docs/adapters.md prints the documented output, and the table there has every feature of
-memory."""
+"""The program in docs/adapters.md prints the documented output, and the table there lists all features."""
 
 import contextlib
 import io

@@ -49,7 +49,7 @@ BACKEND = TorchAttention
 def test_any_prefill(sequences, kv_heads, group, head_size, dtype, arguments, padded, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
     if dtype in (torch.float16, torch.bfloat16):
-        head_size += 7  # torch rounds the probabilities, and short sums may cancel and lose all digits
+        head_size += 7  # torch rounds the probabilities; in a short row, all sums may cancel
     call = attention_call(
         [length for length, _ in sequences],
         kv_lengths=[length + past for length, past in sequences],
@@ -70,7 +70,7 @@ OF_MANY_LENGTHS = [
     for norm in (1.0, 6.0)
     for j, features in enumerate(FEATURES)
 ]
-"""The cases include each pair of values of dtype, heads, norm and features."""
+"""Each combination of values of two of the parameters dtype, heads, norm and features is in a case."""
 
 
 @pytest.mark.parametrize(("dtype", "heads", "norm", "features"), OF_MANY_LENGTHS)

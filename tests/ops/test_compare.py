@@ -1,4 +1,5 @@
-"""The measures of errors, `verify`, which must detect each added error, random calls, and `run_in_steps`."""
+"""Tests of the measures of errors, `verify`, random calls and `run_in_steps`. `verify` must detect each added
+error."""
 
 import dataclasses
 import math
@@ -33,12 +34,12 @@ def test_one_bad_row_shows_among_many():
     assert not error.within(BOUNDS[torch.float32])
 
 
-def test_a_row_that_cancels_is_held_to_the_others():
+def test_the_error_of_a_tiny_row_is_relative_to_the_other_rows():
     expected = torch.tensor([[1.0], [1e-9]])
     assert measure(torch.tensor([[1.0], [2e-9]]), expected).row < 1e-7
 
 
-def test_numbers_with_fewer_digits_are_held_to_the_smallest_with_all():
+def test_errors_of_subnormal_numbers_are_relative_to_the_smallest_normal_number():
     expected = torch.full((2, 2), 1e-40, dtype=torch.float64)
     assert not measure(expected * 1.001, expected).within(BOUNDS[torch.float32])
     assert measure((expected * 1.001).float(), expected).within(BOUNDS[torch.float32])

@@ -1,4 +1,4 @@
-"""The plain-torch backends on a GPU, where slots can't be read without waiting."""
+"""The plain-torch backends on a GPU, where the host must not read slots, because it would have to wait."""
 
 import pytest
 import torch

@@ -44,7 +44,7 @@ def test_parts_are_the_ops(definition):
 def test_arguments_and_sizes_are_of_the_contracts_axes(definition):
     axes = {axis for spec in definition.contract.tensors.values() for axis, _ in spec.parsed_axes}
     assert set(definition.arguments) <= axes
-    # `kda` passes all of its generator's arguments on
+    # `kda`'s generator passes its arguments to that of `gated_delta`
     generator = DEFINITIONS["gated_delta"].generator if definition.op == "kda" else definition.generator
     assert set(definition.arguments.values()) <= set(inspect.signature(generator).parameters)
     for sizes in definition.sizes:

@@ -33,7 +33,8 @@ def test_a_description_has_everything(op):
 
 @pytest.mark.parametrize(("name", "valid"), [("k_cache", "any strides"), ("out", "gaps")])
 def test_written_tensors_may_have_gaps_but_not_any_strides(name, valid):
-    """`check` accepts gaps in both tensors, but another order of the axes only in the one that is read."""
+    """`k_cache` and `out` may have gaps, but only `k_cache`, which is read, may have its axes in another
+    order."""
     contract, sample = CONTRACTS["attention"], attention_call([3, 5])
     (row,) = (line for line in describe(contract).splitlines() if line.startswith(f"| `{name}` |"))
     assert f"` {valid} along the outermost" in row

@@ -1,4 +1,4 @@
-"""Properties that both ops over a paged cache have."""
+"""Tests of both ops with paged caches, `attention` and `mla`."""
 
 import dataclasses
 

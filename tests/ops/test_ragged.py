@@ -105,7 +105,7 @@ def test_lengths_that_do_not_fit_are_refused(change, message):
 
 
 def innermost(x):
-    """The tensor with contiguous time."""
+    """The same values, with the first axis contiguous in memory."""
     return x.movedim(0, -1).contiguous().movedim(-1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Properties that all ops with a recurrent state have, tested with their plain-torch backends."""
+"""Tests of the plain-torch backends of all ops with states."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ OF_TOKENS = {
 
 
 def sizes(op, *, heads, group, key_size, value_size):
-    """The arguments of an op's generator. `group` value heads share a key head, if the op allows that."""
+    """Sizes as arguments of an op's generator. `group` value heads share a key head, if the op allows it."""
     if op == "mamba2":
         return {"heads": heads * group, "groups": heads, "state_size": key_size, "head_size": value_size}
     shared = {"value_heads": heads * group} if op in DELTA else {}
@@ -235,7 +235,7 @@ FORMS = {
     "padded": st.booleans(),
     "seed": st.integers(0, 2**16),
 }
-"""The forms of a sample of any op with a state."""
+"""Strategies for samples of any op with states. `padded` allows padding."""
 
 every_stateful = pytest.mark.parametrize("op", STATEFUL)
 

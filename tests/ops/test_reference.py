@@ -133,7 +133,7 @@ def test_short_conv_is_conv1d_behind_the_state():
 
 
 def inputs(call):
-    """q, k, v, g and beta of a delta rule as a batch of one, with q and k for each value head."""
+    """q, k, v, g and beta of a delta rule as a batch of one, with q and k repeated for each value head."""
     t = {name: call.tensors[name][None] for name in ("q", "k", "v", "g", "beta")}
     return [*(t[name].repeat_interleave(3, dim=2) for name in ("q", "k")), t["v"], t["g"], t["beta"]]
 

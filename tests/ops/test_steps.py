@@ -1,4 +1,4 @@
-"""Optional steps of backends, and wrappers that have the steps of their parts."""
+"""Tests of the optional steps of backends, and of wrappers, which forward these steps to their parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLAIMS: dict[str, Any] = {"op": "mla", "phases": ("prefill", "decode"), "priorit
 
 
 class Noting(MlaBackend):
-    """Notes its calls."""
+    """Records its calls."""
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
@@ -47,14 +47,14 @@ class Noting(MlaBackend):
 
 
 class WithFlag(Noting):
-    """Takes (batch, flag), as in SGLang."""
+    """Its step takes the batch and the flag `ragged`, as in SGLang."""
 
     def plan_chunked_prefix(self, batch: Any, ragged: bool) -> None:
         self.noted.append((batch, ragged))
 
 
 class WithBatch(Noting):
-    """Takes (batch)."""
+    """Its step takes only the batch."""
 
     def plan_chunked_prefix(self, batch: Any) -> None:
         self.noted.append((batch,))
@@ -122,7 +122,6 @@ def test_every_wrapper_of_ours_is_tested() -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_wrapper_forwards_every_step_of_the_interface(name: str) -> None:
-    """Fails for a wrapper that forwards fewer steps, or fewer arguments, than the interface has."""
     for kind in range(len(wrapped(WithAll()))):
         backend = WithAll()
         wrapper = wrapped(backend)[kind]
@@ -227,8 +226,7 @@ def _fitting(self: Any, batch: Any) -> None: ...
 def test_classes_that_do_not_match_are_refused(
     method: Any, features: Any, message: str, by_path: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class is refused when it is registered; a class given by its path is refused when its plan is
-    bound."""
+    """A class is refused when it is registered, and a class that is given by its path when it is built."""
     cls = type("Vendor", (Noting,), {} if method is None else {"plan_chunked_prefix": method})
     monkeypatch.setitem(sys.modules, "a_vendor", SimpleNamespace(Vendor=cls))
     with switchrail.testing.isolated() as runtime:
@@ -296,7 +294,7 @@ LENGTHS, CACHED = (40, 1, 7, 0, 66), (40, 6, 37, 3, 165)
 def test_a_prefill_in_pieces(
     capacity: int, padding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prefill in one piece or in chunks of any size is within float32's bounds of the oracle."""
+    """A prefill in one piece or in chunks of any size agrees with the reference."""
     monkeypatch.setattr(prefix, "CHUNK", capacity)
 
     class Expanded(TorchMla):
@@ -310,7 +308,7 @@ def test_a_prefill_in_pieces(
     prefixes = [
         0 if n in padding else kv - own for n, (own, kv) in enumerate(zip(LENGTHS, CACHED, strict=True))
     ]
-    prefixes[3] = 0  # without rows
+    prefixes[3] = 0  # a sequence without new tokens reads no prefix
     if capacity == 8192:
         assert not found.chunks
     else:

@@ -1,9 +1,9 @@
-"""Writes `qwen_mtp.safetensors`: logits of Qwen3-Next's MTP head as SGLang's own class computes them.
+"""Writes `qwen_mtp.safetensors`: weights, inputs and logits of Qwen3-Next's MTP head.
 
     python tests/families/references/make_qwen_mtp.py
 
-This needs SGLang 0.5.23 with torch and Triton, but no GPU. The weights have the published names, and SGLang
-loads them itself. Softmax attention is torch's.
+SGLang's own class loads the weights, which have the published names, and computes the logits. Softmax
+attention is torch's. This needs SGLang 0.5.23 with torch and Triton, but no GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def attend(layer: RadixAttention, q: Any, k: Any, v: Any, batch: Any, *args: Any
 
 
 def rotary(**arguments: Any) -> Any:
-    """SGLang's rotary embedding for devices other than a CPU."""
+    """SGLang's rotary embedding, computed by its plain torch code."""
     made = get_rope(**arguments)
     made.forward = made.forward_native
     return made
@@ -64,7 +64,7 @@ def prepare() -> None:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Random weights with the published names; norms are near 0, to which their definition adds 1."""
+    """Random weights with the published names. Weights of norms are near 0, since norms add 1 to them."""
     hidden, heads, groups, size = (
         CONFIG[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
@@ -104,7 +104,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def main() -> None:
-    """Runs the head on random hidden states and tokens."""
+    """Runs the head on random hidden states and tokens, and writes the file."""
     prepare()
     qwen3_next.get_rope = rotary
     config = Qwen3NextConfig(**CONFIG)

@@ -1,9 +1,9 @@
-"""Writes `ring.safetensors`: results of layers of Ring and Ling, computed with SGLang's own classes on a CPU.
+"""Writes `ring.safetensors`: weights, inputs and results of layers of Ring and Ling.
 
     python tests/families/references/make_ring.py
 
-This needs SGLang 0.5.23 with torch and Triton, but no GPU. SGLang's kernels run in Triton's interpreter;
-softmax attention is torch's.
+SGLang's own classes compute the results on a CPU. SGLang's kernels run in Triton's interpreter; softmax
+attention is torch's. This needs SGLang 0.5.23 with torch and Triton, but no GPU.
 
 In SGLang, layer 0 has the decays that layer 1 has in the published definition. So layer 2 of the definition
 is compared with layer 1 of SGLang.
@@ -43,7 +43,8 @@ ROWS = 40
 
 
 def attend(layer: RadixAttention, q: Any, k: Any, v: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces SGLang's dispatch to a backend: attention of one sequence without cached tokens."""
+    """Replaces SGLang's dispatch to a backend: softmax or lightning attention of one sequence without cached
+    tokens."""
     if batch.slopes is None:
         heads = (layer.tp_q_head_num, layer.tp_k_head_num, layer.tp_v_head_num)
         q, k, v = (x.reshape(ROWS, n, -1).transpose(0, 1) for x, n in zip((q, k, v), heads, strict=True))
@@ -73,7 +74,7 @@ def rotary(
     dtype: Any = None,
     **_: Any,
 ) -> Any:
-    """SGLang's rotary embedding for devices other than a CPU; on a CPU, SGLang has only one kind."""
+    """SGLang's rotary embedding, computed by its plain torch code."""
     made = get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, dtype)
     made.forward = made.forward_native
     return made
@@ -89,7 +90,7 @@ def prepare() -> None:
 
 
 def draw(layer: torch.nn.Module, seed: int) -> None:
-    """Set random weights; those of norms are near 1."""
+    """Set random weights, near 1 for norms, and select SGLang's plain torch code."""
     torch.manual_seed(seed)
     for part in layer.modules():
         if hasattr(part, "forward_native"):
@@ -103,7 +104,7 @@ def draw(layer: torch.nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    """Run each kind of layer on the same rows."""
+    """Run each kind of layer on the same rows, and write the file."""
     prepare()
     config = PretrainedConfig(**CONFIG)
     config.rope_scaling = None

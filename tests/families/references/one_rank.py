@@ -11,7 +11,7 @@ def prepare(**ranks: Any) -> None:
     """Makes this process SGLang's only rank.
 
     Args:
-        **ranks: The values to set for parallel layers.
+        **ranks: The ranks to set, such as `attn_tp_rank=0`.
     """
     get_context().override_server_args(device="cpu").install()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29677")
