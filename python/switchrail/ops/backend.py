@@ -14,11 +14,11 @@ from switchrail.ops.steps import Call, own_steps
 
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
 
-_RESULT_OF = {"plan": "`plan`", "record": "`run` in verify"}
+_RESULT_OF = {"plan": "`plan` for this batch", "record": "`run` in verify"}
 
 
 def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError:
-    """The error for a plan or a record that the backend did not make."""
+    """The error for a plan or a record that the backend did not make for the given batch."""
     name = type(found).__name__
     return ArgumentError(
         f"{argument}: got {name}, expected the result of the backend's {_RESULT_OF[argument]}",

@@ -13,7 +13,7 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices, keep, normal
 
 GROUP_TOKENS = 1024
-"""Approximate number of tokens to process at once. Memory grows with this number times the heads."""
+"""A group of chunks is complete once it has this many tokens. More tokens need more memory."""
 
 LEAST_LOG_DECAY = -1e3
 """Lower log decays are raised to this number.

@@ -399,7 +399,7 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Checks the arguments of a layer without a call, so that no later call fails because of them.
+        """Checks the arguments of a layer, as far as they don't depend on a call.
 
         Raises:
             ContractError: An option or a tensor breaks the contract, or needs a feature not in `features`.

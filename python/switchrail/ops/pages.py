@@ -28,7 +28,7 @@ class SingleRows:
         rows: [B] int64, the packed row of each sequence.
         tokens: [B * L] int64, the cache index of each visible position, counted in tokens. Past a sequence's
             end, the index of its first visible position is repeated.
-        mask: [B, 1, 1, L] bool, True before a sequence's end; None if it would be True everywhere.
+        mask: [B, 1, 1, L] bool, True before a sequence's end; None if it is known to be True everywhere.
     """
 
     rows: torch.Tensor
@@ -54,8 +54,8 @@ class Block(_Rows):
     """Rows of one sequence that are computed by one call.
 
     Attributes:
-        first: The first position visible to the first row.
-        seen: The last position visible to the last row, plus 1; or an upper bound.
+        first: The first position of the call's keys.
+        seen: The last position of the call's keys, plus 1.
         mask: [rows, seen - first] bool, the positions visible to each row; None if the rows need only causal
             attention in which the last row attends to all positions.
     """
@@ -220,7 +220,7 @@ class PagedPlan(PagedBatchPlan):
         )
 
     def _ancestors(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
-        """The ancestors of each row, including itself, [length, length] bool; None for a chain."""
+        """The ancestors of each row, including itself, [length, length] bool; None in a batch without trees."""
         if not isinstance(self._batch, PagedTreeBatch):
             return None
         follows = torch.eye(length, dtype=torch.bool, device=device)

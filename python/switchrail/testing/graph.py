@@ -64,7 +64,7 @@ _WAIT: Final = {
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation with its results, except those that only make views."""
+    """Records the operations with their results, except operations that only make views."""
 
     def __init__(self, calls: list[_Call]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -75,7 +75,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="dense", about="inputs that are not views of a larger buffer", arguments={"strided": False}
     ),
-    # for recurrent states
+    # for ops with a state
     Scenario(
         name="dirty-slots",
         about="recycled slots that hold NaN and must not be read",

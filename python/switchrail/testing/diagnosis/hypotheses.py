@@ -60,7 +60,7 @@ def explained(d: Difference) -> Finding | None:
 
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
-    """The fraction of rows that the oracle with the mistake reproduces; 0 if it misses a wrong row."""
+    """The fraction of rows that the oracle with the mistake reproduces; 0 if wrong rows contradict it."""
     finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):
