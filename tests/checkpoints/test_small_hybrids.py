@@ -49,7 +49,7 @@ def test_the_folder_and_its_readme(family: Family) -> None:
 
 
 @torch.no_grad()
-def test_the_loss(family: Family) -> None:
+def test_bits_per_byte_of_the_held_out_text(family: Family) -> None:
     nats = 0.0
     for chapter in HELD_OUT:
         ids = torch.tensor([[0, *tokens_of(family, chapter), 0]])

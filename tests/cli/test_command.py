@@ -121,7 +121,7 @@ def test_bash_cuts_words_at_equals_signs(monkeypatch, words, key, left):
             assert all("=" not in name for name in complete.backend_choices(left[-1]))
 
 
-def test_the_script_for_a_shell(switchrail, monkeypatch):
+def test_the_completion_script_for_bash(switchrail, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "--show-completion", "bash"],

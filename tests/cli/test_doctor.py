@@ -273,7 +273,7 @@ def test_two_plugins_of_one_name(install, find):
 
 
 @pytest.mark.parametrize("name", ["ill-gdn", "ill--gdn"])
-def test_two_copies(install, find, tmp_path, monkeypatch, name):
+def test_a_hidden_second_copy_is_found(install, find, tmp_path, monkeypatch, name):
     install(name)
     install(name, version="2.0", site="other")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other"), str(tmp_path / "other" / ".")])
@@ -479,7 +479,7 @@ def test_the_cuda_version_of_this_machines_driver():
     assert found is None or found >= (11, 0)
 
 
-def test_the_command(install, switchrail, tmp_path):
+def test_output_and_exit_codes_of_doctor(install, switchrail, tmp_path):
     install("ill-gdn", "raise OSError('no driver')")
     place = tmp_path / "site" / "ill_gdn.py"
     done = switchrail("doctor")

@@ -47,7 +47,7 @@ def test_long_texts_are_cut(show, limit, character):
     assert show(text) == text
 
 
-def test_the_messages_of_errors():
+def test_messages_of_errors_are_escaped_and_shortened():
     error = SwitchrailError(f"no such thing: {WORSE}", found=WORSE)
     assert str(error) == error.message == f"no such thing: {in_lines(WORSE)}"
     assert error.found == WORSE
@@ -63,7 +63,7 @@ def test_json_is_exact():
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_text_of_a_model(is_terminal):
+def test_text_of_a_model_is_escaped_on_terminals_only(is_terminal):
     request = SimpleNamespace(id=0, output="the output")
     events = [SimpleNamespace(request=request, text=WORSE, finish_reason="length")]
     out, told = (Console(file=io.StringIO(), force_terminal=is_terminal, width=500) for _ in range(2))

@@ -93,7 +93,7 @@ def test_no_hooks(switchrail, tmp_path, monkeypatch):
         (["somewhere", "--hook", "textwrap.dedent"], "either a checkpoint or --hook"),
     ],
 )
-def test_refused(switchrail, hooking, arguments, message):
+def test_explain_refuses_wrong_targets(switchrail, hooking, arguments, message):
     done = switchrail("explain", *arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())

@@ -206,7 +206,7 @@ def test_explain_shows_what_is_captured(switchrail, plugins, checkpoint, tmp_pat
     assert mixed["eager"].keys() == mixed["backends"].keys() == calls
 
 
-def test_plan(switchrail, plugins, checkpoint, tmp_path):
+def test_plan_shows_a_backend_for_each_kind_of_layer_and_phase(switchrail, plugins, checkpoint, tmp_path):
     done = switchrail("plan", checkpoint, "--as", "cuda:9.0")
     assert done.exit_code == 0, done.output
     model, _, head = done.output.replace(", ", ",").partition("plan of kjv-qwen3-next draft 0")

@@ -27,7 +27,7 @@ def test_a_lock_is_written_and_held_to(switchrail, installed, monkeypatch):
     assert (done.exit_code, done.output) == (1, told)
 
 
-def test_documents(switchrail, installed):
+def test_json_output_of_lock_and_its_check(switchrail, installed):
     file = installed / "some.lock"
     done = switchrail("lock", "--output", file, "--json")
     assert json.loads(done.output) == json.loads(file.read_text())

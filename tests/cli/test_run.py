@@ -322,7 +322,7 @@ def test_stop(run_json):
     assert (output["text"], output["finish_reason"]) == (text[: text.index(word)], "stop")
 
 
-def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
+def test_the_chosen_backends_are_logged_once(run, caplog, tmp_path):
     caplog.set_level(logging.INFO, "switchrail")
     config = tmp_path / "choices.toml"
     config.write_text(
@@ -410,7 +410,7 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
 
 
 @pytest.mark.parametrize("with_traceback", [False, True])
-def test_the_line_of_a_backend_that_fails_in_torch(checkpoint, with_traceback):
+def test_the_error_names_the_backends_line_if_torch_fails(checkpoint, with_traceback):
     class InTorch(TorchGatedDelta):
         def run(self, call, batch, plan):
             torch.einsum("ab,bc->ac", call.q)
@@ -454,7 +454,7 @@ def test_text_comes_in_the_order_of_the_prompts():
     assert [output.text for output in outputs] == ["", "!", " z"]
 
 
-def test_the_end_of_a_request_is_told_in_words():
+def test_the_message_of_a_foreign_error_has_its_class():
     assert _told(RequestError("too long")) == "too long"
     assert _told(OSError("no such kernel")) == "OSError: no such kernel"
 

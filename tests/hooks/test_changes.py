@@ -135,7 +135,7 @@ def test_hooks_of_others_are_not_removed(hooks, module):
     assert hooks.list() == (hook,)
 
 
-def test_all_or_none(hooks, module):
+def test_a_commit_with_a_hook_of_another_registry_adds_none(hooks, module):
     good = hooks.prepare(module.f, lambda a, b: None)
     foreign = Hooks().prepare(module.C.m, lambda *args: None)
     code = module.f.__code__

@@ -135,7 +135,7 @@ def test_a_further_replace_of_a_method_is_reported(hooks, mod, caplog):
     assert "replaces a method of a class that has been replaced" in caplog.text
 
 
-def test_two_classes(hooks, mod, caplog):
+def test_of_two_replacing_classes_the_first_in_order_applies(hooks, mod, caplog):
     hooks.add(mod.Target, Unrelated, "replace")
     better = hooks.add(mod.Target, extending(mod.Target), "replace", priority=1)
     assert mod.Target().m() == ["better", "m", 10, 1]

@@ -31,7 +31,7 @@ def late(tmp_path, monkeypatch):
     sys.modules.pop("late_print", None)
 
 
-def test_waiting_counts_like_running(runtimes, late):
+def test_a_waiting_hook_counts_like_a_running_one(runtimes, late):
     first, second = runtimes
     plain = first.fingerprint()
     hook = first.hooks.add(late, nothing)
@@ -45,7 +45,7 @@ def test_waiting_counts_like_running(runtimes, late):
     assert first.fingerprint() == plain
 
 
-def test_order_of_running_not_of_adding(runtimes, module):
+def test_the_order_of_running_counts_and_not_that_of_adding(runtimes, module):
     first, second = runtimes
     for runtime, fns in ((first, (nothing, other)), (second, (other, nothing))):
         for fn in fns:
@@ -59,7 +59,7 @@ def test_order_of_running_not_of_adding(runtimes, module):
     assert first.fingerprint() != second.fingerprint()
 
 
-def test_each_part_counts(runtimes, module):
+def test_each_part_of_a_hook_changes_the_fingerprint(runtimes, module):
     first, _ = runtimes
     seen = {first.fingerprint()}
     for options in (

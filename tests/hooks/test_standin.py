@@ -286,7 +286,7 @@ def test_objects_that_cannot_be_replaced_are_refused(hooks, objects):
         hooks.add(held[0], lambda x: None)
 
 
-def test_adding_and_removing_more(hooks, objects):
+def test_two_hooks_on_one_object_are_added_and_removed(hooks, objects):
     original = objects.adder
     first = hooks.add("hook_objects.adder", lambda result, x: result * 10, "after")
     second = hooks.add(objects.adder, lambda result, x: result + 1, "after")
@@ -309,7 +309,7 @@ def test_two_runtimes(hooks, objects):
     assert objects.adder is original
 
 
-def test_looks_like_the_object(hooks, objects):
+def test_a_stand_in_looks_like_its_object(hooks, objects):
     original = objects.kernel
     hooks.add("hook_objects.kernel", lambda *args, **kwargs: None)
     assert repr(objects.kernel) == repr(original)

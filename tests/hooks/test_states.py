@@ -82,7 +82,7 @@ def test_a_hooks_text_and_errors_name_its_author(hooks, module):
         hooks.prepare(module.f, lambda: None, source="acme-ops", plugin="acme", version="1.2")
 
 
-def test_one_call_is_strict_or_not(hooks, module, caplog):
+def test_a_single_call_can_be_strict(hooks, module, caplog):
     with pytest.raises(HookError, match="nearest: f"):
         hooks.prepare("hook_targets.ff", lambda: None, strict=True)
     first = hooks.prepare(module.f, lambda a, b: "first", "replace")

@@ -59,7 +59,7 @@ async def collect(source):
     return [item async for item in source]
 
 
-def test_flags_and_objects(hooks, functions):
+def test_hooked_functions_keep_their_kind(hooks, functions):
     for function in (functions.wait, functions.count, functions.stream):
         expected = [test(function) for test in inspect_tests]
         hooks.add(function, lambda *args: None)
@@ -77,7 +77,7 @@ inspect_tests = [inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspe
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="on 3.10, an outer generator delegates to it")
-def test_the_object_is_the_originals(hooks, functions):
+def test_a_hooked_generator_has_the_original_code(hooks, functions):
     code = functions.count.__code__
     hooks.add(functions.count, around, "around")
     assert functions.count(1).gi_code is code

@@ -63,7 +63,9 @@ if sys.version_info >= (3, 11):
 
 @pytest.mark.parametrize("timeout", [None, 30])
 @pytest.mark.parametrize("name", STEPS)
-def test_in_a_plugin(host: Runtime, install: Install, find: Find, name: str, timeout: float | None) -> None:
+def test_an_interrupt_in_a_plugin(
+    host: Runtime, install: Install, find: Find, name: str, timeout: float | None
+) -> None:
     info = install("acme-bb", STEPS[name], files={"acme_stopped.py": "raise KeyboardInterrupt"})
     install("acme-cc", BOTH.format("third"))
     before = state_of(host)

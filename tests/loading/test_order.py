@@ -50,7 +50,9 @@ def ran(log: list[str]) -> list[str]:
     return [line for line in log if not line.startswith("import ")]
 
 
-def test_by_distribution_name(runtime: Runtime, write: Callable[..., None], log: list[str]) -> None:
+def test_plugins_without_declarations_run_by_distribution_name(
+    runtime: Runtime, write: Callable[..., None], log: list[str]
+) -> None:
     names = ["acme-c", "acme-a", "Acme-B", "acme_d"]
     for name in names:
         write(name)
@@ -60,7 +62,9 @@ def test_by_distribution_name(runtime: Runtime, write: Callable[..., None], log:
     assert [plugin.name for plugin in runtime._loader.in_order()][:4] == order
 
 
-def test_as_declared(runtime: Runtime, write: Callable[..., None], log: list[str]) -> None:
+def test_plugins_run_in_the_declared_order(
+    runtime: Runtime, write: Callable[..., None], log: list[str]
+) -> None:
     write("acme-a", "after=['acme-c', 'not-installed']")
     write("acme-b", "priority=-1")
     write("acme-c", "priority=-5")

@@ -205,7 +205,7 @@ def run() -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_denial_is_no_choice_against_its_defaults_and_holds_for_them(
+def test_a_denial_keeps_the_platforms_defaults_unless_it_denies_them(
     acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     policy = tmp_path / "policy.toml"

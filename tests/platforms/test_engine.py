@@ -416,7 +416,7 @@ def test_unknown_operations() -> None:
         serving.register_oot_forward("rotary", 3)  # type: ignore[arg-type]
 
 
-def test_in_place_on_a_host_is_the_same() -> None:
+def test_silu_and_mul_is_right_on_a_cpu() -> None:
     gate, up = torch.randn(2, 5, 7).unbind(0)
     expected = silu_and_mul(gate, up)
     assert torch.equal(SiluAndMul.forward_cpu(gate, up), expected)

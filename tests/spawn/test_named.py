@@ -91,7 +91,7 @@ def test_objects_that_can_be_found_are_not_refused(runtime: Runtime, module: Any
     assert [hook.fn for hook in state.hooks] == ["userland_found:hook"] * 2
 
 
-def test_the_program_itself(runtime: Runtime, make: Callable[[str], Any]) -> None:
+def test_objects_of_main_are_refused(runtime: Runtime, make: Callable[[str], Any]) -> None:
     main = make("__main__")
     backend(runtime, main.Mine)
     backend(runtime, "__main__:Else", "path")
@@ -109,7 +109,7 @@ def test_the_program_itself(runtime: Runtime, make: Callable[[str], Any]) -> Non
     assert all(text in problem for text, problem in zip(expected, problems, strict=True)), problems
 
 
-def test_local_objects(runtime: Runtime, module: Any) -> None:
+def test_local_objects_are_refused(runtime: Runtime, module: Any) -> None:
     cls, options, function = module.local()
     backend(runtime, cls, config=options)
     runtime.hooks.add("textwrap.dedent", function)
@@ -122,7 +122,7 @@ def test_local_objects(runtime: Runtime, module: Any) -> None:
     assert "on textwrap.indent>: it is a lambda" in problems[3]
 
 
-def test_a_path_that_leads_elsewhere(runtime: Runtime, module: Any) -> None:
+def test_objects_whose_path_leads_elsewhere_are_refused(runtime: Runtime, module: Any) -> None:
     mine, hook = module.Mine, module.hook
     backend(runtime, mine)
     runtime.hooks.add("textwrap.dedent", hook)
@@ -135,7 +135,7 @@ def test_a_path_that_leads_elsewhere(runtime: Runtime, module: Any) -> None:
     assert "its path userland_found:hook leads to nothing" in problems[1]
 
 
-def test_objects_without_a_name(runtime: Runtime, module: Any) -> None:
+def test_objects_without_a_name_are_refused(runtime: Runtime, module: Any) -> None:
     for target, fn in {
         "textwrap.dedent": partial(module.hook),
         "textwrap.indent": module.Called(),

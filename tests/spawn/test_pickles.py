@@ -31,7 +31,7 @@ def register(registry):
 """
 
 
-def test_before_plugins_are_loaded(runtime: Runtime, install: Callable[..., Path]) -> None:
+def test_values_can_be_read_before_plugins_are_loaded(runtime: Runtime, install: Callable[..., Path]) -> None:
     site = str(install("acme-value", PLUGIN))
     runtime.load(["acme-value"], strict=True)
     runtime.configure("gated_delta", "Acme.v2", scale=4.5)

@@ -24,7 +24,7 @@ def test_a_detected_platform_is_not_a_choice(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("choice", ["cpu", "userland_platform:Mine", "object"])
-def test_a_choice(runtime: Runtime, platforms: Any, choice: str) -> None:
+def test_a_choice_is_restored(runtime: Runtime, platforms: Any, choice: str) -> None:
     runtime.use_platform(platforms.Mine() if choice == "object" else choice)
     state = pickle.loads(pickle.dumps(RuntimeState.of(runtime)))
     runtime.use_platform("cpu")

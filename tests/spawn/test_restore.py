@@ -95,19 +95,19 @@ METHODS = [method for method in ("spawn", "forkserver") if method in multiproces
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_as_an_initializer(parent: Runtime, userland: Any, method: str) -> None:
+def test_restoring_as_an_initializer(parent: Runtime, userland: Any, method: str) -> None:
     state = RuntimeState.of(parent)
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
         checked(pool.submit(userland.report).result(), parent, userland)
 
 
-def test_as_an_argument(parent: Runtime, userland: Any) -> None:
+def test_restoring_an_argument(parent: Runtime, userland: Any) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         checked(pool.apply(userland.restored, (RuntimeState.of(parent),)), parent, userland)
 
 
-def test_as_bytes_for_a_process_of_any_kind(parent: Runtime, userland: Any) -> None:
+def test_restoring_bytes_in_a_process_of_any_kind(parent: Runtime, userland: Any) -> None:
     text = pickle.dumps(RuntimeState.of(parent))
     assert len(text) < 20_000
     program = (
