@@ -77,4 +77,4 @@ def test_failures_are_found(engine, faults, monkeypatch):
     wrong = run(engine, faults, requests=20).wrong
     assert any("differs from" in line for line in wrong)
     assert any("failed without an injected failure" in line for line in wrong)
-    assert any(line.startswith("pages") for line in wrong)
+    assert any(line.startswith("at the end, only") for line in wrong)
