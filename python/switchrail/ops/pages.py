@@ -220,7 +220,7 @@ class PagedPlan(PagedBatchPlan):
         )
 
     def _ancestors(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
-        """The ancestors of each row, including itself, [length, length] bool; None in a batch without trees."""
+        """The ancestors of each row, including itself, [length, length] bool; None without trees."""
         if not isinstance(self._batch, PagedTreeBatch):
             return None
         follows = torch.eye(length, dtype=torch.bool, device=device)
