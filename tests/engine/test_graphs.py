@@ -227,6 +227,14 @@ def test_without_pieces_one_backend_without_graphs_makes_decodes_eager(
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
 
 
+def test_a_platform_that_returns_no_graph_class_captures_nothing(
+    make_engine: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GraphServing, "graph_class", lambda self: None)
+    assert make_engine(device=GraphPlatform(), options=OPTIONS).graphs == ()
+    assert "nothing is captured: platform cpu has no graphs" in caplog.messages
+
+
 def test_a_failure_while_capturing_leaves_that_key_eager(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,8 @@ def _capture(
     graph_class = platform.serving.graph_class()
     if isinstance(planned, str) or graph_class is None:
         if options.capture != "off" and platform.hardware.support_cuda_graph():
-            _log.warning("nothing is captured: %s", planned)
+            reason = planned if isinstance(planned, str) else f"platform {platform.kind} has no graphs"
+            _log.warning("nothing is captured: %s", reason)
         return None
     for op, reason in planned.eager.items():
         _log.warning("decodes run %s eagerly: %s", op, reason)
