@@ -142,8 +142,7 @@ class Served:
         """Plans a batch with the backend that serves it. The plan is valid for all layers of the op.
 
         Raises:
-            ContractError: The batch breaks the contract, or needs a feature that the constructor's `needed`
-                lacks.
+            ContractError: The batch breaks the contract, or needs a feature that the backend lacks.
         """
         cached = getattr(batch, "kv_seqlens", None)
         name = self.decisions[phase].at(batch.seqlens, cached)

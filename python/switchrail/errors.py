@@ -57,7 +57,7 @@ class UnknownDeviceError(SwitchrailError, ValueError):
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A preference has an invalid key, or misuses `auto`. Fields: `found`, `valid`, `nearest`."""
+    """A preference has an invalid key, or `auto` in a wrong place. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):
@@ -131,11 +131,11 @@ class NoRouteError(SwitchrailError, LookupError):
 
 
 class StalePlanError(SwitchrailError, LookupError):
-    """A plan's backend is missing or registered otherwise. Fields: `op`, `backend`, `origin`, `found`."""
+    """A plan's backend is not registered, or has changed. Fields: `op`, `backend`, `origin`, `found`."""
 
 
 class SchemaError(SwitchrailError, ValueError):
-    """A document is invalid, or its schema version is not supported. Fields: `found`, `valid`."""
+    """A JSON document is invalid, or its schema version is not supported. Fields: `found`, `valid`."""
 
 
 class OrderError(SwitchrailError, ValueError):
@@ -225,7 +225,7 @@ class EngineError(SwitchrailError, RuntimeError):
 
 
 class DispatchError(SwitchrailError, RuntimeError):
-    """A call can't be dispatched, or an op ran not exactly once. Fields: `layer`, `op`, `found`."""
+    """A call can't be dispatched, or an op didn't run once in a step. Fields: `layer`, `op`, `found`."""
 
 
 class BridgeError(SwitchrailError, ValueError):

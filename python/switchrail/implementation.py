@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """The implementation behind a registration.
+    """The class of a registration's backend, and the type of its configuration.
 
     Attributes:
         target: The class, or its path `module:Qualified.name`, which `build` imports.
-        config_type: The type of its configuration; None if it has none.
+        config_type: The type of the backend's configuration; None if it has none.
     """
 
     target: type[Any] | str
@@ -66,7 +66,7 @@ class Implementation:
 def check_class(
     cls: object, name: str, op: str, path: str, phases: Iterable[str], features: Collection[str]
 ) -> type[AnyBackend]:
-    """Checks that a class is a backend for an op, has its own `run`, and matches its base class.
+    """Checks that a class is a backend for an op, has the needed methods, and matches its base class.
 
     The class's optional steps must match the features of its registration.
 

@@ -1,7 +1,7 @@
 """Writes locks, and compares the installed distributions with a lock.
 
-A lock is a file with digests of all distributions that have plugins. `Loader.load` applies the lock that
-`SWITCHRAIL_LOCK` names.
+A lock is a file with digests of Switchrail and of all distributions that have plugins. `Loader.load` applies
+the lock that `SWITCHRAIL_LOCK` names.
 """
 
 from __future__ import annotations

@@ -220,8 +220,8 @@ class Registrar(ABC):
                 name except the built-in one.
 
         Raises:
-            RegistrationError: A plugin tries to clear a name that it has not registered. If others have
-                registered the name too, only the plugin's own registration is cleared.
+            RegistrationError: A plugin tries to clear a name that only other plugins or the user have
+                registered. If the plugin has registered it too, only the plugin's registration is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:

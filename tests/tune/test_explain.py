@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tune.md"
-HEADING = "microseconds per measured call; between these batches, thresholds choose the backend"
+HEADING = "microseconds per call; thresholds between these sizes choose the backend"
 
 
 class Split(TorchGatedDelta):

@@ -149,7 +149,7 @@ def _print_routes(out: Console, routes: Sequence[Route]) -> None:
         out.print()
         out.print(_decision(route))
         if len(route.decision.serving) > 1:
-            out.print("microseconds per measured call; between these batches, thresholds choose the backend")
+            out.print("microseconds per call; thresholds between these sizes choose the backend")
             out.print(_classes(route))
 
 
