@@ -1,4 +1,4 @@
-"""The README's examples print the documented output."""
+"""The README's examples print the documented output, and its commands and quotations are right."""
 
 from __future__ import annotations
 

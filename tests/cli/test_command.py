@@ -1,4 +1,4 @@
-"""The `switchrail` command: version, completion, imports, plain messages."""
+"""The `switchrail` command: version, help, completion, imports, plain messages, and a closed output."""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""`new-plugin` writes a distribution that installs, passes its own tests, and serves the engine."""
+"""`new-plugin` writes a distribution that installs, passes its own tests, and serves the engine.
+
+It refuses wrong names and folders.
+"""
 
 import os
 import subprocess
@@ -53,7 +56,7 @@ def runtime(made, monkeypatch):
 def test_their_own_tests(processes, made):
     """The tests of the written plugins pass. Of the conformance suite, only `ragged` and `refusals` run here.
 
-    `test_torch` runs all conformance cases on the classes from which these backends inherit.
+    `tests/conformance/test_torch.py` runs all cases on the classes from which these backends inherit.
     `test_they_claim_no_more_than_they_inherit` compares the cases.
     """
     folder, site = made

@@ -1,4 +1,4 @@
-"""Reports of code that bypasses hooks: caches around a target, and compilers that read its source."""
+"""Reports of code that bypasses hooks: caches, compilers that read the source, and holders of the object."""
 
 import functools
 import importlib

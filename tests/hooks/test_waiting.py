@@ -1,4 +1,4 @@
-"""Targets whose import Switchrail can't notice: loaded from a file path, inserted by hand, created later."""
+"""Waiting hooks: their targets are loaded from a path, inserted by hand or created later, or don't fit."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""`load` selects, imports, registers and hooks in one call."""
+"""Tests of `load`, which selects plugins, imports them and applies their registrations and hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sixteen threads on one runtime: eight load, register and hook; eight call, resolve, plan and read."""
+"""Threads that load, register, hook, call, resolve and plan on one runtime at the same time."""
 
 from __future__ import annotations
 

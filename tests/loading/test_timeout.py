@@ -1,4 +1,4 @@
-"""A plugin that exceeds its timeout keeps running, but without access to the runtime."""
+"""Plugins and platforms that exceed their timeout keep running, but without access to the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's calls of the methods that a platform provides."""
+"""The engine's calls of a platform's methods, and of its functions for operations."""
 
 from __future__ import annotations
 

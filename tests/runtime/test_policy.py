@@ -1,4 +1,4 @@
-"""The policy file names backends to prefer and to deny, and every program reads it."""
+"""The policy file, which every program reads, prefers, denies and configures backends."""
 
 from __future__ import annotations
 

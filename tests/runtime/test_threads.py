@@ -1,4 +1,4 @@
-"""Eight threads register and withdraw, while eight others resolve and look up."""
+"""Threads that register, withdraw, plan, resolve and look up at the same time."""
 
 from __future__ import annotations
 

@@ -631,10 +631,7 @@ def test_a_pass_without_any_call_is_counted(served, caplog):
 
 @pytest.mark.parametrize("name", ["switchrail:recorded", "switchrail:interpreted"])
 def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
-    """A recorded pass is repeated with other slots.
-
-    Without a GPU, nothing is recorded: the pass runs again on SGLang's tables, which have new contents.
-    """
+    """Without a GPU, nothing is recorded: the pass runs again on SGLang's tables, which have new contents."""
     made = served(name, name)
     made.pools.temporal.normal_()
     backend = made.backend
@@ -681,7 +678,7 @@ def test_a_recorded_pass_is_repeated_with_other_slots(served, version, name):
 @only_v23
 @pytest.mark.parametrize("name", ["switchrail:recorded", "switchrail:interpreted"])
 def test_a_recorded_verification_is_repeated_with_other_trees(served, name):
-    """See `test_a_recorded_pass_is_repeated_with_other_slots`; the last sequence is padding."""
+    """Without a GPU, the pass runs again on tables with other slots and trees. The last slot is padding."""
     torch.manual_seed(6)
     made = served(name, name, drafts=(6, 4))
     made.pools.own.normal_()
