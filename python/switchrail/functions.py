@@ -43,7 +43,7 @@ class Function:
         )
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether both are for the same operation and have a kind of device in common."""
+        """Whether both are functions for the same operation and have a kind of device in common."""
         return (
             isinstance(other, Function)
             and self.operation == other.operation
@@ -73,7 +73,7 @@ class ModelFamily:
     source: str
 
     def overlaps(self, other: Function | ModelFamily) -> bool:
-        """Whether both are for the same model type."""
+        """Whether both are families for the same model type."""
         return isinstance(other, ModelFamily) and self.model_type == other.model_type
 
     def __str__(self) -> str:

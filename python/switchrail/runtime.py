@@ -237,7 +237,7 @@ class Runtime(Registrar):
         with blamed_on(POLICY, ConfigError, UnknownBackendError, UnknownOpError):
             try:
                 if not self.backend(*key).configuration:
-                    # A plugin that plans while it is loaded may not configure others' backends.
+                    # A transaction of its own: a plugin being loaded may not configure others' backends.
                     self._configure(*key, values, apart=True)
             except (UnknownBackendError, UnknownOpError) as error:
                 error.extend(f"named by the file's table [config.{'.'.join(key)}]")

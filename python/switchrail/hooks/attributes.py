@@ -62,7 +62,7 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have set on a class, even if the class's own attributes now hide them."""
+    """The attributes that hooks have set on a class, even if other code has replaced them since."""
     # A copy, since another thread or a finalizer may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 

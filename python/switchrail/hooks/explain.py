@@ -59,7 +59,7 @@ class Explanation:
     Attributes:
         target: The target's module and qualified name, or the dotted path that was given.
         steps: The hooks that run, in the order of a call; then the hooks that don't run.
-        site: The target's site; None if the hooks wait for the target.
+        site: The target's `Site`; None if the hooks wait for the target.
     """
 
     target: str
@@ -141,7 +141,7 @@ def _explained(table: Table, site: Site) -> Explanation:
     found = table.chains.get(site)
     if found is None:
         return Explanation(site.name, (), site)
-    # Objects of one class have the same name but different paths.
+    # A stand-in's object may be named after its class, like other objects of the class; paths are unique.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
     else:  # a method of a replacing class is shown under the name of the method that it replaces

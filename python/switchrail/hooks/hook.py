@@ -99,7 +99,7 @@ class Hook:
         before: Sources, or names of hooks, that run after this one.
         after: Sources, or names of hooks, that run before this one.
         owner: The `Hooks` object that the hook belongs to.
-        site: The target's site; None if the target did not exist when the hook was created.
+        site: The target's `Site`; None if the target did not exist when the hook was created.
         path: The dotted path of the target, by which the target is found when a module is imported later or
             again; None if no path leads to the target.
         plugin: The distribution's plugin that added the hook, or None.

@@ -247,7 +247,7 @@ def decorator(
 ) -> Callable[[F], F]:
     """A decorator that passes a function to `add`, and returns it unchanged."""
 
-    # Not a closure in `add`: its cell would refer to the target, and the search for holders would find it.
+    # Not a closure in `add`: its cell would refer to the target, and `replace_held` would change the cell.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn

@@ -145,7 +145,7 @@ def shared(key: tuple[int, str], made: Function) -> Function:
     """The only site for a key: `made`, unless another thread was first.
 
     The caller creates the site without the lock, because creating a site reads an object's signature. `made`
-    is not a closure that creates the site, because the search for holders would find the closure's cells.
+    is not a closure that creates the site, because `replace_held` would also change the closure's cells.
     """
     with change_lock:
         return _shared.setdefault(key, made)

@@ -1,4 +1,4 @@
-"""Finds the site of a hook's target, which is given as a dotted path or an object.
+"""Finds the `Site` of a hook's target, which is given as a dotted path or an object.
 
 A target has the same site with and without active hooks, so it can be looked up without the lock, while other
 threads change hooks. For this, attributes that hooks have set on a class are ignored, and a stand-in counts
