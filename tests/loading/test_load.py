@@ -86,7 +86,7 @@ def test_a_missing_backend_of_an_installed_plugin_hints_at_load(runtime: Runtime
     assert "load" not in caught.value.message
 
 
-def test_the_default_runtime_is_loaded_by_one_name(runtime: Runtime, install: Install) -> None:
+def test_switchrail_load_loads_the_default_runtime(runtime: Runtime, install: Install) -> None:
     install("acme-good", GOOD)
     assert switchrail.load(["acme-good"], strict=True, timeout=60) == runtime.plugins
     assert runtime.backend("gated_delta", "acme")
@@ -234,7 +234,9 @@ def test_a_plugin_that_differs_from_the_lock_is_not_imported(
     assert fresh.plugins == ()
 
 
-def test_reentry_is_refused_and_does_not_stick(runtime: Runtime, install: Install, find: Find) -> None:
+def test_a_refused_reentry_does_not_prevent_later_loads(
+    runtime: Runtime, install: Install, find: Find
+) -> None:
     install("acme-good", GOOD)
     runtime._loader._flight.thread = threading.get_ident()
     with pytest.raises(LoadReentryError):

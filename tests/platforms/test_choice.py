@@ -124,7 +124,7 @@ def test_by_environment(
     assert runtime._platforms.asked is None
 
 
-def test_declining_is_an_error_where_it_was_named(
+def test_declining_is_an_error_for_a_named_platform(
     runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vendor("acme").answer = None
@@ -457,7 +457,7 @@ def test_an_object_of_no_kind(runtime: Runtime) -> None:
         runtime.use_platform(nameless())
 
 
-def test_distributions_are_named_as_pip_takes_their_names(
+def test_names_of_distributions_are_normalised_as_by_pip(
     runtime: Runtime, vendor: Callable[..., Any]
 ) -> None:
     vendor("Acme_Two")

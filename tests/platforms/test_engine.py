@@ -173,7 +173,7 @@ def test_the_default_page_size_on_cuda() -> None:
     assert options_on(OnTheHost(), {"page_size": 16}).page_size == 16
 
 
-def test_defaults_of_none_are_left_open(runtime: switchrail.Runtime) -> None:
+def test_an_engine_default_of_none_has_no_effect(runtime: switchrail.Runtime) -> None:
     platform = serving_platform(engine_defaults=lambda self: {"page_size": None, "max_sequences": 3})
     with Engine(CHECKPOINT, runtime=runtime, device=platform) as engine:
         assert (engine.options.page_size, engine.options.max_sequences) == (16, 3)

@@ -204,7 +204,7 @@ def test_the_nearest_number_of_heads_counts(runtime):
     assert name_of(bind(runtime, measurements=ask["measurements"]).at("prefill", (32768,))) == "split"
 
 
-def test_the_fingerprint_is_of_the_classes(runtime):
+def test_the_fingerprint_changes_with_the_thresholds_between_backends(runtime):
     plan = make(runtime)
     assert make(runtime, measurements=[delta(factor=1.5), attention()]).fingerprint == plan.fingerprint
     slower = delta()

@@ -77,7 +77,9 @@ def test_a_denial_holds_beside_any_other_key(runtime: Runtime, policy: Write, ke
         assert chosen(runtime, "decode", **{own: "!wide"})[0] == "torch", own
 
 
-def test_a_denial_is_no_choice(runtime: Runtime, policy: Write) -> None:
+def test_a_denial_for_a_narrower_key_keeps_the_choice_for_a_wider_one(
+    runtime: Runtime, policy: Write
+) -> None:
     policy('[backends]\nlinear = ["wide"]\n[deny]\n"gated_delta.decode" = ["fast"]\n')
     assert chosen(runtime, "decode")[0] == "wide"
     policy('[backends]\nlinear = ["wide"]\n')
@@ -86,7 +88,7 @@ def test_a_denial_is_no_choice(runtime: Runtime, policy: Write) -> None:
     assert chosen(runtime, "decode")[0] == "fast"
 
 
-def test_a_choice_stays_one_where_others_are_denied(runtime: Runtime, policy: Write) -> None:
+def test_a_choice_that_does_not_fit_is_refused_also_beside_denials(runtime: Runtime, policy: Write) -> None:
     runtime.register("cuda", "nowhere:Cuda", op="gated_delta", devices=("cuda",))
     policy('[backends]\nlinear = "cuda"\n[deny]\nlinear = ["reference"]\n')
     with pytest.raises(BackendUnfitError, match="does not run on cpu"):

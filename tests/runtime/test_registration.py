@@ -235,7 +235,7 @@ def test_two_names_with_one_path_stay_distinct(runtime: Runtime) -> None:
     assert [call.__self__ for call in calls] == backends
 
 
-def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
+def test_a_bound_plan_keeps_a_cleared_backend(runtime: Runtime) -> None:
     runtime.register("acme", Acme, op="gated_delta")
     routes = bind(runtime, gated_delta="acme")
     table, call = routes.plan.table, routes.lookup("gated_delta", "decode", 0)
@@ -317,7 +317,7 @@ def test_invalid_registrations_are_refused(
     assert runtime.backends() == before
 
 
-def test_one_text_is_not_several_names(runtime: Runtime) -> None:
+def test_a_string_in_place_of_a_list_is_refused(runtime: Runtime) -> None:
     wanted: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
     for call in (
         lambda: runtime.resolve("gated_delta", "decode", features="fast", **wanted),

@@ -586,7 +586,7 @@ def test_layers_that_the_version_does_not_serve_are_refused(runtime, caplog, mod
 
 
 @only_v23
-def test_prompts_do_not_go_before_verification_that_reads_accepted_lengths(served):
+def test_our_prompts_before_sglangs_fused_verification_are_refused(served):
     """SGLang's fused verification reads states that only SGLang's kernels for prompts write."""
     pool = torch.ones(9, dtype=torch.int32)
     made = partial(served, family="kda", drafts=(6, 1), accept_lens_pool=pool)

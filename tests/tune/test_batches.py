@@ -29,7 +29,7 @@ PHASES = ("prefill", "decode", "verify")
 @pytest.mark.parametrize("large", [True, False])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("op", CONTRACTS)
-def test_a_grid_is_of_loads_that_differ(op, phase, large):
+def test_batches_of_a_grid_have_different_loads(op, phase, large):
     grid = batches(op, phase, large)
     loads = [load_of(op, batch.lengths, batch.cached) for batch in grid]
     assert len(grid) >= 3
@@ -51,7 +51,7 @@ def test_one_sequence_and_many_are_in_the_grid_of_each_total():
 
 
 @pytest.mark.parametrize("large", [True, False])
-def test_rows_with_nothing_before_them_and_with_a_little_are_in_the_grid(large):
+def test_prefills_without_and_with_a_short_prefix_are_in_the_grid(large):
     grid = batches("attention", "prefill", large)
     alone = {
         sum(batch.lengths) for batch in grid if batch.cached == batch.lengths and len(batch.lengths) == 1
@@ -174,7 +174,7 @@ def test_gates_that_never_decay_are_timed_apart():
     assert all(timing.to_dict()["heads"] == [1, 1] for timing in timings)
 
 
-def test_states_are_of_one_dtype():
+def test_a_backend_for_another_state_dtype_is_left_out():
     with isolated() as runtime:
         runtime.register("half", TorchGatedDelta, op="gated_delta", state_dtypes=("bfloat16",))
         sizes = {"gated_delta": (Size(head_size=(16, 16), heads=(1, 1)),)}

@@ -62,7 +62,7 @@ def runtime(tmp_path, monkeypatch):
         yield runtime
 
 
-def test_explain_shows_who_serves_what(runtime):
+def test_explain_shows_which_backend_serves_which_batches(runtime):
     done = CliRunner().invoke(app, ["explain", str(CHECKPOINT), "--device", "cpu", "--phase", "prefill"])
     assert done.exit_code == 0, done.output
     part = next(part for part in done.output.split("\n\n") if part.startswith("gated_delta prefill"))
