@@ -204,8 +204,8 @@ class Staging:
 
     def _closed(self) -> TransactionClosedError:
         return TransactionClosedError(
-            f"the transaction of {self} is closed, so this change was refused; valid: changes before "
-            "the plugin's function returns, or the block of Runtime.transaction() ends"
+            f"the transaction of {self} is closed, so this change was refused; valid: changes before the "
+            "plugin's function returns, or within the block of Runtime.transaction()"
         )
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ def explain(
         typer.Option(
             "--hook",
             metavar="TARGET",
-            help="Show the hooks on this dotted path, in the order in which they run. Imports its module.",
+            help="Show the hooks on this dotted path, in the order in which they run. Imports the module.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="The id of the only layer to show.")] = None,

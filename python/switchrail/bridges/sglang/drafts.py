@@ -24,7 +24,7 @@ class Drafts:
     """The form of the drafts that a server verifies.
 
     Attributes:
-        tokens: The number of drafted tokens of each sequence in a forward pass.
+        tokens: The number of rows of each sequence in a verification: `speculative_num_draft_tokens`.
         tree: Whether the drafted tokens form a tree. Only the device knows the parents of a tree's rows.
     """
 
