@@ -10,7 +10,7 @@ from benchmarks import drafts
 
 
 def test_forced_acceptance_of_every_kind_of_draft(tmp_path, monkeypatch):
-    """Each kind of draft has accepted tokens, and takes fewer steps than no drafts."""
+    """With each kind of draft, tokens are accepted, and fewer steps run than without drafts."""
     monkeypatch.setattr(drafts, "NEW_TOKENS", 24)
     file = tmp_path / "rows.json"
     with isolated():

@@ -353,7 +353,7 @@ def test_a_backends_error_has_a_note_with_backend_op_and_phase(make: Any, name: 
 
 
 def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
-    """`dispatch.commit` commits two layers with the same results as direct calls of the backend."""
+    """`Dispatcher.commit` commits two layers with the same results as direct calls of the backend."""
     samples = [gated_delta_call([3, 2], phase="verify", seed=seed).with_trees() for seed in (1, 2)]
     plan = runtime.plan(
         Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)

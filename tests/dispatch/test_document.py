@@ -1,4 +1,4 @@
-"""The examples of docs/dispatch.md print the output that the document shows."""
+"""The example of docs/dispatch.md prints the output that the document shows."""
 
 from __future__ import annotations
 

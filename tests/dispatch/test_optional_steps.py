@@ -50,7 +50,7 @@ class WithBatch(Planned):
 
 
 class Nested(Delegate):
-    """A wrapper inside a wrapper."""
+    """A wrapper that contains another wrapper."""
 
     op = "mla"
     kind: type[Planned] = WithFlag

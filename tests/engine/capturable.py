@@ -57,7 +57,9 @@ class CapturableAttention(Capturable, AttentionBackend):
         _, heads, size = call.q.shape
         q = call.q.float().view(count, width, keys.shape[2], -1, size)
         scores = torch.einsum("nxhgd,nthd->nxhgt", q, keys) * layer.scale
-        own = torch.arange(keys.shape[1]) - (batch.kv_lens.unsqueeze(1) - width)  # [N, T], 0 for row 0
+        own = torch.arange(keys.shape[1]) - (
+            batch.kv_lens.unsqueeze(1) - width
+        )  # [N, T]; 0 at the first new row
         follows = torch.ones(width, width, dtype=torch.bool).tril().expand(count, -1, -1)
         if isinstance(batch, PagedTreeBatch):
             parents = batch.parents.view(count, width).long()

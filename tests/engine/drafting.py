@@ -10,7 +10,7 @@ from switchrail.engine.drafts import Drafted, Drafts
 from switchrail.engine.task import Task
 
 Forced = Callable[[Random, int], int]
-"""Maps a number of drafted tokens to the number of right ones among them."""
+"""Maps a random source and a number of drafted tokens to the number of right ones among them."""
 
 FORCED: dict[str, Forced] = {
     "none": lambda draw, count: 0,

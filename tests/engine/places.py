@@ -1,4 +1,4 @@
-"""Finds all places in some files where Python can raise a signal handler's exception, from their bytecode.
+"""Finds, from bytecode, all places in some files where Python can raise a signal handler's exception.
 
 The interpreter checks for signals after calls, at function entries and at backward jumps. A normal run
 records which of these places it passes. Then an action can be run at each of these places in turn.

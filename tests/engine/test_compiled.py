@@ -120,7 +120,7 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(compiled: Mak
 
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
-    """In Zamba2, attention depends on the layer's number, and torch compiles it again for each number."""
+    """In Zamba2, the layer's number is an argument of the layer, and torch compiles it again for each number."""
     path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 4)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]
@@ -195,7 +195,7 @@ print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for wha
 def test_inductor_copies_no_pool_and_caches_its_code_on_disk(
     compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
 ) -> None:
-    """Compiling allocates no memory as large as a pool, and a second process finds the compiled code on disk.
+    """Compiled steps allocate no memory as large as a pool. A second process finds the compiled code on disk.
 
     Each run has its own process, since code that Inductor loads stays in the process.
     """
@@ -203,7 +203,7 @@ def test_inductor_copies_no_pool_and_caches_its_code_on_disk(
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # no compilations that only find the processor's vector instructions
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # skips compilations that only test for vector instructions
         "SWITCHRAIL_PLUGINS": "",
     }
     expected = [list(each) for each in tokens(compiled(compile="off"), ONE)]
@@ -292,7 +292,7 @@ def test_a_hook_that_cant_be_traced_leaves_its_kind_eager(
 
 
 def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
-    """`qk_norm_rope` that also writes the cache."""
+    """`qk_norm_rope`, which also writes keys and values to the cache."""
     q, k = OPERATIONS[QKNormRope](*args, **kwargs)
     for pool, values in zip(cache[:2], (k, v), strict=True):
         pool.flatten(0, 1).index_copy_(0, cache[2], values.squeeze(0))

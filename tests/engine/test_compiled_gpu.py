@@ -1,4 +1,4 @@
-"""Compiled layers on a GPU, captured and eager, compared with eager layers in float32."""
+"""Compiled layers on a GPU, with and without graphs, compared with eager layers in float32."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) ->
 def test_outputs_are_those_of_the_model_and_proposals_those_of_the_draft(
     make_engine: Make, plain_engine: Any, draft: Path
 ) -> None:
-    """Outputs are those without drafts, and proposals those from scratch, for ragged prompts in chunks."""
+    """Outputs are those without drafts. Proposals are those that the draft model generates alone."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
@@ -213,7 +213,7 @@ def test_sampled_requests_accept_drawn_drafts(make_engine: Make, checkpoint: Pat
 
 
 def test_samples_do_not_depend_on_other_requests(make_engine: Make, tmp_path: Path) -> None:
-    """A request draws the same tokens alone and beside another sampled request, including its last token."""
+    """A request draws the same tokens alone and beside another sampled request."""
     draft = make_checkpoint(tmp_path, seed=9, num_hidden_layers=1, layer_types=[FULL])
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     long = SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=1.3, seed=77)
@@ -336,7 +336,7 @@ def test_each_model_is_routed_by_its_own_layout(make_engine: Make, draft: Path) 
 def test_a_layout_of_another_model_is_refused(
     make_engine: Make, checkpoint: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No draft here would load if the kinds of its layers were read from the model's list."""
+    """A draft is refused if the kinds of its layers are taken from the model's config."""
     fixed = switchrail.Layout.from_config(checkpoint)
     monkeypatch.setattr(loading, "layout_of", lambda *_: fixed)
     with pytest.raises(SwitchrailError, match="layout"):
@@ -346,7 +346,7 @@ def test_a_layout_of_another_model_is_refused(
 def test_layer_0_is_not_assumed_to_be_full_attention(
     make_engine: Make, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the draft's layers were assumed to be full attention, as in SGLang, only such a draft would load."""
+    """If the draft's layers were assumed to be full attention, as in SGLang, other drafts would not load."""
     config = json.loads((draft / "config.json").read_text())
     is_full = LINEAR not in config["layer_types"]
     fixed = switchrail.Layout.from_config({**config, "layer_types": [FULL] * config["num_hidden_layers"]})

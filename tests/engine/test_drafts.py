@@ -529,7 +529,7 @@ def test_steps_without_drafts_are_captured(
 def verified_runtime(
     captured_runtime: switchrail.Runtime, request: pytest.FixtureRequest
 ) -> switchrail.Runtime:
-    """A runtime with capturable backends for verification too; commits may be deferred."""
+    """A runtime with capturable backends for decode and verification, with or without deferred commits."""
     register_capturable(captured_runtime, defers=request.param == "deferred")
     return captured_runtime
 
@@ -538,7 +538,7 @@ def verified_runtime(
 def test_verifications_are_captured(
     kind: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """Verifications are captured whole, with padding inside and after the sequences.
+    """Verifications are captured whole, with rows of padding in sequences, and with sequences of padding.
 
     Steps that also have prompts are captured in pieces.
     """
@@ -666,8 +666,8 @@ def test_an_interrupt_leaves_no_deferred_commit_to_another_sequence(
     verified_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a verification is accepted, an interrupt ends its requests, and other sequences get their
-    slots."""
+    """An interrupt after a verification ends its requests. Deferred commits don't change the sequences that
+    get their slots."""
     prompts = make_prompts(24)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     drafts = Pauses(expected)

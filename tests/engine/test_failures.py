@@ -1,4 +1,4 @@
-"""A failure affects nothing else: the engine frees all its pages and slots, and other requests continue."""
+"""After a failure, the engine frees the pages and slots of failed requests, and other requests continue."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def test_a_failed_step_does_not_fail_requests_that_it_did_not_run(engine: Engine
 
 
 def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None:
-    """A cancel within a step takes effect when the step ends, for example if the garbage collector closes a
-    stream."""
+    """A cancel within a step takes effect when the step ends. For example, the garbage collector may close a
+    stream within a step."""
     expected = engine.generate(["x"], FREE)
     decoding = engine.submit("the", FREE)
     engine.step()

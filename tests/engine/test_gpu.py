@@ -202,7 +202,7 @@ def test_graphs_are_captured_beside_other_work(make_engine: Make) -> None:
 def test_operations_that_wait_for_the_device_are_not_captured(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key with an operation that waits for the device can't be captured, and runs without a graph.
+    """A step with an operation that waits for the device can't be captured, and runs without a graph.
 
     The engine, the other graphs and the device still work.
     """

@@ -449,7 +449,8 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     options = {**OPTIONS, "capture": "decode"}
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
     assert [state.rows for state in engine.graphs if state.reason] == [4]
-    assert shared == [False, True, True, ended, True, True, True]  # a key's second graph chooses tokens
+    # each key has two graphs, but the key of 4 rows fails in its first
+    assert shared == [False, True, True, ended, True, True, True]
     graphs = engine._runner.graphs
     assert graphs is not None
     graphs._drop()
@@ -458,7 +459,7 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
 
 
 def test_a_replay_repeats_operations_without_results():
-    """Such an operation may raise, or write to an argument that its schema doesn't name as written."""
+    """An operation without results may raise, or write to an argument that its schema doesn't name."""
     graph, is_valid = RecordedGraph(), torch.ones(())
     with graph.capture():
         torch._assert_async(is_valid)

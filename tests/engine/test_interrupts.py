@@ -27,7 +27,7 @@ from .capturable import CAPTURABLE, register_capturable
 from .places import Place, Visiting, name, recorded
 from .test_graphs import GraphPlatform
 
-# code that runs only while an engine is created, or that changes no state
+# files with code that runs only while an engine is created, or that changes no state
 OTHERS = {
     "checkpoint",
     "checks",

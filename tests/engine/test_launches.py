@@ -1,4 +1,4 @@
-"""The number of kernels that a layer launches in a decode, with `switchrail-kernels`."""
+"""How many kernels of `switchrail-kernels` are launched by the layers of a decode, and by a verification."""
 
 from __future__ import annotations
 

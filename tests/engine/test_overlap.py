@@ -23,7 +23,7 @@ def checkpoint(small_checkpoint: Path) -> Path:
 
 
 def make_params(count: int) -> list[SamplingParams]:
-    """Parameters: requests end by length, token or text, greedy or sampled, some with several samples."""
+    """Parameters of requests that end by length, token or text. Some are sampled, or have several samples."""
     draw = random.Random(4)
     return [
         SamplingParams(
@@ -139,7 +139,7 @@ def test_two_failed_steps_in_flight_end_the_requests_of_both(
 ) -> None:
     """If tokens never arrive and the next step fails too, the requests of both steps end.
 
-    Each call raises the first error.
+    `step` raises the error of the launch.
     """
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()

@@ -123,7 +123,7 @@ def disturb(engine: Engine, seed: int) -> None:
 def compare(
     reference: Reference, recorder: Recorder, outputs: list[tuple[int, Any]]
 ) -> tuple[float, list[str]]:
-    """Compare every row, up to the first token that differs after a tie between two logits.
+    """Compare every row up to the first token that differs, which must be due to a tie between two logits.
 
     Returns:
         The largest difference, and descriptions of the ties.

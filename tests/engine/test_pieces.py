@@ -158,7 +158,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
 ) -> None:
     """Steps with prompts, alone or with decodes, compute the tokens of eager steps.
 
-    The steps have from one row to more than the largest key, and some have forks.
+    The steps have from one row to more than the largest key. Some prompts have several samples.
     """
     prompts = [*make_prompts(), *make_prompts(7)]
     options = {**OPTIONS, "max_tokens_per_step": 2100, "prefill_chunk": None, "max_length": 1024}

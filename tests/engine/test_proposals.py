@@ -1,4 +1,4 @@
-"""Whole proposals in one graph, also launched before the host knows which drafts were accepted."""
+"""Proposals captured in one graph each, which is launched before the host knows which drafts are accepted."""
 
 from __future__ import annotations
 

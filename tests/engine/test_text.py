@@ -101,7 +101,7 @@ def test_each_token_of_whole_characters_is_decoded_once() -> None:
     for _ in range(2):
         stream = TextStream(texts, b"in", ())
         assert run(stream, list(b"abab")) == ["a", "b", "a", "b", ""]
-    one = [list(b"in"), [97], [98], [98]]  # the last one when the text is finished
+    one = [list(b"in"), [97], [98], [98]]  # [98] again when the text is finished
     assert decoded == [*one, list(b"in"), [98]]
 
 

@@ -1,6 +1,6 @@
 """Families whose definitions call flash-linear-attention if it is installed.
 
-Its kernels don't run on CPU tensors, so a function that the engine did not hook would fail.
+The library's kernels don't run on CPU tensors, so a function that the engine did not hook would fail.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_the_command(family_of: Callable[[str], Family]) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_bytes_of_the_slice_are_those_allocated_on_a_gpu(tmp_path: Path) -> None:
-    """The 12-layer slice of `benchmarks.serving`: Qwen3-Next at its real widths."""
+    """The slice is that of `benchmarks.serving`: 12 layers of Qwen3-Next at its real widths."""
     path = slices.make_checkpoint(tmp_path, 12, 64, 3072)
     runtime = switchrail.Runtime()
     options = {"max_sequences": 256, "max_length": 8192, "num_pages": 4096, "capture": "off"}

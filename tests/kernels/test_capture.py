@@ -155,7 +155,7 @@ def test_another_stream(make, backend):
 
 
 class OneLayer:
-    """A backend that makes all calls with one layer, and copies the tensors of a call's layer to and fro."""
+    """A backend that makes all calls with one layer. It copies the tensors of each layer there and back."""
 
     def __init__(self, backend):
         self.backend, self.layer = backend, None

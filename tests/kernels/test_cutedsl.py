@@ -55,7 +55,7 @@ TYPES = {
 
 
 class Memory:
-    """`size` numbers starting at an address, or one number at each lane's address."""
+    """`size` numbers starting at an address, or at each lane's address."""
 
     def __init__(self, pointer, size):
         self.dtype, self.address, align = pointer

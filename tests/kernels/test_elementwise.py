@@ -67,7 +67,7 @@ def check_sum(found, expected):
 
 @pytest.fixture(autouse=True)
 def _several_rows_a_program(monkeypatch):
-    """Use several rows per program, even for few rows."""
+    """Use several rows per program for more than 30 rows, instead of 2,048."""
     monkeypatch.setattr(rows, "_FEW", 30)
 
 

@@ -1,4 +1,5 @@
-"""Tests of launches: which properties select a binary, which parameters the driver gets, and versions."""
+"""Tests of launches: which properties select a binary, which parameters the driver gets, and which
+versions of Triton are known."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_queries_that_are_multiplied_on_the_way_keep_their_digits(backend, devic
     call = mla_call(
         [40, 9, 17], kv_lengths=[40, 25, 33], phase=phase, dtype=torch.float16, norm=8.0, device=device
     )
-    verify(backend, call, bound=Error(1e-3, 2e-3))  # one more rounding: 8.1e-4 and 7.4e-3
+    # with one more rounding, the errors would be 8.1e-4 and 7.4e-3
+    verify(backend, call, bound=Error(1e-3, 2e-3))
 
 
 @pytest.mark.parametrize("ragged", [True, False])

@@ -38,7 +38,7 @@ def uniform(seed, number):
 
 
 def kept_of(logits, temperature, top_k, top_p, min_p):
-    """The tokens that the filters keep, all tokens in descending order, and the weights of all tokens."""
+    """The tokens that the filters keep, all tokens by descending logits, and the weights of all tokens."""
     values = logits.double().tolist()
     best = max(values)
     weights = [math.exp((value - best) / max(temperature, 1e-30)) for value in values]
