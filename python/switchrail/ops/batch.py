@@ -62,7 +62,7 @@ class StateBatch(SequenceBatch):
 
     The engine reserves slot 0 and assigns it to no sequence. A sequence with slot -1 for both reading and
     writing is padding: its rows of `out` are zeros, and no state is read or written. The state of an empty
-    sequence is neither read nor written.
+    sequence (one without rows) is neither read nor written, except in a `DeferredBatch`.
 
     Attributes:
         read_slots: [N] int64, the slots of the initial states.
@@ -193,7 +193,7 @@ class PagedTreeBatch(PagedBatch):
     its ancestors and to itself.
 
     Attributes:
-        parents: See `VerifyBatch`.
+        parents: See `VerifyBatch`; -1 if the row directly follows the tokens before the sequence's rows.
         parent_rows: See `VerifyBatch`.
     """
 

@@ -689,7 +689,7 @@ def _indices(*axes: str, dtype: str, about: str) -> TensorSpec:
 
 SEQUENCES: Mapping[str, TensorSpec] = {
     "cu_seqlens": _indices(
-        "N+1", dtype="int32", about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1]"
+        "N+1", dtype="int32", about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1] - 1"
     )
 }
 """The tensors of a `SequenceBatch`."""
@@ -733,14 +733,18 @@ ACCEPTED = TensorSpec(
 """The argument `accepted` of `commit`."""
 
 PARENTS: Mapping[str, TensorSpec] = {
-    "parents": _indices("T", dtype="int32", about="the parent row of each row; -1: the state")
+    "parents": _indices(
+        "T", dtype="int32", about="parent of each row, as an index within its sequence; -1: none"
+    )
 }
 """The tensor that a `VerifyBatch` adds to a `StateBatch`, and a `PagedTreeBatch` to a `PagedBatch`."""
 
 PAGES: Mapping[str, TensorSpec] = {
     **SEQUENCES,
-    "page_table": _indices("N", "P", dtype="int32", about="pages in order; undefined past the last used one"),
-    "kv_lens": _indices("N", dtype="int32", about="tokens in the cache, the batch's own included"),
+    "page_table": _indices(
+        "N", "P", dtype="int32", about="pages of each sequence in order; undefined past its last page"
+    ),
+    "kv_lens": _indices("N", dtype="int32", about="cached tokens of each sequence, its rows included"),
 }
 """The tensors of a `PagedBatch`."""
 
@@ -754,6 +758,6 @@ STATE_FEATURES: Mapping[str, str] = {
 
 PAGED_FEATURES: Mapping[str, str] = {
     "device_parents": _PARENTS,
-    "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are then upper bounds",
+    "kv_bounds": "`kv_bounds` may be True: `kv_seqlens` are then upper bounds of `kv_lens`",
 }
 """The features that allow more values in fields of a `PagedBatch`, each with a description."""

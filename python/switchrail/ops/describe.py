@@ -43,9 +43,10 @@ suite are made from the same contracts.
   or the alternatives, that must have stride 1; the other strides may have any value.
 - With *any strides*, elements may overlap and the axes may lie in another order, but no stride may be 0. With
   *gaps*, strides may be longer than in dense memory: the order of the axes stays, and no elements overlap.
-- A feature is an ability that a backend of the op may declare. Only backends that declare a feature can serve
-  a call that uses it. A call that doesn't use it omits the feature's arguments or passes None. With some
-  features, a tensor may have further dtypes or orders in memory, which the tables list.
+- A feature is an ability that a backend of the op may declare. A call that uses a feature needs a backend
+  that declares it, or [an adapter](adapters.md) that adds it. A call that doesn't use a feature omits its
+  arguments or passes None. With some features, a tensor may have further dtypes or orders in memory, which
+  the tables list.
 - A layer holds the tensors *of the layer*. Each call passes the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
@@ -94,7 +95,8 @@ def describe_batches(kind: type[SequenceBatch]) -> str:
             *row, about = _tensor_row(name, spec, widest)
             rows.append((*row, f"{about}; in a `{each.__name__}` ({condition})"))
     ops = ", ".join(f"`{contract.op}`" for contract in contracts)
-    head = f"The batches of {ops}. `help(switchrail.ops.{kind.__name__})` also has the fields on the host."
+    fields = f"`help(switchrail.ops.{kind.__name__})` also describes the fields on the host."
+    head = f"Calls of {ops} take this batch or a subclass. {fields}"
     table = _table(("tensor", "axes", "dtypes", "memory", "about"), rows)
     facts = [f"with the feature `{name}`, {text}" for name, text in widest.field_features.items()]
     notes = "\n".join(f"- {fact}" for fact in [*facts, *_common_notes(kind)])
@@ -168,7 +170,7 @@ def _option_row(name: str, spec: OptionSpec) -> tuple[str, ...]:
     kinds = [repr(value) for value in spec.values] or names
     about = [spec.about]
     if spec.finite_nonzero:
-        about.append("finite, not 0")
+        about.append("finite" if spec.sign else "finite, not 0")
     if spec.sign:
         about.append("more than 0" if spec.sign > 0 else "less than 0")
     if spec.feature is not None:

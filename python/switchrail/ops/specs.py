@@ -109,7 +109,7 @@ NO_OVERLAP = "out may not overlap any other tensor"
 
 STATE_NOTES = (
     "a padding sequence gets zeros in its rows of out and writes no state",
-    "an empty sequence, one without rows, keeps its state: its slots are neither read nor written",
+    "the slots of a sequence without rows are neither read nor written, except in a `DeferredBatch`",
     NO_OVERLAP,
 )
 

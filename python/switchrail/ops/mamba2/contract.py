@@ -70,7 +70,7 @@ CONTRACT = Contract(
             axes=("T", "H"),
             dtypes=(INPUT, COMPUTE),
             unit_stride=("T", "H"),
-            about="steps before dt_bias and softplus",
+            about="time steps before dt_bias, softplus and bounds",
         ),
         "A": TensorSpec(
             axes=("H",), dtypes=(COMPUTE,), memory=("H",), about="log of the decay per unit of time, <= 0"
