@@ -1,4 +1,4 @@
-"""Finds the CPythons of this machine, with whose `importlib.metadata` discovery is compared."""
+"""Finds the CPythons of this machine. Their `importlib.metadata` is compared with Switchrail's discovery."""
 
 from __future__ import annotations
 

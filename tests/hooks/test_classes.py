@@ -72,7 +72,7 @@ class Unrelated:
 
 
 def test_a_class_that_extends_the_target(hooks, mod):
-    pickle.dumps(mod.Target())  # sets `__slotnames__` on the class, which must be there when `before` is read
+    pickle.dumps(mod.Target())  # sets `__slotnames__` on the class, before its attributes are read
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
     hooks.add("hook_replaced.Target", Better, "replace")

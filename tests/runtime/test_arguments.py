@@ -128,7 +128,7 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
         {"kind": "cuda", "min_capability": (8, 0), "max_capability": (9, 0)},
     ),
 }
-"""By name: a call that takes its arguments in a mapping, and the arguments, one of which a test replaces."""
+"""By name: a call, which takes its arguments in a mapping, and arguments, one of which a test replaces."""
 
 PLACES = [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments]
 

@@ -86,7 +86,7 @@ def test_the_objects_own_id_wins(make_plan: Any) -> None:
 
 
 class RadixAttention(torch.nn.Module):
-    """A layer whose class name and attributes may contradict the kind of the layer with its id."""
+    """A layer whose kind follows from its id only, not from its class's name or its attributes."""
 
     def __init__(self, layer_id: int) -> None:
         super().__init__()

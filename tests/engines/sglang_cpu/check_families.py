@@ -7,7 +7,7 @@ import torch
 NEW_TOKENS = 5
 LENGTHS = (3, 9, 70)
 TRIES = 40
-"""The most random prompts of one length that are tried to find one whose continuation has no near tie."""
+"""The number of random prompts to try per length. The first one without a near tie after it is used."""
 OURS = {"linear_attn_backend": "switchrail", "attention_backend": "switchrail"}
 OPTIONS = {"max_running_requests": 4, "max_total_tokens": 512, "max_mamba_cache_size": 16}
 OPS = {
