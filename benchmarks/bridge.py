@@ -142,8 +142,8 @@ def measure(
         row[f"{name}, decode step (ms)"] = round(1e3 * statistics.median(step for _, step in found), 3)
     if "served" in times:
         more = row["served, decode step (ms)"] - row["alone, decode step (ms)"]
-        row["dispatched calls a step"] = calls
-        row["a call costs more (us)"] = round(1e3 * more / calls, 1)
+        row["dispatched calls per step"] = calls
+        row["extra time of a dispatched call (us)"] = round(1e3 * more / calls, 1)
         return row, same_until_ties(outputs["alone"], outputs["served"], width)
     return row, True
 

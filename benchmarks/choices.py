@@ -34,7 +34,7 @@ class Choices:
         self.found.setdefault(layer, []).append((sequences, positions, experts.cpu()))
 
     def of(self, sequence: int, length: int) -> torch.Tensor:
-        """[layers, length, K], the experts for a sequence's first tokens, sorted by number.
+        """[layers, length, K], the experts for a sequence's first `length` tokens, sorted by number.
 
         Raises:
             KeyError: The experts of a token were not recorded.

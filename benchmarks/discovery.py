@@ -45,7 +45,7 @@ PROGRAMS = {
 
 
 def make_site(site: Path) -> None:
-    """Creates 600 distributions like pip. 6 have a plugin, and about a third have other entry points."""
+    """Creates the metadata of 600 distributions. 6 have a plugin, about a third have other entry points."""
     for index in range(DISTRIBUTIONS):
         info = site / f"made_up_{index}-1.{index}.dist-info"
         info.mkdir()

@@ -4,9 +4,9 @@
     python -m benchmarks.elementwise --tokens 1 8
 
 Prints microseconds per call in a captured graph of several calls, next to those of transformers' operation,
-in bfloat16. Each call has its own tensors. Up to 256 tokens, these stay in the L2 cache, as in a real step,
-where the previous kernel has just written them. The floor is the number of bytes read and written, divided by
-this run's copy bandwidth.
+in bfloat16. Each call has its own tensors. Up to 256 tokens, its inputs stay in the L2 cache, as in a real
+step, where the previous kernel has just written them. The floor is the number of bytes read and written,
+divided by this run's copy bandwidth.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def as_list(found: Any) -> list[torch.Tensor]:
 
 
 def check(name: str, case: Case) -> float:
-    """The relative error compared with transformers. Exits if the error is too large."""
+    """The error relative to transformers' result. Exits if it is too large."""
     error = 0.0
     for mine, own in zip(as_list(case.ours()), as_list(case.theirs()), strict=True):
         wide = own.double()

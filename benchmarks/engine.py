@@ -88,7 +88,7 @@ def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: 
 
 @torch.inference_mode()
 def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
-    """The time of the matrix products alone. The output layer's only has rows whose logits are needed."""
+    """The time of the matrix products alone; the output layer is applied only to rows that need logits."""
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     body = 0.0

@@ -5,13 +5,13 @@
     python -m benchmarks.families --tiny                 # a trial with small widths on a CPU
 
 Weights are random, in bfloat16. *prefill* is a run of B prompts of 200 to 600 tokens with one new token each,
-*step* the additional time per further token; medians of 5 runs after one uncounted run. transformers runs
-`generate` with its own cache, on padded prompts.
+*step* the additional time per further token. The engine's times are medians of 5 runs, after one uncounted
+run. transformers runs `generate` once after a warm-up, with its own cache, on padded prompts.
 
 The floor is computed from this device's measured speeds. For *step*, it is the time for copying the bytes
 that a step needs: the weights, the states twice, and the cached tokens. Of the experts' weights, it counts
 the expected share that B tokens use if they choose at random. For *prefill*, the floor is the time of the
-products with the weights, at the speed of a large product in bfloat16.
+products with the weights, without the output layer's, at the speed of a large product in bfloat16.
 """
 
 from __future__ import annotations

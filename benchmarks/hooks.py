@@ -1,10 +1,10 @@
 """Cost of a call through hooks, compared with a chain of closures like that of SGLang's hook registry.
 
 The closure chain is equivalent to that registry: it has one generic wrapper per hook. To check this, its time
-relative to a plain call is compared with the registry's. pluggy calls 1 or 5
-implementations, of which only the last returns a result. wrapt, if installed, wraps a function 1 or 5 times.
-All run in turn in the same process, and each must return the right result before it is timed. The cost of
-adding a hook is measured with few and with many modules loaded.
+relative to a plain call is compared with the registry's. pluggy calls 1 or 5 implementations, of which only
+the last returns a result. wrapt, if installed, wraps a function 1 or 5 times. All run in turn in the same
+process, and each must return the right result before it is timed. The cost of adding a hook is measured with
+few and with many modules loaded.
 
     python benchmarks/hooks.py [--json]
 """

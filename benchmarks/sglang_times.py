@@ -123,7 +123,7 @@ def time_all(
             print(
                 f"prefix cache {cache}, {run}, {name}: {1e3 * median:.1f} ms "
                 f"({1e3 * min(times):.1f} to {1e3 * max(times):.1f}), {own / median:.3f} times "
-                "as fast as with its own kernels",
+                "as fast as with SGLang's own kernels",
                 flush=True,
             )
     return rows

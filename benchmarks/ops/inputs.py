@@ -72,7 +72,7 @@ def _fill(
     if name in ("beta", "A"):
         return torch.rand(shape, dtype=dtype, device=device) * (1 if name == "beta" else -1)
     values = torch.randn(shape, dtype=dtype, device=device)
-    if name == "g":  # decays as in trained models, with the formula of `switchrail.testing.inputs`
+    if name == "g":  # decays as in trained models; see `switchrail.ops.samples.random`
         return -0.3 * torch.nn.functional.softplus(values) if case.decays else values.zero_()
     return values * case.sizes["R"] ** -0.5 if name in ("w_k", "w_v") else values
 

@@ -31,7 +31,7 @@ def times(document: Mapping[str, Any]) -> str:
 
 
 def tuned(kept: Mapping[str, Any]) -> str:
-    """Tables of one machine's times from `switchrail tune` in prefill and decode, with `auto`'s choices."""
+    """Tables of one machine's times from `switchrail tune` in prefill and decode, with the plans' choices."""
     (machine,) = kept["machines"]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     parts = [f"One {machine['device']['name']}; {packages}."]
@@ -138,7 +138,7 @@ def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
 
 
 def _auto(row: Mapping[str, Any], best: float) -> str:
-    """The backend that `auto` chose, and its time relative to the best."""
+    """The backend that a plan chose, and its time relative to the best."""
     name = row["auto"]["backend"]
     if name not in row["times"]:
         return f"`{name}`"

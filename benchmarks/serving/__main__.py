@@ -13,7 +13,7 @@ The slice has hidden size 2,048, one attention layer after every three gated del
 token and random bfloat16 weights. It serves B prompts of 200 to 600 tokens with 64 new tokens each, greedily
 and, with `--sampled`, also at temperature 0.7 and top_p 0.9. *prefill* is the time of a run with one new
 token each, *step* the additional time per further token, *tokens/s* new tokens divided by the whole time. All
-are medians of runs that alternate with those of the peers, after one uncounted run.
+are medians of runs that alternate with SGLang's, after one uncounted run.
 
 `--arrivals`: prompts arrive at random times (a Poisson process) at 70% of the throughput of the largest
 batch; prints milliseconds until the first token and between tokens. `--host`: host time of a decode step from

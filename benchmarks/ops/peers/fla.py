@@ -71,7 +71,7 @@ def _lightning(call: Sample) -> dict[str, Run]:
 
 
 def _both(call: Sample, views: Step, dense: Step) -> dict[str, Run]:
-    """`FLA` and `FLA bare`, from functions of the states with views and with dense tensors as inputs."""
+    """`FLA`, which runs `views` on strided inputs, and `FLA bare`, which runs `dense` on dense ones."""
     common = _common(call)
     return {
         "FLA": with_slots(call, lambda states: views(initial_state=states, **common)),

@@ -164,7 +164,7 @@ class Dispatcher:
 
         Args:
             bound: The route plan with its backends.
-            ops: The ops to dispatch; None means all ops of the plan. Only their layers can be added.
+            ops: The ops to dispatch; None means all ops of the plan. Only layers of these ops can be added.
             needed: By op, the features that the op's calls need. Backends that lack features are adapted if
                 an `Adapter` can add them.
             announced: The (op, phase, backend) triples whose first use is already logged, shared by the
@@ -239,7 +239,8 @@ class Dispatcher:
             ops: The ops to plan; None means all.
 
         Raises:
-            DispatchError: A layer of the plan was not added, or rows are in no part or in several.
+            DispatchError: A layer of the plan was not added, the parts' rows do not follow one another, or a
+                part has no batch for an op.
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         check_rows(parts)
@@ -286,7 +287,7 @@ class Dispatcher:
 
         Args:
             name: The optional step.
-            routes: The tables with the backends.
+            routes: The route tables with the backends.
             ops: The ops whose backends run the optional step.
             **arguments: The optional step's arguments.
 
@@ -425,7 +426,7 @@ class Dispatcher:
         """Plans the commits that the last verification deferred.
 
         Args:
-            batch: A batch whose sequences have no rows, but records to apply.
+            batch: A batch whose sequences have no rows, only deferred commits.
 
         Returns:
             For each layer, a function that runs its commit.

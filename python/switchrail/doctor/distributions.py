@@ -113,7 +113,7 @@ def _names(runtime: Runtime) -> Iterator[Finding]:
                 "names",
                 name,
                 f"{len(distributions)} distributions have a plugin of this name: {', '.join(distributions)}",
-                f"use {names} to distinguish them, or uninstall one",
+                f"write {names} to distinguish them, or uninstall one",
             )
 
 

@@ -162,7 +162,7 @@ def import_package(package: str, kind: str) -> Any:
     except Exception as error:
         raise PlatformError(
             f"can't look for {kind} devices: {package} is installed, but importing it failed: {error!r}; set "
-            "SWITCHRAIL_PLATFORM=cpu to skip it",
+            "SWITCHRAIL_PLATFORM=cpu to skip the search",
             found=kind,
             package=package,
         ) from error

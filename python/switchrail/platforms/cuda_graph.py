@@ -28,7 +28,7 @@ class CudaGraph(Graph):
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
         self._graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace per stream. So graphs that share memory must be captured on one stream.
+        # cuBLAS has a workspace per stream. Graphs that share memory use one stream, to share that too.
         together = shares if isinstance(shares, CudaGraph) else None
         self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()

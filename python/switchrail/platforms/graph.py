@@ -41,7 +41,7 @@ class Graph:
         raise NotImplementedError
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor at the address of `tensor`, for use between replays of graphs that share memory.
+        """A tensor at the address of `tensor`, for eager code that runs between replays.
 
         If the memory lives as long as the graph, an implementation may return a tensor that does not own the
         memory. Then later captures can use this memory too.

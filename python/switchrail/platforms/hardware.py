@@ -15,8 +15,7 @@ class Hardware:
 
     A method that has no default and is not implemented raises a NotProvidedError (a NotImplementedError) that
     names the platform and the method. `name`, `total_memory` and `current_memory_usage` are mandatory.
-    Switchrail itself calls all methods except `distributed_backend`, which is for users who create a process
-    group.
+    Switchrail's engine does not call `distributed_backend`, which is for code that creates a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.

@@ -52,7 +52,7 @@ class DeviceCapability(NamedTuple):
 
 
 class CpuArchitecture(str, Enum):
-    """The instruction set of the host's processor."""
+    """The architecture of a processor."""
 
     X86 = "x86"
     ARM = "arm"

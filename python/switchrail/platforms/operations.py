@@ -160,8 +160,8 @@ class Experts(Operation):
     """A mixture of gated feed-forward layers (Shazeer et al., arXiv 1701.06538).
 
     `forward(x, logits, gate_up, down, *, top_k, normalize, shared, rows)` returns the weighted sum of down_e
-    (silu(gate_e x) (up_e x)) over the experts e of each row. x and the result are [T, H], logits [T, E] of
-    x's dtype, gate_up [E, 2 I, H] with gate's rows before up's, and down [E, H, I].
+    (silu(gate_e x) (up_e x)) over the experts e of each row. x and the result are [T, H] with the hidden
+    size H, logits [T, E] of x's dtype, gate_up [E, 2 I, H] with gate's rows before up's, and down [E, H, I].
 
     A row's experts are the `top_k` with the greatest logits; ties are broken arbitrarily. Their weights are
     the float32 softmax of all logits, divided by the sum of the chosen ones if `normalize` is set. The last
@@ -255,7 +255,7 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it. The graphs of greedy decode steps contain a function marked with `switchrail.params.capturable`.
+    it. Graphs of greedy decode steps include the function if it is marked as `switchrail.params.capturable`.
     """
 
     name = "choose_tokens"

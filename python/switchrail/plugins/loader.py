@@ -129,8 +129,7 @@ class Loader:
 
         Selects plugins by allow list, `SWITCHRAIL_PLATFORM` and `SWITCHRAIL_LOCK`, imports them, and calls
         their functions in the order that `switchrail.plugin` describes. A plugin that fails leaves only its
-        record and a warning in the log. Plugins that an earlier call tried are not tried again, so a second
-        call changes nothing.
+        record and a warning in the log. Plugins that an earlier call tried are not tried again.
 
         Args:
             allow: Names of the plugins that may be loaded; None means those in `SWITCHRAIL_PLUGINS`, or else

@@ -106,7 +106,9 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
     from torch.distributed.distributed_c10d import _get_default_store
 
     if not dist.is_initialized():
-        raise RankError("there is no job yet; valid: after torch.distributed.init_process_group", ranks={})
+        raise RankError(
+            "the job has no process group yet; call torch.distributed.init_process_group first", ranks={}
+        )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
     try:
         return _through(_get_default_store(), report, dist.get_rank(), ranks, timeout)

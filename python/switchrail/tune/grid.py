@@ -21,7 +21,7 @@ class Size:
     Attributes:
         head_size: Head sizes of q and k, and of v; None for an op without heads.
         heads: Numbers of q heads and of v heads, as in a layout; None for an op without heads.
-        channels: Number of channels of an op without heads.
+        channels: Number of channels of an op without heads; None for an op with heads.
     """
 
     head_size: tuple[int, int] | None = None

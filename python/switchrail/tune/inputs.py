@@ -12,7 +12,7 @@ from switchrail.tune.grid import Batch
 
 
 def enlarged(call: Sample, size: Batch) -> Sample:
-    """A call like the given one, with the sizes of another batch.
+    """A call like the given one, with the rows and the cached tokens of the batch `size`.
 
     The rows of the small call are repeated, but without the gaps between its tensors, which a model's tensors
     don't have either. With such gaps, addresses are not multiples of 16 bytes, and kernels take up to three
