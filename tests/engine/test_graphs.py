@@ -203,7 +203,7 @@ def test_the_engine_lists_what_was_captured(make_engine: Make, captured_runtime:
     assert all(set(state.eager) == set(state.backends) == eager for state in engine.graphs[4:])
     assert {name for state in engine.graphs[4:] for name in state.backends.values()} == {"torch"}
     assert decodes[0].because.keys() == names.keys()
-    assert engine.graphs[0].name == "decodes of 1 sequences and 200 tokens"
+    assert engine.graphs[0].name == "decodes of 1 sequence with caches of up to 200 tokens"
     assert engine.graphs[4].name == "steps of 16 rows with prompt tokens"
     off = make_engine(runtime=captured_runtime, device=GraphPlatform(), options={**OPTIONS, "capture": "off"})
     assert off.graphs == ()

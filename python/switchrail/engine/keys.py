@@ -46,18 +46,17 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """A description of the key's steps."""
+        if self.kind == "mixed":
+            return f"steps of {self.rows} rows with prompt tokens"
+        count = self.rows // self.width
+        sequences = f"{count} sequence{'s' * (count != 1)} with caches of up to {self.tokens} tokens"
         if self.kind == "verify":
-            sequences = self.rows // self.width
-            return f"verifications of {sequences} sequences, {self.width} rows each, and {self.tokens} tokens"
-        if self.kind == "decode":
-            return f"decodes of {self.rows} sequences and {self.tokens} tokens"
-        if self.kind == "propose":
-            return f"proposals for {self.rows} sequences and {self.tokens} tokens"
-        return f"steps of {self.rows} rows with prompt tokens"
+            return f"verifications of {sequences}, {self.width} rows each"
+        return f"{'decodes of' if self.kind == 'decode' else 'proposals for'} {sequences}"
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """The numbers of sequences to capture: a few small ones, then at most four per power of two."""
+    """The numbers of sequences to capture: a few small ones, at most four per power of two, and `most`."""
     found = [size for size in _FEW if size < most]
     size = _STEP
     while size < most:
@@ -77,7 +76,7 @@ def lengths(most: int) -> tuple[int, ...]:
 
 
 def mixed_rows(most: int) -> tuple[int, ...]:
-    """The numbers of rows to capture for mixed steps: powers of two and the numbers halfway between them."""
+    """The numbers of rows to capture for mixed steps: powers of two, 1.5 times these, and the maximum."""
     most = min(most, _MOST_MIXED)
     found = []
     size = _MIXED
