@@ -182,7 +182,7 @@ def test_nothing_to_time_is_an_error(capsys):
     assert "no result" in capsys.readouterr().err
 
 
-def test_a_later_run_takes_the_place_of_the_same_cases_only():
+def test_a_later_run_replaces_only_the_same_cases():
     def run(date, *shapes):
         return {
             "date": date,

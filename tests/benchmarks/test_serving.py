@@ -172,7 +172,7 @@ def test_the_engine_gets_the_options():
         command.main([*small, "--options", '{"page_size": -1}'])
 
 
-def test_sglang_with_our_kernels_beside_it(python, capsys, monkeypatch):
+def test_the_table_has_sglang_with_switchrails_kernels(python, capsys, monkeypatch):
     small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "1", "--rows", "4096"]
     for module in (slices, command):
         monkeypatch.setattr(module, "LONG", 700)

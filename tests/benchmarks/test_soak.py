@@ -41,7 +41,7 @@ def run(engine, faults, requests=60):
     return soak.soak(engine, faults, requests=requests, prompts=12, longest=60, new_tokens=8)
 
 
-def test_nothing_goes_wrong(engine, faults, monkeypatch):
+def test_a_correct_engine_passes(engine, faults, monkeypatch):
     monkeypatch.setattr(soak, "EVERY", 3)
     monkeypatch.setattr(soak, "warm_up", lambda engine: ())
     report = run(engine, faults)

@@ -193,7 +193,7 @@ def test_two_models_and_a_plain_one(small: Small, small_of: Get) -> None:
         assert Small("", plain, small.prompts).generate(6) == expected
 
 
-def test_threads(small: Small) -> None:
+def test_threads_can_share_a_served_model(small: Small) -> None:
     expected = small.generate(6)
     found: list[list[list[int]]] = []
     with sr.use(small.model):

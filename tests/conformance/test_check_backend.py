@@ -204,7 +204,7 @@ def test_one_summary_over_all_failures(check, vendor):
         ),
     ],
 )
-def test_nothing_to_run(check, arguments, message):
+def test_choices_without_a_case_are_errors(check, arguments, message):
     done = check(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr

@@ -123,7 +123,7 @@ def test_reads_of_forbidden_memory():
     assert "a cache position that no row may see is read" in report
 
 
-def test_only_where_gates_decay():
+def test_a_mistake_after_decaying_gates_is_reported_as_such():
     call = gated_delta_call([20, 20, 20], gate="one", initial="all")
     call.tensors["g"][30:40] = -0.1
 

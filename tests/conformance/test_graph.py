@@ -185,7 +185,7 @@ def test_tables_that_refresh_copies_fail(device):
         host.graph(setting("attention", captured(Early, device)))
 
 
-def test_memory_that_is_asked_for_in_a_capture_fails(device):
+def test_memory_allocated_in_a_capture_fails(device):
     class Greedy(captured(Refreshed, device)):
         def run(self, call, batch, plan):
             device.allocations += device.capturing is not None

@@ -261,7 +261,7 @@ def test_parts_have_all_rows_one_after_the_other(make: Any, name: str) -> None:
             pass  # pragma: no cover
 
 
-def test_a_copy_of_a_layer_is_another_one() -> None:
+def test_a_copy_of_a_layer_remembers_nothing() -> None:
     layer = half()
     layer.checked.add("seen")
     layer.kept["owner"] = "addresses"
@@ -271,7 +271,7 @@ def test_a_copy_of_a_layer_is_another_one() -> None:
         assert (other.checked, other.kept, other.scale) == (set(), {}, layer.scale)
 
 
-def test_layers_that_can_be_added(make: Any) -> None:
+def test_add_refuses_layers_that_do_not_fit(make: Any) -> None:
     dispatcher = make(gated_delta="told", ops=None)
     dispatcher.add(0, half())
     with pytest.raises(DispatchError, match="layer 0 already has its gated_delta"):

@@ -120,7 +120,7 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(compiled: Mak
 
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
-    """In Zamba2, the layer's number is an argument of the layer, and torch compiles it again for each number."""
+    """In Zamba2, a layer gets its number as an argument, and torch compiles it again for each number."""
     path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 4)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]

@@ -185,7 +185,7 @@ def test_a_hooked_choice_is_called_in_each_step(
     assert (len(seen), len(launched)) == (12, 11)
 
 
-def test_a_platforms_function_is_called_in_each_step_unless_it_is_marked(
+def test_an_unmarked_platform_function_is_called_in_each_step(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
     called: list[int] = []

@@ -462,7 +462,7 @@ def test_wrong_trees(parents: Any, text: str, make_engine: Make) -> None:
         engine.generate([[1, 2], [3]], FREE)
 
 
-def test_options() -> None:
+def test_options_of_drafts() -> None:
     assert EngineOptions(draft="ngram").draft_tokens == 4
     assert EngineOptions(draft=NgramDrafts(), max_sequences=2, max_tokens_per_step=10).draft_tokens == 4
     assert (
@@ -773,7 +773,7 @@ def test_padding_reads_no_other_sequence(
     [("eager", "committed"), ("captured", "committed"), ("captured", "deferred")],
     indirect=["verified_runtime"],
 )
-def test_trees(
+def test_outputs_with_trees_are_those_without_drafts(
     where: str, make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
     """Accepted keys move to their positions, and states follow the accepted path.

@@ -179,7 +179,7 @@ def test_a_change_of_hooks_is_captured_before_the_next_step(
     assert not seen, "an old graph was replayed after a change"
 
 
-def test_keys() -> None:
+def test_sizes_and_lengths_of_keys() -> None:
     assert sizes(1) == (1,)
     assert sizes(6) == (1, 2, 4, 6)
     assert sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
@@ -459,7 +459,7 @@ def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
 
 
 def test_a_replay_repeats_operations_without_results():
-    """An operation without results may raise, or write to an argument that its schema doesn't name."""
+    """An operation without results may raise, or write to an argument that is not written by its schema."""
     graph, is_valid = RecordedGraph(), torch.ones(())
     with graph.capture():
         torch._assert_async(is_valid)

@@ -66,7 +66,7 @@ def test_without_a_pause_no_prompt_waits(make_engine: Callable[..., Engine]) -> 
     assert len(late.tokens) == 1
 
 
-def test_the_pause_is_as_long_as_the_step_was(
+def test_the_pause_is_a_multiple_of_the_steps_time(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

@@ -119,7 +119,7 @@ def test_the_memory_of_a_head(model_type: str, tmp_path: Path) -> None:
     assert found.states + token * OPTIONS["num_pages"] * OPTIONS["page_size"] == pools
 
 
-def test_a_head_that_is_not_run(family_of: Callable[[str], Family], tmp_path: Path) -> None:
+def test_heads_that_cannot_run_are_refused(family_of: Callable[[str], Family], tmp_path: Path) -> None:
     options = {**OPTIONS, "draft": "mtp"}
     path = Path(shutil.copytree(family_of("nemotron_h").path, tmp_path / "nemotron"))
     config = json.loads((path / "config.json").read_text())

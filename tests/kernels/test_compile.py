@@ -172,7 +172,7 @@ print(len(compiled))
 """
 
 
-def test_kernels_with_all_that_is_optional_have_types_that_agree():
+def test_kernels_with_all_options_have_types_that_agree():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False

@@ -144,7 +144,7 @@ def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
             assert rejected.reasons == ["needs triton>=3.6, and version 3.5.1 is installed"]
 
 
-def test_functions_for_operations_are_there():
+def test_each_function_fits_its_operation():
     assert switchrail_kernels.OPERATIONS
     for name, path in switchrail_kernels.OPERATIONS.items():
         module, _, attribute = path.partition(":")

@@ -125,7 +125,7 @@ def test_calls_that_differ_are_not_repeated(driver: Driver, name: str) -> None:
     assert driver.launched == []
 
 
-def test_tensors_that_are_not_aligned_are_calls_of_their_own(driver: Driver) -> None:
+def test_tensors_of_other_alignment_have_their_own_record(driver: Driver) -> None:
     aligned, other = torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)[1:]
     driver.add((aligned,), (), (CONSTANT, 1))
     driver.add((other,), (), (CONSTANT, 2))
@@ -168,7 +168,7 @@ def test_scratch_is_each_calls_own(driver: Driver) -> None:
     assert not first <= mine < first + 1024
 
 
-def test_without_memory_for_scratch_the_call_goes_the_usual_way(driver: Driver) -> None:
+def test_a_call_without_memory_for_scratch_is_not_repeated(driver: Driver) -> None:
     x = torch.zeros(16)
     driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0, False), ()),), 2**62, ())
     assert not driver.calls.again((x,), ())
@@ -251,7 +251,7 @@ def test_the_table_does_not_grow_without_end(driver: Driver) -> None:
     assert driver.calls.again((x,), (1024,))
 
 
-def test_keeps_what_it_launches_loaded(driver: Driver) -> None:
+def test_recorded_kernels_stay_loaded(driver: Driver) -> None:
     class Kernel:
         pass
 
@@ -273,7 +273,7 @@ def make_calls(layer: DeltaLayer | None = None) -> Recorder:
     return calls_of(make_layer() if layer is None else layer, object())
 
 
-def test_a_layers_own_tensors_are_where_the_layer_has_them(driver: Driver) -> None:
+def test_a_layers_own_tensors_have_the_layers_addresses(driver: Driver) -> None:
     x = torch.zeros(4)
     driver.parameters = 4
     first, second = driver.layer(100, 2**64 - 2), driver.layer(300, 400)
@@ -318,7 +318,7 @@ def test_a_layers_calls_keep_the_table_and_the_table_no_layer(driver: Driver) ->
     assert layer.again((x,), ())
 
 
-def test_a_recording_is_its_threads() -> None:
+def test_a_recording_belongs_to_its_thread() -> None:
     layer = make_layer()
     calls = make_calls(layer)
     x = torch.zeros(4)

@@ -121,7 +121,7 @@ def test_long_sequences_and_long_pasts(backend, dtype, features):
 
 
 @pytest.mark.parametrize("window", [None, 16, 1500])
-def test_after_a_past_a_sequence_is_one_call_where_torch_needs_no_mask(backend, window, monkeypatch):
+def test_a_sequence_with_cached_tokens_is_one_call_where_torch_needs_no_mask(backend, window, monkeypatch):
     call = attention_call([2 * BLOCK, 5], kv_lengths=[1500, 5], heads=4, kv_heads=2, window=window)
     counts = []
     for flash in (False, True):
@@ -155,7 +155,7 @@ def test_a_page_table_that_is_too_narrow(backend):
         dataclasses.replace(call, batch=batch).run(backend)
 
 
-def test_drafts_are_a_chain_as_prefill_has_it(backend):
+def test_drafts_without_a_tree_are_a_chain(backend):
     call = attention_call(
         [3, 1, 5], kv_lengths=[40, 41, 5], phase="verify", window=20, lse=True, padding=(1,)
     )

@@ -57,7 +57,7 @@ def test_nan_and_infinity_never_pass(bad):
     assert not measure(worse, worse).within(huge)
 
 
-def test_nothing_and_zeros():
+def test_empty_tensors_zeros_and_different_shapes():
     assert measure(torch.empty(0, 3), torch.empty(0, 3)) == Error(0.0, 0.0)
     assert measure(torch.zeros(2, 3), torch.zeros(2, 3)) == Error(0.0, 0.0)
     assert measure(torch.full((2, 3), 1e-30), torch.zeros(2, 3)).norm == math.inf
@@ -84,7 +84,7 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("message", SABOTAGE)
-def test_verify_sees(message):
+def test_verify_detects_each_error(message):
     call = gated_delta_call([3, 1, 5, 0], padding=(1,), in_place=False)
     verify(sabotaged(ReferenceGatedDelta, lambda **a: None), call)
     with pytest.raises(AssertionError, match=message):
@@ -92,7 +92,7 @@ def test_verify_sees(message):
     verify(ReferenceGatedDelta(), call)
 
 
-def test_verify_sees_a_read_beyond_the_end():
+def test_verify_detects_a_read_beyond_the_end():
     class Beyond(ReferenceAttention):
         def run(self, call, batch, plan):
             longer = tuple(kv + 1 for kv in batch.kv_seqlens)

@@ -15,7 +15,7 @@ from switchrail.testing.conformance.checks import CHECKS
 EACH = pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=list(DEFINITIONS))
 
 
-def test_each_folder_of_an_op_is_one_of_the_cores():
+def test_folders_and_definitions_are_those_of_the_cores_ops():
     folders = {path.parent.name for path in Path(switchrail.ops.__file__).parent.glob("*/contract.py")}
     assert folders == set(OPS)
     assert [definition.op for definition in DEFINITIONS.values()] == list(CONTRACTS) == list(OPS)
@@ -32,7 +32,7 @@ def test_the_table_of_definitions_imports_none_of_their_parts():
 
 
 @EACH
-def test_parts_are_the_ops(definition):
+def test_parts_of_a_definition_belong_to_its_op(definition):
     assert definition.contract.op == definition.op
     for backend in (definition.reference, definition.torch):
         assert issubclass(backend, definition.interface)

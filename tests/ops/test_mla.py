@@ -103,5 +103,5 @@ def test_absorbing_the_weights_changes_nothing():
     assert measure(expanded, whole.out).within(BOUNDS[torch.float64])
 
 
-def test_drafts_are_a_chain_as_prefill_has_it(backend):
+def test_drafts_without_a_tree_are_a_chain(backend):
     verify(backend, mla_call([3, 1, 5], kv_lengths=[40, 41, 5], phase="verify", lse=True, padding=(1,)))

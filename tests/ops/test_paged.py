@@ -117,7 +117,7 @@ def test_a_row_of_a_tree_is_that_of_the_chain_that_leads_to_it(op, backend, make
     assert measure(alone.out, call.out[path].double()).within(BOUNDS[torch.float32])
 
 
-def test_trees_are_for_verification_of_a_backend_that_has_them(backend, make):
+def test_trees_need_the_feature_and_the_phase_verify(backend, make):
     call = make([3, 4], phase="verify").with_trees()
     with pytest.raises(ContractError, match="got trees, expected none: this backend lacks the feature trees"):
         call.contract.check_batch("verify", call.batch)

@@ -143,7 +143,7 @@ def test_the_error_does_not_grow_with_the_length(op, gate):
 
 
 @every_op
-def test_more_tokens_than_are_worked_on_at_once(op):
+def test_more_tokens_than_fit_in_a_group(op):
     backend, make = OPS[op]
     shape = sizes(op, heads=1, group=1, key_size=16, value_size=16)
     call = make([GROUP_TOKENS - 1, 5, 2 * GROUP_TOKENS + 7, 600], **shape)
@@ -268,7 +268,7 @@ def test_drafts_of_slots_that_follow_one_another(op):
 
 
 @every_stateful
-def test_a_chain_that_is_accepted_is_as_decoded(op):
+def test_an_accepted_chain_gives_the_results_of_decodes(op):
     backend, make = STATEFUL[op]
     call = make([5, 5, 5], phase="verify", initial="all", seed=4)
     verified = call.clone()
@@ -322,7 +322,7 @@ def test_any_checkpoints(op, lengths, every, dtype, initial, in_place, padded, s
 
 
 @every_stateful
-def test_checkpoints_of_more_tokens_than_are_worked_on_at_once(op):
+def test_checkpoints_of_more_tokens_than_fit_in_a_group(op):
     backend, make = STATEFUL[op]
     call = make([2 * GROUP_TOKENS + 7, 1100], initial="all").with_checkpoints(512)
     verify(backend(), call)
@@ -393,7 +393,7 @@ def test_checkpoints_that_break_the_contract(op):
         call.contract.check_batch("prefill", call.batch)
 
 
-def test_decays_that_follow_one_of_any_size_in_mamba2():
+def test_small_decays_after_a_huge_one_in_mamba2():
     call = mamba2_call([70], dt_softplus=False, bias=False, initial="all")
     call.tensors["A"].fill_(-1e20)
     call.tensors["dt"].mul_(1e-20)

@@ -56,7 +56,7 @@ def test_logits_that_overflow_an_exponential():
     assert torch.equal(out, v.gather(1, top[..., None].expand(-1, -1, 4)))
 
 
-def test_a_sink_takes_its_part():
+def test_a_sink_scales_the_result_and_adds_to_the_log_sum_exp():
     q, k, v = tensors(6)
     out, lse = attend(q, k, v, scale=1.0)
     sinks = torch.tensor([[-1.0], [0.0], [2.0]], dtype=torch.float64)
