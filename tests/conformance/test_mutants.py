@@ -518,7 +518,9 @@ REPORTS = {
         "a sequence gives a different result alone than in a batch"
     ],
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
-    "a number written before the output": ["memory outside out is written: 1 number, the nearest 1 before"],
+    "a number written before the output": [
+        "memory outside out is written: 1 number, the nearest 1 number before"
+    ],
     "nothing checked": ["an input that breaks the contract is not refused"],
     "betas of a layer's first call": [AGAIN],
     "betas remembered by their address": [AGAIN, "a call with the same tensors but new values"],
@@ -554,7 +556,7 @@ REPORTS = {
     ],
     "the last row never written": [
         "numbers are never written: 64 of",
-        "1 row of them whole, first at sequence 6",
+        "including 1 whole row, first at sequence 6",
     ],
     "heads reversed": ["the heads are in the wrong order: they are reversed"],
     "heads written in interleaved order": [

@@ -93,7 +93,10 @@ def test_parts_of_the_keys_merge_to_the_whole(function, device):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seqlens": (3, 0, 40, 2)}, r"q: got shape \[44, 4, 24\], expected \[sum\(seqlens\), H, D\]"),
+        (
+            {"seqlens": (3, 0, 40, 2)},
+            r"q: got shape \[44, 4, 24\], expected \[sum\(seqlens\), H, D\] = \[45, 4, 24\]",
+        ),
         ({"seqlens_k": (7, 5, 70)}, "seqlens_k: got 3 sequences, expected 4"),
         ({"seqlens_k": (7, 5, 70, 1)}, "k: got shape"),
     ],

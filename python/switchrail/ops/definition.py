@@ -24,10 +24,10 @@ SLOTS = ("device_parents", "index_views", "null_slot", "read_only_states")
 """Features that allow further values or forms of a batch's fields, for any op with a state."""
 
 STATES = (*SLOTS, "checkpoints", "row_states", "strided_out", "strided_pool", "transposed_state")
-"""The features of ops with a state."""
+"""The features that all ops with a state have."""
 
 PAGES = ("device_parents", "index_views", "kv_bounds", "lse", "strided_out", "strided_pool", "trees")
-"""The features of ops over a paged cache."""
+"""The features that all ops over a paged cache have."""
 
 RECURRENT: Mapping[str, Any] = {
     "state_dtypes": ("float64", "float32", "bfloat16", "float16"),

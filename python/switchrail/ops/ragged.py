@@ -92,7 +92,7 @@ def check_ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Ragge
         ("v", v.shape, (sum(seqlens_k), k.shape[1], v.shape[2]), "[sum(seqlens_k), HKV, V]"),
     ):
         if tuple(found) != wanted:
-            raise _error(name, f"shape {list(found)}", axes, list(found))
+            raise _error(name, f"shape {list(found)}", f"{axes} = {list(wanted)}", list(found))
     count = len(seqlens_k)
     if len(seqlens) != count:
         raise _error("seqlens_k", f"{count} sequences", f"{len(seqlens)}, as in seqlens", count)

@@ -45,7 +45,9 @@ def guards(setting: Setting) -> None:
         for where, guard in (("before", changed[:_GUARD].flip(0)), ("after", changed[-_GUARD:])):
             if guard.any():
                 steps = int(guard.nonzero()[0]) + 1
-                detail = f"{count(int(guard.sum()), 'number')}, the nearest {steps} {where} it"
+                detail = (
+                    f"{count(int(guard.sum()), 'number')}, the nearest {count(steps, 'number')} {where} it"
+                )
                 finding = Finding(f"memory outside {name} is written", detail)
                 raise Mismatch([Problem(f"something was written {where} {name}", (finding,))])
 

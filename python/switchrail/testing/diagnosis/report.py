@@ -60,7 +60,7 @@ def never_written(d: Difference) -> Finding | None:
         told = ", ".join(map(d.row_name, rows[:_MOST_TOLD]))
         return Finding("states are never written", told + (", ..." if len(rows) > _MOST_TOLD else ""))
     rows = left.flatten(1).all(1).nonzero().flatten().tolist()
-    whole = f", {count(len(rows), 'row')} of them whole" if rows else ""
+    whole = f", including {count(len(rows), 'whole row')}" if rows else ""
     first = d.place(left.nonzero()[0].tolist())
     return Finding(
         "numbers are never written", f"{int(left.sum()):,} of {left.numel():,}{whole}, first at {first}"

@@ -156,7 +156,7 @@ def rounding(d: Difference) -> Finding | None:
         return None
     hint = "; products in TF32 are off by 3e-4 and more" if d.dtype == torch.float32 and error > 5e-5 else ""
     cause = "most rows are off by a little, as after rounding"
-    return Finding(cause, f"{error:.1e} in all{hint}", is_whole=True)
+    return Finding(cause, f"an error of {error:.1e} over all rows{hint}", is_whole=True)
 
 
 EXACT = (rounded_otherwise, taken_for, transposed, zeros, constant_ratio, swapped_heads, moved_rows)
@@ -207,5 +207,7 @@ def _order(sources: list[int]) -> str:
     )
     for groups in (n for n in range(2, count) if count % n == 0):
         if sources == torch.arange(count).view(groups, -1).T.flatten().tolist():
-            return f"{told}: grouped as [{count // groups}, {groups}] for [{groups}, {count // groups}]"
+            return (
+                f"{told}: grouped as [{count // groups}, {groups}] instead of [{groups}, {count // groups}]"
+            )
     return told
