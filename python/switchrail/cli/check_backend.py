@@ -133,12 +133,12 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
 
 
 def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A table with a row per op and phase: the number of passed cases and the largest error (`_worst`)."""
+    """A table with a row per op and phase: the number of passed cases and the worst error; see `_worst`."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.setting.phase)):
-        held, error, bound, _, where = _worst(group)
-        cells.append((*which, held, error, bound, "/".join(where[1:])))
-    return table(title, ("op", "phase", "held", "worst error", "its bound", "where"), cells)
+        passed, error, bound, _, where = _worst(group)
+        cells.append((*which, passed, error, bound, "/".join(where[1:])))
+    return table(title, ("op", "phase", "passed", "worst error", "its bound", "where"), cells)
 
 
 def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
@@ -147,7 +147,7 @@ def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
         *measured, where = _worst(group)
         cells.append((*which, *measured, "/".join(where[:2]), group[0].case.check.about))
-    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "property")
+    columns = ("op", "case", "passed", "worst error", "its bound", "note", "where", "property")
     return table(title, columns, cells, fold=columns[-1:])
 
 
@@ -168,12 +168,12 @@ def _worst(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
         but the first are empty if no error was measured.
     """
     ran = [outcome for outcome in group if outcome.status != "skipped"]
-    held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"
+    passed = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"
     measured = [(outcome, outcome.measured) for outcome in ran if outcome.measured is not None]
     if not measured:
-        return held, "", "", "", []
+        return passed, "", "", "", []
     worst, found = max(measured, key=lambda pair: _share(pair[1]))
-    return held, str(found.error), str(found.bound), found.note, worst.case.id.split("/")[1:]
+    return passed, str(found.error), str(found.bound), found.note, worst.case.id.split("/")[1:]
 
 
 def _share(measured: Measured) -> float:
