@@ -19,9 +19,9 @@ class Tokens:
 
     Attributes:
         keys_queries: [T, H, 2, K], the keys and the scaled queries, in the compute dtype.
-        v: [T, HV, V].
+        v: [T, HV, V], the values.
         g: [T, HV] or [T, HV, K], the log of the decay.
-        beta: [T, HV].
+        beta: [T, HV], the write weights.
     """
 
     keys_queries: torch.Tensor

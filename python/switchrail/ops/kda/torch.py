@@ -23,8 +23,8 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     Here the exponential can't be moved out of the product: exp(b_i) exp(-b_j) would overflow. But for any
     token m between j and i, exp(b_i - b_j) equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most
     1. So the pairs of tokens are computed by halves: m is the middle of the chunk for pairs across the
-    middle, then the middle of each half, and so on. The sums from and to each middle use only additions, so
-    they stay accurate after a strong decay and need no special case for a gate of -inf.
+    middle, then the middle of each half, and so on. Both exponents are sums of gates, computed without
+    subtractions. So they stay accurate after a strong decay, and a gate of -inf needs no special case.
 
     On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """

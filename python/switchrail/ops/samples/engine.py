@@ -25,8 +25,8 @@ def strided_pool(sample: Sample, odd: bool) -> Sample:
     if "k_cache" in tensors:
         keys, values = (sample.tensor(name) for name in ("k_cache", "v_cache"))
         pages, page, heads, size = keys.shape
-        # If odd, each page has the heads as its outer axis, and gaps after the values. Otherwise each page
-        # has the keys of its tokens, then their values, then a gap.
+        # If odd, each page has the heads as its outer axis, and gaps before the keys and after the values.
+        # Otherwise each page has the keys of its tokens, then their values, then a gap.
         shape = (pages, heads, page, 2 * size + 3) if odd else (pages, 2 * page * heads * size + 64)
         both = torch.full(shape, torch.nan, dtype=keys.dtype, device=keys.device)
         if odd:

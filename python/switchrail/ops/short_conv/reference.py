@@ -9,7 +9,7 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 
 
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
-    """The sum that `ShortConvBackend` defines, in float64."""
+    """The formula in `ShortConvBackend`'s description, in float64."""
 
     contract = CONTRACT
 

@@ -35,7 +35,7 @@ def neighbours(setting: Setting) -> None:
 def company(setting: Setting) -> Measured:
     """Checks that a sequence alone has the same result as in a batch, up to the order of sums."""
     invariant = "batch_invariant" in setting.subject.features
-    # The split of a long sequence may depend on the batch, which changes the order of sums.
+    # Other backends may split a long sequence in a way that depends on the batch.
     lengths = (*_LENGTHS, 1200) if invariant else _LENGTHS
     call = setting.call(lengths, **_from_states(setting))
     together = setting.run(call)

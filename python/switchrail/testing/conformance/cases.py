@@ -1,4 +1,4 @@
-"""Selects a backend's checks by its claimed capabilities, and gives the reason for each skipped check."""
+"""Selects a backend's checks by the capabilities that it claims."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A skipped check, and the reason."""
+    """A skipped check, phase or dtype, and the reason."""
 
     id: str
     reason: str
@@ -67,7 +67,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The checks to run, and the skipped checks."""
+    """The cases to run, and the skipped checks, phases and dtypes."""
 
     cases: list[Case] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Converts the outcome to an object of the JSON document."""
+        """Converts the outcome to an object for the JSON output of `check-backend`."""
         measured = self.measured
         return {
             "id": self.case.id,
