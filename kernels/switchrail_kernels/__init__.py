@@ -27,7 +27,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     for op, folder in _FOLDERS.items()
     for name, backend in getattr(folder, "BACKENDS", {}).items()
 }
-"""By op and backend: the class in `switchrail_kernels.OP.BACKEND`, and its claims."""
+"""By op and backend: the name of the class in the module `switchrail_kernels.OP.BACKEND`, and its claims."""
 
 OPERATIONS: dict[str, str] = {
     name: path for folder in _FOLDERS.values() for name, path in getattr(folder, "OPERATIONS", {}).items()

@@ -8,11 +8,11 @@ import torch
 from switchrail.ops.contract import Contract
 
 ALIGNMENT = 16
-"""The alignment in bytes that most copies require."""
+"""The alignment in bytes that most of the libraries' copies require."""
 
 
 def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
-    """Whether every row along the last axis is aligned."""
+    """Whether every row along the last axis starts at an aligned address."""
     size = tensor.element_size()
     return tensor.data_ptr() % alignment == 0 and all(s * size % alignment == 0 for s in tensor.stride()[:-1])
 
@@ -28,22 +28,25 @@ def gaps(cache: torch.Tensor) -> tuple[int, ...]:
 
 
 def nonzero(strides: Iterable[int]) -> tuple[int, ...]:
-    """The strides, with 1 in place of 0 (for an axis of size 1): kernels take 0 to mean dense memory."""
+    """The strides, with 1 in place of 0, which kernels take to mean dense memory."""
     return tuple(stride or 1 for stride in strides)
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
-    """The queries, copied unless the library can address them: aligned rows within 2^31 elements."""
+    """The queries, copied if the library can't read them in place.
+
+    The library needs aligned rows and offsets below 2^31 elements.
+    """
     if is_aligned(queries) and queries.shape[0] * queries.stride(0) < 2**31:
         return queries
     return queries.clone(memory_format=torch.contiguous_format)
 
 
 def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int = ALIGNMENT) -> None:
-    """Refuse a pool that the library's copies can't read.
+    """Refuse a pool whose rows are not aligned.
 
     Raises:
-        ContractError: The pool is not aligned.
+        ContractError: A row is not aligned.
     """
     if not is_aligned(pool, alignment):
         raise contract.error(

@@ -78,7 +78,7 @@ COMMON: dict[str, Claims] = {
         "priority": 50,
     },
 }
-"""By backend, its claims for each op in all phases, unless the op's folder overrides them."""
+"""By backend, the claims that its registrations for all ops share, unless the op's folder overrides them."""
 
 INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
 

@@ -16,10 +16,10 @@ SplitT = TypeVar("SplitT")
 
 
 class DecodePlan(PagedPlan, Generic[CallT, SplitT]):
-    """A plan that splits each cache by its length, or with bounds by the maximum length.
+    """A plan that splits caches by their lengths or, with bounds, by the maximum length.
 
-    So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
-    only from the batch's own tensors.
+    A plan with bounds does not depend on the lengths of one step. So it serves all replays of a captured
+    graph, which reads lengths from the batch's tensors.
 
     Args:
         batch: A batch that has passed the contract's check.
@@ -29,7 +29,8 @@ class DecodePlan(PagedPlan, Generic[CallT, SplitT]):
         contract: The op's contract.
         splits: How caches are split, by `key`.
         bounds: The bounds.
-        lengths: The cache lengths by which caches are split.
+        lengths: The lengths that splits are based on: those of the caches or, with bounds, the maximum length
+            for each cache.
 
     Raises:
         ContractError: The batch is not within the bounds.

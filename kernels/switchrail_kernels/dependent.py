@@ -22,9 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def wait(EARLY: tl.constexpr):
     """Wait until all earlier kernels have written their results. Every program must call this.
 
-    Before this call, a program may read only data that no recent kernel writes, such as weights. The stores
-    of the kernel launched just before this one may not be visible yet. Since all programs wait, a kernel ends
-    only after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
+    Before this call, a program may read only data that no recent kernel writes, such as weights. Since all
+    programs wait, a kernel ends only after all earlier kernels. Without `EARLY`, programs start after the
+    earlier kernels' end, and there is nothing to wait for.
     """
     if EARLY:
         gdc_launch_dependents()

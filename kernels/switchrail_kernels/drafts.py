@@ -1,13 +1,12 @@
 """Drafted tokens of ops with a state: plans and commits.
 
 The rows of a sequence form a chain or a tree, and some will not be accepted. Storing the state after each row
-would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So
-`verify` reads the state that precedes the drafts once, leaves it unchanged, and records each row's effect on
-a state: a decay by exp(g) and an added u k^T. `commit` reads the state again and applies the rows on the path
-to the last accepted one. For up to 16 rows, `verify` and `commit` together move each state three times:
-two reads and a write. Storing the state after each row would take a read, and a write per row. If the next
-verification commits instead (`DeferredBatch`), there are two moves: that verification reads the state,
-applies the recorded rows, and writes the result.
+would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So it
+is done only for a `RowStatesBatch`. Otherwise `verify` leaves the state that precedes the drafts unchanged,
+and records each row's effect on a state: a decay by exp(g) and an added u k^T. `commit` applies the rows on
+the path to the last accepted one. For up to 16 rows, `verify` and `commit` together read each state twice and
+write it once. If the next verification commits (`DeferredBatch`), it reads the state once, applies the
+recorded rows, and writes the result.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -89,7 +88,7 @@ class Drafts:
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def _find_paths(p_parents, p_cu_seqlens, p_paths, words, BW: tl.constexpr):
-    """Find the paths of one sequence row by row, since a row's parent comes before the row."""
+    """Find the paths to one sequence's rows in order: a row's path is its parent's path and the row."""
     row = tl.load(p_cu_seqlens + tl.program_id(0)).to(tl.int64)
     rows = (tl.load(p_cu_seqlens + tl.program_id(0) + 1) - row).to(tl.int32)
     o_w = tl.arange(0, BW)
@@ -159,7 +158,7 @@ class Record:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """HV, the value heads per key head, K, V, and the padded K and V of a program's part of a state."""
+        """HV, the value heads per key head, K, V, and the block sizes BK and BV of a program."""
         _, groups, key_size = self.k.shape
         _, heads, value_size = self.u.shape
         block_k = padded(key_size, 16)
@@ -201,8 +200,8 @@ def apply_rows(
         else:
             on = tl.load(p_path + o_j, mask=m_j, other=0) != 0
             on_next = tl.load(p_path + o_j + 1, mask=m_next, other=0) != 0
-        # A row's contribution is decayed by the rows after it. These decays are sums of gates, never
-        # differences of sums.
+        # A row's contribution is decayed by the rows after it. The logs of these decays are sums of gates:
+        # differences of cumulative sums would be less exact.
         if CHANNELS:
             p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
             b_g = tl.load(p_row, mask=m_jk, other=0.0)
@@ -232,10 +231,7 @@ def _replay(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Commit the accepted rows of one sequence to `BV` rows of one head's state.
-
-    The path is read last, so that all other loads wait only for slots and lengths.
-    """
+    """Commit the accepted rows of one sequence to `BV` rows of one head's state."""
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
     read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
@@ -307,9 +303,10 @@ def _each(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
 ):  # fmt: skip
-    """Compute, for one sequence and one head, `BV` rows of the state after each drafted row.
+    """Write `BV` rows of one head's state after each of one sequence's drafted rows that has a slot.
 
-    The state is read before the first result is written, since a result may go to the slot of that state.
+    The initial state is read before the first result is written, since a result may go to the slot of that
+    state.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)

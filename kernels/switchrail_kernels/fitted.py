@@ -24,8 +24,8 @@ class Pace:
             that number.
         each: Microseconds per program if there are more programs than at the last point. The time is then
             this number times the number of programs.
-        rounds: Whether a number beyond the last point is first rounded up, because programs run in full
-            rounds.
+        rounds: Whether a number of programs beyond the last point is first rounded up, because programs run
+            in full rounds.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -33,7 +33,7 @@ class Pace:
     rounds: bool = False
 
     def at(self, programs: float) -> float:
-        """The time for this number of programs."""
+        """The time per chunk, in microseconds, with this number of programs per multiprocessor."""
         if programs > self.points[-1][0]:
             return self.each * (math.ceil(programs) if self.rounds else programs)
         before = self.points[0]

@@ -46,13 +46,16 @@ def launch_options(dtype: torch.dtype) -> dict[str, Any]:
     """Launch options of a kernel with products of `dtype`.
 
     float32 products are unrolled into single multiplications. For these the assembler sometimes chooses only
-    32 registers and spills, so the limit is raised.
+    32 registers per thread and spills, so the limit is set to the maximum, 255.
     """
     return {"maxnreg": 255} if dtype == torch.float32 else {}
 
 
 def padded(size: int, least: int = 1) -> int:
-    """The next power of 2, at least `least`. Triton's own function for this takes longer than a launch."""
+    """`size` rounded up to a power of 2, or `least` if that is larger.
+
+    Triton's own function for rounding takes longer than a launch.
+    """
     return max(least, 1 << (size - 1).bit_length())
 
 
@@ -61,9 +64,9 @@ class Launcher:
 
     Triton specializes kernels for the dtypes and the alignment of tensors, for the width of integers, and for
     whether an integer is 1 or divisible by 16. So a launch with the same properties, constants and options as
-    an earlier launch uses the same binary. The binary is then launched directly with plain addresses,
-    whereas Triton would query the driver about each tensor. If hooks on Triton's launches are set, for
-    example by a profiler, they see every launch.
+    an earlier launch on the same device uses the same binary. The binary is then launched directly with plain
+    addresses, whereas Triton would query the driver about each tensor. If hooks on Triton's launches are set,
+    for example by a profiler, all launches go through Triton.
 
     Args:
         kernel: The kernel.
@@ -91,7 +94,7 @@ class Launcher:
         """Launch on the current stream, and add the launch to the call being recorded, if any.
 
         Args:
-            grid: The programs.
+            grid: The number of programs along each axis.
             tensors: The tensors that the kernel takes.
             numbers: The numbers that the kernel takes.
             constants: The constants that the kernel takes.

@@ -1,4 +1,4 @@
-"""The base classes of Triton backends over a paged cache: plans, and the order of work in a call."""
+"""The base classes of the Triton backends over a paged cache, and of their plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PagedPlan:
         return self.batch.seqlens
 
     def known(self, calls: Calls, call: Any, batch: PagedBatch) -> tuple[Tensors, Options] | None:
-        """The cached arguments of an equal call, or None; validates nothing."""
+        """The launch arguments cached for a call with these shapes, or None; validates nothing."""
         if batch is not self.batch:
             return None
         try:
@@ -50,7 +50,7 @@ class PagedPlan:
 
 
 class TritonPaged(Backend[CallT, PagedBatch]):
-    """A backend for compute capability 8.0 and later."""
+    """A Triton backend over a paged cache, for compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]]
@@ -74,7 +74,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         return plan if own is batch else Adapted(own, plan, bounds)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
-        """Update a plan for another batch within the bounds. A decode's split is computed on the device.
+        """Update a plan for another batch within the bounds.
 
         Raises:
             ArgumentError: Another backend made the plan.
@@ -117,7 +117,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     def prepare(
         self, call: CallT, batch: PagedBatch, plan: Any
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """Return the launch arguments that are not in the call or its batch, and the launching function."""
+        """Return the launch arguments that are not in the call or its batch, and a function that launches."""
 
     def run(self, call: CallT, batch: PagedBatch, plan: Any) -> None:
         """Compute attention for T packed query rows of N sequences of any length; one row each in decode."""

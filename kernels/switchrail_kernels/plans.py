@@ -23,17 +23,17 @@ class Decode:
 
     @property
     def seqlens(self) -> tuple[int, ...]:
-        """One token per sequence."""
+        """The lengths of the batch's sequences."""
         return self.batch.seqlens
 
 
 def refresh_decode(
     contract: Contract, plan: object, batch: StateBatch, features: tuple[str, ...] = ()
 ) -> None:
-    """Check that a decode's plan fits the batch; there is nothing to update.
+    """Check that a decode's plan fits another batch. The plan needs no update.
 
     Raises:
-        ArgumentError: The plan is for another phase.
+        ArgumentError: The plan is not a `Decode`.
         ContractError: The batch is not a decode, or differs from the plan in the number of sequences.
     """
     if not isinstance(plan, Decode):
@@ -46,7 +46,7 @@ def refresh_decode(
 
 
 def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[str] = ()) -> None:
-    """Refuse a batch that needs an `Adapter`. For plans that were made for a batch that needed none.
+    """Refuse a batch that needs an `Adapter`, since the plan was made for a batch that needed none.
 
     Args:
         contract: The op's contract.

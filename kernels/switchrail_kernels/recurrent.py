@@ -1,4 +1,4 @@
-"""The base classes of Triton backends with a state: plans, the order of work in a call, commits of drafts."""
+"""The base classes of the Triton backends of ops with a state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from switchrail_kernels.segments import Chunks
 
 
 class TritonState(Backend[CallT, StateBatch]):
-    """A backend for compute capability 8.0 and later."""
+    """A Triton backend of an op with a state, for compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]] = STATE_FEATURES
@@ -51,7 +51,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def planned(self, call: CallT, batch: StateBatch, plan: Any) -> tuple[Tensors, Options]:
-        """Return a prefill's launch arguments that are not in the call or its slots."""
+        """Return a prefill's launch arguments that are neither in the call nor the batch's slots."""
 
     @abstractmethod
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Any) -> None:
@@ -72,7 +72,7 @@ class TritonState(Backend[CallT, StateBatch]):
         """Write the state after each row."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
-        """Split the sequences of a prefill, or find the paths of drafted rows."""
+        """Check the batch. Split the sequences of a prefill, or find the paths of drafted rows."""
         self.contract.check_batch(phase, batch, self.features)
         own = batch if is_plain(batch) else owned(plain(batch), batch, bounds)
         if isinstance(own, VerifyBatch):
@@ -85,7 +85,7 @@ class TritonState(Backend[CallT, StateBatch]):
         """Update the plan of a decode, or of drafted rows of the same lengths, for another batch.
 
         Raises:
-            ArgumentError: The plan is for another phase.
+            ArgumentError: The plan is for neither decode nor verify.
             ContractError: The batch differs from the planned one in the number of sequences, in the
                 lengths of rows, or in the forms of its tables.
         """
@@ -107,7 +107,7 @@ class TritonState(Backend[CallT, StateBatch]):
             own.update(batch)
 
     def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
-        """Run T packed tokens of N sequences of any length, drafted rows, or one token each."""
+        """Run T packed tokens of N sequences: any number per sequence, or in decode one."""
         if plan.__class__ is Adapted:
             if plan.seqlens != batch.seqlens:
                 raise foreign("plan", plan)
@@ -168,7 +168,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
 
 class TritonRecurrent(TritonState[CallT]):
-    """A backend for an op with a [V, K] state per head; any head sizes, groups and strides."""
+    """A Triton backend of an op with a [V, K] state per head, for any head sizes, groups and strides."""
 
     features: ClassVar[tuple[str, ...]] = (*STATE_FEATURES, "time_innermost")
     prefill_plan = Chunks
@@ -179,7 +179,7 @@ class TritonRecurrent(TritonState[CallT]):
     per_block: ClassVar[int] = 1
     """Chunks prepared per program."""
     costs: ClassVar[Walk]
-    """The scan's key in a device's table of costs."""
+    """The scan's key in `Fitted.walks`."""
 
     def plan_prefill(self, batch: StateBatch) -> Chunks:
         """The chunks of all sequences."""
@@ -197,6 +197,6 @@ class TritonRecurrent(TritonState[CallT]):
         replay(plan, record, accepted, state=call[0].state, batch=batch)
 
     def launch_rows(self, call: CallT, batch: RowStatesBatch, plan: Drafts, record: Record) -> None:
-        """Run the rows again, and store each state."""
+        """Run the rows again, and store the state after each row."""
         layer = call[0]
         store_rows(plan, record, state=layer.state, row_states=layer.row_states, batch=batch)

@@ -1,11 +1,12 @@
 """Repeats the launches of earlier calls with less overhead.
 
-For each call, Triton inspects every argument of each launch, and a contract checks every tensor. Both take
-tens of microseconds per layer. The outcome depends only on the kind of layer (its options and the properties
-of its tensors) and on the call's `tensors` and `options`. So if a call matches an earlier call of any layer
-of the same kind, it is valid too and launches the same kernels with the same numbers. `replay.c` repeats the
-launches in C, with the addresses of the new call and layer, and with scratch memory of its own. The records
-of a kind are freed with the last layer of that kind.
+For each call, Triton inspects every argument of each launch, and the op's contract checks every tensor. Both
+take tens of microseconds per layer. Whether a call is valid, and which kernels it launches with which
+numbers, depends only on the kind of layer (its options and the properties of its tensors) and on the call's
+`tensors` and `options`. So if a call matches an earlier call of any layer of the same kind, it is valid too
+and launches the same kernels with the same numbers. `replay.c` repeats the launches in C, with the addresses
+of the new call and layer, and with new scratch memory. The records of a kind are freed with the last layer of
+that kind.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ ALIGNMENT = 16
 _SCRATCH_ALIGNMENT = 256
 
 _CONSTANT, _SCRATCH, _KEPT = -1, -2, -3
-"""The sources of a kernel's parameters are pairs of numbers, the same as in `replay.c`.
+"""Used in pairs that give the source of a kernel's parameter, as in `replay.c`.
 
-A constant is (`_CONSTANT`, its bits), scratch memory (`_SCRATCH`, offset in bytes), a tensor of the layer
-(`_KEPT`, index), and a tensor of the call (index, 0).
+The pairs are (`_CONSTANT`, the constant's bits), (`_SCRATCH`, the offset in scratch memory in bytes),
+(`_KEPT`, the index of a tensor of the layer) and (the index of a tensor of the call, 0).
 """
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -66,7 +67,7 @@ def _native() -> Any:
     """The compiled `replay.c`, built at the first call on a GPU; None, with a warning, if that fails."""
     try:
         return _build()
-    except Exception as error:  # no compiler, or other versions of headers, torch or Triton
+    except Exception as error:  # for example without a compiler, or with an unsupported torch or Triton
         warnings.warn(
             f"switchrail_kernels can't repeat calls from C, so each call takes tens of microseconds longer: "
             f"{type(error).__name__}: {error}",
@@ -89,7 +90,7 @@ class _Table:
     """The recorded calls of all layers of one kind.
 
     Attributes:
-        records: The table of `replay.c`; None while it is empty.
+        records: The table of `replay.c`; None before the first recorded call.
         number: The unique number of the kind, 1 or more.
     """
 
@@ -206,7 +207,7 @@ class Calls:
 
 
 class Recording:
-    """A call that is being recorded during its first launches."""
+    """A call whose launches are being recorded."""
 
     def __init__(self, calls: Calls, layer: Layer, tensors: Tensors, options: Options) -> None:
         self._calls = calls
@@ -333,8 +334,8 @@ class Binary:
     """A compiled kernel, in the form that the driver launches.
 
     Attributes:
-        is_plain: Whether its parameters are the addresses and numbers of `parameters`, and its launch needs
-            no other attribute than `early`.
+        is_plain: Whether `parameters` gives all its parameters, and its launch needs no attribute other than
+            `early`.
         function: The driver's handle of the kernel.
         threads: Threads per program.
         shared: Bytes of shared memory per program.

@@ -1,10 +1,11 @@
 """Splits the time axis, if a few long sequences would otherwise leave most of the device idle.
 
-A sequence is split into segments of equal length, except that the first one is shorter, because the launch
-that scans it has more to do. A segment maps the state before it linearly to the state after it. The first
-launch (`PASS` 1) scans the first segment of each sequence and computes these maps for all other segments
-except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state before each
-segment, and scans all segments but the first. `PASS` is 0 if no sequence is split and one launch is enough.
+A sequence is split into segments of equal length. The first is shorter, because the launch that scans it also
+computes maps. The last may be shorter, too. A segment's map gives the state after the segment from the state
+before it. The first launch (`PASS` 1) scans the first segment of each sequence and computes the maps of all
+other segments except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state
+before each segment, and scans all segments but the first. `PASS` is 0 if no sequence is split: one launch is
+enough.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -118,9 +119,9 @@ class Chunks:
         sequences: [nonempty sequences, 2] int32, longest first: the index in the batch, and the first chunk.
         counts: The number of chunks of each sequence in `sequences`.
         seqlens: The lengths of all sequences.
-        abreast: The total number of chunks divided by the longest sequence's number of chunks.
+        abreast: The total number of chunks divided by the longest sequence's number of chunks, rounded down.
         every: Rows between checkpoints; 0 for none.
-        places: The number of chunks that fit between checkpoints.
+        places: The number of chunks between checkpoints, rounded up to whole blocks.
         segments: The results of `plan_segments`, by number of heads. None if checkpoints split blocks; then
             the time axis is not split.
     """
@@ -144,7 +145,7 @@ class Chunks:
         """How many chunks ahead to load in programs that scan several sequences; 0 for no such programs.
 
         Such programs are faster if sequences are short. A program loads chunks of its present and its next
-        sequence only, so it can load at most as many chunks ahead as the shortest sequence has.
+        sequence only. So it can't load more chunks ahead than the shortest sequence has.
         """
         count = len(self.counts)
         if count == 0 or int(self.counts.sum()) >= 8 * count:
@@ -155,7 +156,7 @@ class Chunks:
 
     @property
     def are_single(self) -> bool:
-        """Whether no sequence has more than one chunk."""
+        """Whether every nonempty sequence has a single chunk; False if all are empty."""
         return len(self.counts) > 0 and int(self.counts[0]) == 1
 
     @classmethod
@@ -253,6 +254,6 @@ def plan_segments(counts: np.ndarray, heads: int, processors: int, costs: Costs)
 _SHORT = 32
 
 _MANY = 1000.0
-"""With this number of programs per multiprocessor or more, all multiprocessors are busy to the end."""
+"""So many programs per multiprocessor that all multiprocessors are busy until the end."""
 
 __all__ = ["Chunks", "Segments", "clear_rows", "locate", "plan_segments"]

@@ -1,7 +1,7 @@
 """Device functions of attention: a program's rows over a paged cache, the visible keys, and the softmax.
 
-The softmax is online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of
-2.
+The softmax is computed online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), with
+exponentials to base 2.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -16,12 +16,12 @@ import triton.language as tl
 
 @triton.jit
 def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
-    """Finds the rows of a tile: a sequence in decode, otherwise an item of `Work.items`.
+    """Finds the rows of a tile, which is a sequence in decode, and otherwise an item of `Work.items`.
 
     Returns:
-        The tile's item, the sequence, the first row within the sequence, the first packed row, the number of
-        rows, the first row in the tensors of queries and results, the sequence's number of keys, and the
-        number of keys before the sequence's rows.
+        The pointer to the item (`p_items` in decode), the sequence, the first row within the sequence, the
+        first packed row, the number of rows, the first row in the tensors of queries and results, the
+        sequence's number of keys, and the number of keys before the sequence's rows.
     """
     if DECODE:
         i_n = i_tile
@@ -52,8 +52,8 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
         o_key: [BN], the keys.
         first: The index of the first key.
         p_parents: The parent of each row, if TREES.
-        TREES: Whether a row attends only to its ancestors among the sequence's rows, instead of all rows
-            before it.
+        TREES: Whether a row attends, among the sequence's rows, only to itself and its ancestors, instead of
+            itself and all rows before it.
     """
     if TREES:
         m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
@@ -61,7 +61,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
         while tl.max(b_row) >= tl.maximum(first, 0):
             m_seen |= b_row[:, None] == o_key[None, :]
             b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-            b_row = tl.minimum(b_parent, b_row - 1)  # so that the loop ends for any parents
+            b_row = tl.minimum(b_parent, b_row - 1)  # the loop ends even if parents are invalid
     else:
         m_seen = o_row[:, None] >= o_key[None, :]
     return m_seen
@@ -69,7 +69,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
 
 @triton.jit
 def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
-    """Add more keys to the sums: values `b_v`, logits `unit` times `b_s` (-inf if masked)."""
+    """Add a block of keys to the sums: values `b_v`, logits to base 2 of `unit` times `b_s`."""
     b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
     b_ref = b_new
     if MASKED:

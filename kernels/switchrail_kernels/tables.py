@@ -23,7 +23,7 @@ def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copy int32 tables at once. They are aligned to 16 bytes if each number of columns is divisible by 4."""
+    """Copy int32 tables at once. If all have a multiple of 4 columns, the copies are aligned to 16 bytes."""
     whole = to_device(np.concatenate([table.ravel() for table in tables]), device)
     parts = torch.split(whole, [table.size for table in tables])
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]

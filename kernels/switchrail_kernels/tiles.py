@@ -21,7 +21,7 @@ class Work:
         rows: [merged rows, 8] int32, the rows whose partial results must be merged. Columns: packed row,
             index of the row's first partial result, distance between its partial results, their number, row
             in the tensors of queries and results; the other columns are unused.
-        slots: The number of partial results.
+        slots: The number of partial results. Each belongs to one row and one piece.
         base: In latent attention, `CacheSplit.base`; otherwise 0.
     """
 

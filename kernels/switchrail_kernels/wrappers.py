@@ -1,4 +1,4 @@
-"""Plans for FlashInfer's wrappers of paged attention: one per batch, with its own tables and memory."""
+"""Plans of batches for FlashInfer's wrappers of paged attention, and a pool of these wrappers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ WORKSPACE = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The pages of the nonempty sequences, for one page size.
+    """The pages of the M nonempty sequences, for one page size.
 
     Attributes:
-        starts: [M + 1] int32 on the host, the first entry of each sequence in `pages`.
+        starts: [M + 1] int32 on the host, the first entry of each sequence in `pages`, and the number of all
+            entries.
         pages: int32 on the device, the pages of all sequences.
         last: [M] int32 on the host, the tokens in each sequence's last page.
     """
@@ -37,10 +38,11 @@ class Tables:
 
 
 class WrapperPlan(PagedBatchPlan):
-    """The data that all layers of a step share, and the wrappers that were planned for it.
+    """The data that all layers of a step share, and the wrappers that were planned for the step.
 
-    Empty sequences are left out. The library does not support sequences without keys, so padding sequences
-    are planned as if they had page 0, and their results are overwritten.
+    Empty sequences are left out. The library does not support sequences without keys. So padding sequences,
+    which have rows but no keys, are planned as if their keys were in page 0, and their results are
+    overwritten.
     """
 
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
@@ -56,7 +58,7 @@ class WrapperPlan(PagedBatchPlan):
         self.rows = _starts(lengths)
         """[M + 1] int32 on the host, the first row of each nonempty sequence, and the number of all rows."""
         self.keys = torch.from_numpy(keys.astype(np.int32))
-        """[M] int32 on the host, each nonempty sequence's cached tokens; the rows of a padding sequence."""
+        """[M] int32 on the host, each nonempty sequence's number of keys; for padding, its number of rows."""
         self.longest = int(lengths.max(initial=0))
         self.is_empty = bool(self._is_padding.all())
         """Whether no row attends to any key."""
@@ -83,7 +85,7 @@ class WrapperPlan(PagedBatchPlan):
         return self._tables[page]
 
     def wrapper(self, wrappers: Wrappers, key: Hashable, plan: Callable[[Any], None]) -> Any:
-        """A wrapper that was planned for layers of one shape, at the first call with the shape's key.
+        """The wrapper for layers of one shape. It is planned at the first call with the shape's key.
 
         Args:
             wrappers: The pool to take a wrapper from.

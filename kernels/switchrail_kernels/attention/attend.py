@@ -1,8 +1,8 @@
 """The kernel that attends to the paged cache, in every phase.
 
-A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values
-are read once for all of them. If few rows attend to many keys, the keys are split into pieces with one
-program each. Features are compiled in only if used.
+A program computes a few tokens of all query heads that share a key-value head, and reads their keys and
+values once. If few rows attend to many keys, the keys are split into pieces with one program each. The code
+of a feature, for example of the window, is compiled in only if the layer uses it.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -23,7 +23,7 @@ from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 @triton.jit
 def _capped(b_z, cap):
-    """Compute cap tanh(z). For small z this is a series, since the quotient would lose digits."""
+    """Compute cap tanh(z). For small z a series is used, since the quotient would lose digits."""
     b_square = b_z * b_z
     b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
     return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * (2 * LOG2E))))
@@ -39,7 +39,7 @@ def _walk(
     CAP: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
     S_KP: tl.constexpr, S_KT: tl.constexpr, S_VP: tl.constexpr, S_VT: tl.constexpr,
 ):  # fmt: skip
-    """Attend to keys `start` to `stop`. With MASKED, only the blocks from `full` to `middle` need no mask."""
+    """Attend to keys `start` to `stop - 1`. With MASKED, only keys `full` to `middle - 1` need no mask."""
     o_d = tl.arange(0, BD)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
@@ -77,7 +77,7 @@ def _walk(
             p_block_v = p_v + o_first
         if D != BD or (MASKED and PAGE % BN != 0):
             b_k = tl.load(p_block_k + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
-        else:  # keys that no row attends to may hold anything
+        else:  # needs no mask: logits of keys that a row does not attend to become -inf below
             b_k = tl.load(p_block_k + o_kv)
         if D != BD or MASKED:
             b_v = tl.load(p_block_v + o_v, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
@@ -173,7 +173,7 @@ def _attend(
     if TREES:
         p_parents += row - within
     s_token = HKV * D
-    if DECODE and not WINDOW:  # with one row, unmasked keys need no check
+    if DECODE and not WINDOW:  # the single row attends to all keys before `middle`, so they need no mask
         b_acc, b_max, b_sum = _walk(
             b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, start, middle, middle,
             first, past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,

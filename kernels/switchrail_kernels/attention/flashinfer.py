@@ -17,7 +17,10 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 DECODE_WORKSPACE = 288 << 20
-"""Bytes for partial results in decode and verify. Enough for 16 query heads of size 256 per KV head."""
+"""Bytes for partial results in decode and verify.
+
+They suffice for 16 query heads of size 256 per key-value head on 132 multiprocessors.
+"""
 
 
 def _partial_bytes(rows: int, group: int, head_size: int, device: torch.device) -> int:
@@ -37,8 +40,8 @@ def _partial_bytes(rows: int, group: int, head_size: int, device: torch.device) 
 class FlashInferAttention(AttentionBackend):
     """Paged attention for compute capability 9.0, in bfloat16.
 
-    Prefill runs the library's Hopper kernels. Decode and verify run its Ampere kernels, which split a cache
-    over programs.
+    Prefill runs the library's Hopper kernels. Decode and verify run its Ampere kernels, which can split a
+    cache over several programs.
     """
 
     def __init__(self, config: object = None) -> None:
@@ -48,7 +51,7 @@ class FlashInferAttention(AttentionBackend):
         self._decode = Wrappers(lambda memory: make(memory, "NHD", backend="fa2"), DECODE_WORKSPACE)
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
-        """Prepare the tables. The library's own plan is made with the first layer of each shape."""
+        """Collect the lengths. The library's own plan is made at the first call for layers of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: WrapperPlan) -> None:

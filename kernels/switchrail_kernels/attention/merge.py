@@ -17,7 +17,7 @@ from switchrail_kernels.softmax import add_parts
 
 @triton.jit
 def _with_sink(b_total, b_sink):
-    """The log-sum-exp including a sink's logit, to base 2, and the factor by which the output shrinks."""
+    """The log-sum-exp, to base 2, with a sink's logit included, and the factor to multiply the output by."""
     b_ref = tl.maximum(b_total, b_sink)
     b_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref)
     b_with = b_ref + tl.log2(tl.exp2(b_total - b_ref) + tl.exp2(b_sink - b_ref))
@@ -46,7 +46,7 @@ def finish(
 def piece_length(keys, most, least, BN: tl.constexpr):
     """The length of each piece of a decode's keys, at least `least`, and the number of pieces, up to `most`.
 
-    Computed on the device, since a replay may have more keys than the capture.
+    Computed on the device, since a replayed graph may have more keys than at its capture.
     """
     length = tl.maximum(tl.cdiv(keys, most * BN) * BN, least)
     return length, tl.maximum(tl.cdiv(keys, length), 1)

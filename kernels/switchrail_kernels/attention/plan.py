@@ -21,10 +21,10 @@ MOST = 64
 """Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""With bounds, caches are split for this many times the usual number of programs, as most may be short."""
+"""With bounds, caches are split for this many times the usual number of programs, since most may be short."""
 
 _BLOCK = 32
-"""With several pieces, the number of keys per piece is a multiple of this."""
+"""If a cache is split, the number of keys per piece is a multiple of this."""
 
 WIDEST = 2**30
 """Larger than any cache. Larger windows are reduced to this value, so that they fit in 32 bits."""
@@ -74,10 +74,10 @@ class Pieces(DecodePlan[AttentionCall, CacheSplit]):
         return CacheSplit.of(*self._choose(programs, layer.window, q.device), q)
 
     def _choose(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
-        """Choose the number of pieces of the longest cache, and the number of keys per piece.
+        """Choose the maximum number of pieces per cache, and the minimum number of keys per piece.
 
-        With these, all programs run at once or, if there are too many sequences for that, in full waves. With
-        bounds, most caches may be short, so pieces have the minimum length. `each` is the number of programs
+        All programs should run at once or, if there are too many sequences for that, in full waves. With
+        bounds, most caches may be short, so the minimum is `Caches.piece`. `each` is the number of programs
         per piece.
         """
         caches = fitted(device).caches
@@ -134,8 +134,8 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # Minimum keys per piece. With `4 * group * rows` keys, the piece's keys and values have four times as
-        # many bytes, in 16 bits, as its partial result in float32.
+        # Minimum keys per piece. With `4 * group * rows` keys, a piece's 16-bit keys and values have four
+        # times as many bytes as its float32 partial results.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

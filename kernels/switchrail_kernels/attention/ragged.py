@@ -27,7 +27,7 @@ def _attend(
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, NEGATED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of one tile of `BM` rows and one head."""
+    """Compute the attention of one tile of at most `BM` rows, for one head."""
     i_n, within, row, rows = load_piece(p_tiles, tl.program_id(0))
     i_h = tl.program_id(1).to(tl.int64)
     length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)

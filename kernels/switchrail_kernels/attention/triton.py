@@ -26,12 +26,12 @@ from switchrail_kernels.tiles import Work
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The kernel's parameters that depend on the call.
+    """The kernel's arguments that follow from the layer, the call's shapes and strides, and the page table.
 
     Attributes:
         group: Query heads per key-value head.
-        block_group: `group`, padded to a block.
-        block_d: The head size, padded to a block.
+        block_group: `group`, rounded up to a power of 2.
+        block_d: The head size, rounded up to a power of 2 from 16 on.
         window: The layer's window, at most `WIDEST`; None for no window.
         numbers: The kernel's arguments from `scale` to HKV.
         features: The kernel's constants from NEGATED to LSE.
@@ -74,7 +74,7 @@ class _Program(NamedTuple):
         tokens: Tokens per tile.
         block_n: Keys per block.
         warps: Warps per program.
-        stages: Pipeline stages of its loads.
+        stages: Pipeline stages of the program's loads.
         options: Further compiler options.
     """
 
@@ -101,7 +101,7 @@ class _Program(NamedTuple):
 
 
 class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
-    """Paged attention for compute capability 8.0 and later; any head size, group and page size."""
+    """Paged attention for compute capability 8.0 and later, for any head size, group and page size."""
 
     contract = CONTRACT
     features = (*PAGE_FEATURES, "sinks", "soft_cap", "window")

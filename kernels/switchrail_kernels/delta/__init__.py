@@ -7,8 +7,8 @@ before the chunk:
     u = T v - T (from S^T)        out = read S^T + P u        S <- S decay + u^T write
 
 `from` is k and `read` is q, each times the decay from the chunk's start to the token. `write` is k times the
-decay from the token to the chunk's end. A decay is one number per token in `gated_delta`, and one number per
-token and channel in `kda`.
+decay from the token to the chunk's end. `decay` is that of the whole chunk. Decays are single numbers in
+`gated_delta`, and have one number per channel in `kda`.
 
 If the time axis is split (`switchrail_kernels.segments`), a segment maps the state S before it to S M + B. B
 is the segment's result for S = 0. M is its result if S is the identity and all values are 0.

@@ -19,13 +19,13 @@ from switchrail_kernels.segments import Chunks
 
 
 class TritonDelta(TritonRecurrent[DeltaCall]):
-    """The delta rule."""
+    """A Triton backend of the delta rule."""
 
     features = (*TritonRecurrent.features, "deferred_commit", "mixed_weights", "raw_gates")
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]
-    """Whether each channel has a decay of its own."""
+    """Whether each of a head's K channels has a decay of its own."""
 
     @staticmethod
     @abstractmethod
@@ -33,7 +33,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Compute the scan's inputs for all chunks."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """The base class's results. Further options are the numbers that decide on the scan's programs."""
+        """The base class's results, and the plan's properties that determine the scan's programs."""
         tensors, options = super().planned(call, batch, plan)
         return tensors, (*options, plan.abreast, plan.are_short, plan.are_single, plan.ahead)
 

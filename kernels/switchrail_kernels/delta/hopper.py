@@ -1,12 +1,12 @@
 """The scan over the chunks on Hopper: like `scan`, for 16-bit inputs, K from 65 to 128, and V >= 64.
 
-Each warpgroup of a program has 64 rows of the state. With 128 rows per program, the inputs that all rows
-share are read half as often. A chunk takes three products in sequence: S with both k and q, then u, then the
+Each warpgroup of a program has 64 rows of the state. With two of them, the inputs that all rows share are
+read half as often as with one. A chunk takes three products in sequence: S with k and q, then u, then the
 new state. The product P u runs together with the third. The program stores the previous chunk's output during
 the first product, and starts to load a later chunk during the last two.
 
 When segments are composed, M and S are each split into a sum of three bfloat16 matrices. Six of the nine
-products of these matrices give the precision of float32.
+products of these matrices give about the precision of float32.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -24,7 +24,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.segments import locate
 
-# names in Triton 3.6 and in later versions
+# Triton 3.6 and later versions have different names for these functions.
 load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -87,8 +87,8 @@ def start_chunk(
 ):  # fmt: skip
     """Start the products of a chunk whose inputs are loaded.
 
-    Returns the new state and P u, whose products are still running, and the output without P u. Also stores
-    the rows `m_done` of the previous chunk's output, [CHUNK, BV] at `s_done`, to `p_done`.
+    Returns the new state and P u, whose products are still running, and the output without P u. With OUT,
+    also stores the rows `m_done` of the previous chunk's output, [CHUNK, BV] at `s_done`, to `p_done`.
     """
     WARPS: gl.constexpr = gl.num_warps()
     dtype: gl.constexpr = s_b.dtype
@@ -253,7 +253,7 @@ def _part(b_s, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _load_part(s_m, p_map, rows, BK: gl.constexpr):
-    """Start loading half of the columns of a part of M: all BK rows, or none if `rows` is 0 or less."""
+    """Start loading half of the columns of a part of M, for the first `rows` rows."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
@@ -271,7 +271,10 @@ def _compose(
     s_segment, s_map,
     BK: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
-    """Replace S by S M + B for one segment after another. Each half of S passes through memory."""
+    """Replace S by S M + B for one segment after another.
+
+    The new S is written to memory in two halves of its columns, and read back.
+    """
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
@@ -328,8 +331,8 @@ def _scan(
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
     In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B followed by memory for a state, and `p_maps` holds the three
-    parts of M.
+    segment and value head, `p_ends` holds B (for the first segment, the state after it) followed by memory
+    for a state, and `p_maps` holds the three parts of M.
     """
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])

@@ -36,10 +36,10 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk. With OUT, writes the output. With MASKED, the chunk has only `rows` tokens.
+    """The state after one chunk. With OUT, writes the output. With MASKED, only `rows` tokens are valid.
 
-    The function computes the transposes of u and out, so that the state, or a value derived from it, is the
-    left operand of every product. Tensor cores read left operands from registers.
+    The function computes the transposes of u and out, so that the state and values derived from it are left
+    operands of products. Tensor cores can read left operands from registers.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -136,7 +136,7 @@ def _walk_pieces(
 ):  # fmt: skip
     """The state after `rows` tokens. The first of these tokens is token `at` of its sequence.
 
-    After each `every` tokens of the sequence, the state is stored in the next slot at `p_kept`. The inputs
+    After every `every` tokens of the sequence, the state is stored in the next slot at `p_kept`. The inputs
     per chunk (`p_inverse`, `p_scores` and `p_factors`) have `places` entries for each `every` tokens.
     """
     at_chunk = at // every * places + at % every // CHUNK
@@ -174,7 +174,8 @@ def _scan(
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
     In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B followed by memory for a state, and `p_maps` holds M.
+    segment and value head, `p_ends` holds B (for the first segment, the state after it) followed by memory
+    for a state, and `p_maps` holds M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -242,7 +243,7 @@ def _scan(
             return
     if PASS == 2:
         # All of M would not fit in shared memory. So M is loaded in blocks of rows, each with the matching
-        # columns of the state before it.
+        # columns of the previous state.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -361,8 +362,8 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # Many programs are faster if more rows share the inputs of a program. Few programs are faster if each
-        # has less work.
+        # If there are many programs, larger ones are faster, since more rows share a program's inputs. If
+        # there are few, smaller ones are faster, since each has less work.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels

@@ -70,8 +70,8 @@ def _step(
         norm_q = scale * tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
     b_kq = norm_k * tl.sum(b_k * b_q, 0)
 
-    # Both readouts use the decayed old state, so that neither waits for the other: S' q = S q + u (k . q).
-    # Factors per head multiply the sums, not each term.
+    # With the decayed old state S, the new state is S + u k^T, and its product with q is S q + u (k . q). So
+    # S k and S q can be computed at the same time. Factors per head multiply the sums, not each term.
     if CHANNELS:
         b_s *= b_g[None, :]
     b_sk = tl.sum(b_s * b_k[None, :], 1)

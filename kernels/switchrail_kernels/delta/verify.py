@@ -1,4 +1,4 @@
-"""Verifies drafted tokens: computes their results, and the data to commit them.
+"""Verifies drafted tokens: computes their outputs, and the record with which they are committed.
 
 The rows of a sequence form a tree or a chain. Let G be the sum of the log decays on the path from the state S
 to a row, including the row, and u as in the recurrence. For row i and its ancestors j:
@@ -7,7 +7,7 @@ to a row, including the row, and u as in the recurrence. For row i and its ances
     out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
 Rows are processed in blocks of 16, and each block reads S once. Within a block, a triangular solve yields u,
-as in a chunk of a prefill. The contributions of earlier blocks are subtracted block by block.
+as in a chunk of a prefill. The terms of the sums that belong to earlier blocks are added block by block.
 
 With a deferred commit, the pending rows of an earlier verification are applied to each part of the state when
 the part is read. If there may be more than 16 pending rows, they are applied in a pass of their own, before
@@ -38,10 +38,10 @@ from switchrail_kernels.drafts import Drafts, Record, apply_rows
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
-"""Unit of the integer part of G, as a log2. The sum over 40,000 rows of the smallest decay fits 32 bits."""
+"""Unit of the integer part of G, in base 2. After 40,000 rows of the smallest decay, it still fits 32 bits."""
 
 PROGRAMS = 256
-"""Number of programs that keeps a GPU busy. If there are fewer, each gets fewer values, at least 16."""
+"""The number of programs that keeps a GPU busy. To reach it, blocks of values are halved, down to 16."""
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _difference(b_hi, b_lo, hi, lo):
 
 @triton.jit
 def _before(p_paths, i_j, m_r):
-    """[16, 16]: whether each of the paths at `p_paths` has each row of the block that begins at `i_j`."""
+    """[16, 16]: whether each path at `p_paths` contains each row of the block that begins at `i_j`."""
     b_bits = tl.load(p_paths + i_j // 32, mask=m_r, other=0)
     return ((b_bits[:, None] >> (i_j % 32 + tl.arange(0, ROWS))[None, :]) & 1) != 0
 
@@ -65,7 +65,7 @@ def _add_pairs(
     s_kt, s_sums,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Add sums over some channels to [16, 16] blocks: of k_i exp(G_i - G_j) k_j to `b_a`, with q_i to `b_p`.
+    """Add sums over some channels: of k_i exp(G_i - G_j) k_j to `b_a`, of q_i exp(G_i - G_j) k_j to `b_p`.
 
     Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j are the `count` rows at
     `p_k` and `p_sums`, masked by `m_before`.
@@ -349,7 +349,7 @@ _launch_verify = Launcher(_verify)
 
 
 def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) -> Record:
-    """Run drafted rows, for `gated_delta` or (with `channels`) for `kda`."""
+    """Run drafted rows, for `gated_delta` or (with `channels`) for `kda`, and return their record."""
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape

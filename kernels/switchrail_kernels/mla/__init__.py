@@ -3,7 +3,7 @@
 from switchrail_kernels.claims import PAGE_FEATURES, Backends
 
 LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
-"""Supported pairs of a cache's width (latent and rotary part) and latent size."""
+"""The head sizes that the Triton backend claims: pairs (L, R) of a cached token's and a latent's size."""
 
 BACKENDS: Backends = {
     "triton": (

@@ -1,8 +1,8 @@
-"""Attention to latents: `attend` walks the pages in every phase, `merge` combines the results of pieces.
+"""Attention to latents in a paged cache, and the merge of its partial results, for every phase.
 
-The queries are multiplied by the key expansion beforehand, so that all heads share one key [c, r] (latent
-and rotary part) and one value c. A program's rows are some heads of one token, or all heads of several
-tokens. Each block of latents serves both the logits and the weighted sum.
+The queries are multiplied beforehand by w_k, which maps latents to keys. So all heads share a token's key
+[c, r] (latent and rotary part) and value c. A program computes heads of one token, or all heads of several
+tokens.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -25,7 +25,7 @@ _LONG = tl.constexpr(LONG)
 
 @triton.jit
 def _piece_length(keys, base, most, BN: tl.constexpr):
-    """The length of each piece if `keys` keys are split evenly into `CacheSplit.pieces` pieces."""
+    """The length of a piece, a multiple of BN, if `keys` keys are split into `CacheSplit.pieces` pieces."""
     pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
     pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
@@ -33,7 +33,7 @@ def _piece_length(keys, base, most, BN: tl.constexpr):
 
 @triton.jit
 def find_piece(p_items, keys, base, most, BN: tl.constexpr, DECODE: tl.constexpr):
-    """The index of this program's piece of `keys`, the number of pieces, and the length of a piece."""
+    """The index of this program's piece of `keys` keys, the number of pieces, and the length of a piece."""
     if DECODE:
         i_p = tl.program_id(1)
         length = _piece_length(keys, base, most, BN)
@@ -54,13 +54,13 @@ def _walk(
     PAGE: tl.constexpr, PARTS: tl.constexpr, TREES: tl.constexpr, STAGES: tl.constexpr,
     S_P: tl.constexpr, S_T: tl.constexpr,
 ):  # fmt: skip
-    """Attends to keys `start` to `stop`."""
+    """Attends to keys `start` to `stop - 1`."""
     L: tl.constexpr = R + E
     o_c = tl.arange(0, BK)
     o_e = tl.arange(0, BE)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
-        # Memory beyond the end may be NaN, so masked positions load the last valid key instead.
+        # Memory past the last key may hold NaN, so positions from `stop` on load key `stop - 1`.
         o_seen = tl.minimum(o_n, stop - 1)
         page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
         if S_T == 0:
@@ -111,8 +111,8 @@ def _attend(
 
     If PARTS is 2, a query is the sum of two parts; the second part is stored H heads after the first.
 
-    If BK is less than BR, the logits are summed over blocks of BK columns, and the queries are read again for
-    each block of keys. So a float32 program, which has no tensor cores, has enough registers.
+    If BK is less than BR (only in float32), the logits are summed over blocks of BK columns, and the queries
+    are read again for each block of keys, because the registers can't hold whole queries.
     """
     i_tile = tl.program_id(0) // tl.cdiv(H, BG)
     i_h = tl.program_id(0) % tl.cdiv(H, BG)
@@ -191,7 +191,7 @@ def _merge(
     R: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, DECODE: tl.constexpr,
     LSE: tl.constexpr,
 ):  # fmt: skip
-    """Combines all pieces of one row of one head, for `BC` columns."""
+    """Combines the partial results of one row of one head, for `BC` columns."""
     i_h = tl.program_id(1)
     if DECODE:
         row = tl.program_id(0).to(tl.int64)

@@ -1,11 +1,12 @@
 """Attention to keys and values that are first expanded from latents, for sequences with many rows.
 
-Let R be the size of a latent, E that of the rotary part, and D (without rotary part) and V the sizes of
-expanded keys and values. Per row, key and head, attention to latents takes R + E multiplications for the
-logit and R for the sum. Attention to expanded keys and values takes D + E and V, usually less than a third as
-many. Expansion takes R (D + V) multiplications per key and head, once for all rows. As many keys are expanded
-at a time as fit in the buffer. The result over the keys so far is kept with its log-sum-exp, and each round
-of keys updates this result.
+R is the size of a latent, E that of the rotary part, D that of an expanded key without its rotary part, and V
+that of a value. Per row, key and head, attention to latents takes R + E multiplications for the logit and R
+for the sum. Attention to expanded keys and values takes D + E for the logit and V for the sum, usually less
+than a third as many. Expansion takes R (D + V) multiplications per key and head, once for all rows.
+
+Keys are expanded in rounds, each with as many keys as fit in the buffer. If a sequence's keys take several
+rounds, each round continues the softmax of the round before.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -31,7 +32,10 @@ def _expand(
     BN: tl.constexpr, BK: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr, S_P: tl.constexpr,
     S_T: tl.constexpr,
 ):  # fmt: skip
-    """Expand `BC` keys of one sequence into `BN` columns of one head's keys or values."""
+    """Expand up to `BC` latents of one sequence into `BN` columns of one head's keys or values.
+
+    For each span of latents, one program also copies the rotary parts.
+    """
     p_spans += 4 * tl.program_id(1)
     i_n = tl.load(p_spans)
     start = tl.load(p_spans + 1)
@@ -84,7 +88,7 @@ def _walk(
     D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attend to keys `start` to `stop`. Without MASKED, all rows attend to all these keys."""
+    """Attend to keys `start` to `stop - 1`. Without MASKED, all rows attend to all these keys."""
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)
     o_v = tl.arange(0, BV)
@@ -126,15 +130,18 @@ def _attend(
     BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of `BT` rows of one head to their sequence's expanded keys."""
+    """Compute the attention of up to `BT` rows of one head to their sequence's keys in this round.
+
+    `p_items` is `Round.items`.
+    """
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
     p_items += 8 * tl.program_id(0)
     row = tl.load(p_items).to(tl.int64)
     rows = tl.load(p_items + 1)
     base = tl.load(p_items + 2).to(tl.int64)
-    whole = tl.load(p_items + 3)  # keys visible to the first row
-    stop = tl.load(p_items + 4)  # keys visible to the last row
+    whole = tl.load(p_items + 3)
+    stop = tl.load(p_items + 4)
     o_t = tl.arange(0, BT)
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)

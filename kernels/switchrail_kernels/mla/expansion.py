@@ -17,10 +17,10 @@ from switchrail_kernels.mla.plan import SPAN, Expansion, Layer, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
 
 MOST_BYTES = 2**30
-"""Maximum bytes of keys and values that are expanded at once, unless a single span is larger."""
+"""Maximum bytes of the keys and values of a round, unless a single span (`SPAN` keys) is larger."""
 
 _SPANS = 2**15
-"""Maximum full spans expanded at once. Some spans have fewer keys, and a grid allows 65,535 spans in all."""
+"""The capacity of a round, in full spans. With shorter spans it has more; a grid allows 65,535 spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Expanded:
     Attributes:
         call: The call.
         batch: The call's batch.
-        layer: The sizes on which the decision depends.
+        layer: The sizes that determine which sequences are expanded.
         expansion: The rounds of expansion.
     """
 
@@ -56,16 +56,16 @@ class Expanded:
 
     @property
     def tables(self) -> Tensors:
-        """The tables that `attend` needs for its launches."""
+        """The tables of all rounds, which are arguments of the launches."""
         return tuple(table for step in self.expansion.rounds for table in (step.spans, step.items))
 
     @property
     def options(self) -> Options:
-        """The other launch options, without the scale."""
+        """The numbers that the launches take from the plan."""
         return self.expansion.keys, int(self.expansion.carried)
 
     def attend(self) -> None:
-        """Run the attention, with two launches per round."""
+        """Run the attention. Each round has two launches: the expansion, and the attention to its keys."""
         kept, q_nope, q_rope, out, lse = self.call
         w_k, w_v = kept.w_k, kept.w_v
         assert w_k is not None

@@ -1,4 +1,4 @@
-"""FlashInfer's latent attention as a backend: paged and absorbed, or ragged and expanded in prefill."""
+"""FlashInfer's attention to paged latents, or in prefill to expanded keys and values, as a backend."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 MOST = 16384
-"""Maximum number of work items in the library's plan, which does not check this limit."""
-
+"""Maximum number of work items in a plan. The library does not check this limit."""
 
 EXPANDED = (192, 128)
 """Head sizes of expanded keys and values for which the library has ragged Hopper kernels."""
@@ -32,16 +31,17 @@ class MlaPlan(WrapperPlan):
     """A step's plan.
 
     Attributes:
-        prefix: The pieces of a prefill with expanded keys; None for attention to latents.
+        prefix: The pieces of a prefill that may expand keys; None if only latents are attended to.
     """
 
     prefix: ChunkedPrefix | None = None
 
 
 class FlashInferMla(MlaBackend):
-    """Latent attention for compute capability 9.0, in bfloat16: latents of 512, rotary parts of 64.
+    """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and rotary parts of 64.
 
-    Attends to latents, except in a prefill for which `plan_chunked_prefix` was called.
+    After `plan_chunked_prefix`, a prefill attends to expanded keys and values if their head sizes are
+    `EXPANDED`. All other calls attend to latents.
     """
 
     def __init__(self, config: object = None) -> None:
@@ -51,11 +51,11 @@ class FlashInferMla(MlaBackend):
         self._ragged = Wrappers(lambda memory: make(memory, "NHD", backend="fa3"))
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
-        """Prepare the tables. The library's own plan is made with the first layer of each shape."""
+        """Collect the lengths. The library's own plan is made at the first call for layers of each shape."""
         return MlaPlan(CONTRACT, phase, batch)
 
     def plan_chunked_prefix(self, plan: MlaPlan, batch: PagedBatch, ragged: bool, chunked: bool) -> None:
-        """Split a prefill into pieces. The library plans each piece with the first layer of each shape."""
+        """Split a prefill into pieces. The library plans each at the first call for layers of each shape."""
         check_plan(plan, batch, (MlaPlan,))
         plan.prefix = ChunkedPrefix.of(batch, ragged=ragged, chunked=chunked)
 
@@ -93,7 +93,7 @@ class FlashInferMla(MlaBackend):
             tile = 64 if int(packed.sum()) // len(packed) <= 64 else 128
             pieces = int((-(-packed // tile)).sum()) + multiprocessors(q_nope.device)
             if pieces > MOST:
-                found = f"{pieces} tiles of {tile} rows and heads"
+                found = f"up to {pieces} work items (tiles of {tile} rows times heads)"
                 raise CONTRACT.error("q_nope", found, f"at most {MOST} for this backend")
             tables = plan.tables(page)
             wrapper.plan(
@@ -132,7 +132,7 @@ class FlashInferMla(MlaBackend):
     def _attend(
         self, plan: MlaPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ragged attention of a piece."""
+        """Compute ragged attention for a piece; return the output and the natural log-sum-exps."""
         if scale < 0:
             q, scale = -q, -scale
         heads, size = q.shape[1:]

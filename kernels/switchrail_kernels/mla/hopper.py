@@ -26,14 +26,14 @@ from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.mla.absorbed import find_piece
 from switchrail_kernels.softmax import find_rows
 
-# names in Triton 3.6 and in later versions
+# Triton 3.6 and later versions have different names for these functions.
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
 def _token_offsets(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
-    """The offsets of tokens in the cache. Memory past the end may be NaN, so the last key is repeated."""
+    """The offsets of tokens in the cache. Positions from `stop` on repeat token `stop - 1`."""
     o_seen = gl.minimum(o_n, stop - 1)
     page = gl.load(p_pages + o_seen // PAGE).to(gl.int64)
     return (page * PAGE + o_seen % PAGE) * L
@@ -50,7 +50,10 @@ def _attend(
     BV: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr,
     DECODE: gl.constexpr, TREES: gl.constexpr, LSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows to one piece of its keys. Parameters as in `absorbed`, without trees."""
+    """Compute the attention of one tile of rows to one piece of its keys.
+
+    The parameters are as in `absorbed`, but this kernel does not use all of them, and has no trees.
+    """
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])

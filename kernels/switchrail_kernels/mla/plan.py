@@ -1,4 +1,4 @@
-"""Plans of latent attention: how rows and keys are split, and which sequences are expanded."""
+"""Plans of latent attention: how rows and keys are split, and which sequences' latents are expanded."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ SPAN = 128
 """Maximum number of keys that a program expands."""
 
 TWO_PARTS = 128
-"""Maximum latent size for which queries in two 16-bit parts fit in registers.
+"""Maximum latent size for which absorbed queries are kept as the sum of two 16-bit parts, except in decode.
 
-Rounding absorbed queries to 16 bits once changes logits by about 2^-9 of their size. For large logits, this
-changes weights by several percent.
+With one part, rounding changes logits by about 2^-9 of their size. For large logits, this changes weights by
+several percent. The two parts of larger queries would not fit in registers.
 """
 
 FEWEST_NARROW = 128
 """Minimum number of rows for which a sequence is expanded, for latent sizes up to `TWO_PARTS`.
 
-For these sizes, logits of absorbed queries are more exact than logits of expanded keys.
+At these sizes, logits of absorbed queries in two parts are more exact than logits of expanded keys.
 """
 
 LEAST = 128
-"""Minimum keys per piece."""
+"""Approximate minimum of keys per piece."""
 
 LONG = 16384
 """Maximum keys per piece, unless the number of pieces is at its limit."""
 
 MOST = 64
-"""Maximum pieces per cache."""
+"""Maximum pieces of a cache."""
 
 _USUAL = 8192
 """The cache length for which the number of pieces is optimized."""
@@ -49,14 +49,14 @@ _USUAL = 8192
 
 @dataclass(frozen=True, slots=True)
 class CacheSplit:
-    """How caches are split: each cache, unless it is short, into a multiple of `base` pieces.
+    """How caches are split into pieces.
 
-    `base` depends on the number of programs, and a cache's number of pieces on `base` and on the cache's own
-    length. So a replayed graph splits caches as a separate call would.
+    `base` does not depend on cache lengths, and a cache's number of pieces depends only on `base` and on the
+    cache's own length. So a replayed graph splits caches as a separate call would.
 
     Attributes:
-        base: Pieces of a cache of `base * LEAST` to `base * LONG` keys.
-        most: Pieces of the longest cache; 1 for no split.
+        base: The number of pieces of a cache of `base * LEAST` to `base * LONG` keys.
+        most: The number of pieces of the longest cache; 1 if no cache is split.
     """
 
     base: int
@@ -69,7 +69,7 @@ class CacheSplit:
         Args:
             tiles: The number of tiles of rows.
             programs: Programs for each piece of a tile's keys.
-            longest: Keys of the longest cache.
+            longest: The number of keys of the longest cache.
             device: The device of the programs.
         """
         counts = np.arange(1, MOST + 1)
@@ -93,7 +93,7 @@ class Pieces(DecodePlan[MlaCall, CacheSplit]):
 
     @staticmethod
     def key(call: MlaCall) -> tuple[Any, ...]:
-        """The shape and the dtype of the cache, and the shape of the queries."""
+        """The cache's shape, the shape of `q_rope`, and the cache's dtype."""
         cache = call[0].kv_cache
         return cache.shape, call[2].shape, cache.dtype
 
@@ -113,7 +113,7 @@ class Layer:
         rotated: E, the size of the rotated part.
         latent: R, the size of a latent.
         value: V, the size of values.
-        tile: Rows of a program that attends to expanded keys and values.
+        tile: Maximum rows of a program that attends to expanded keys and values.
     """
 
     heads: int
@@ -124,10 +124,10 @@ class Layer:
     tile: int
 
     def expands(self, batch: PagedBatch) -> np.ndarray:
-        """Which sequences are faster with expansion than with attention to latents, [N] bool.
+        """[N] bool: whether each sequence is estimated to be faster with expansion than without.
 
-        Costs are in multiplications per head, on all multiprocessors. Unlike latents, expanded keys and
-        values are not split into pieces, so a few tiles leave some multiprocessors idle.
+        Costs are in multiplications per head, on all multiprocessors. Programs that attend to expanded keys
+        and values take all keys of a round, not pieces of them. So a few tiles leave multiprocessors idle.
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
@@ -158,7 +158,7 @@ class Rest:
 
     Attributes:
         rows: The number of rows.
-        selection: The rows, as the argument `selection` of `project`.
+        selection: The rows, in the form of the argument `selection` of `project`.
     """
 
     rows: int
@@ -170,13 +170,13 @@ class Round:
     """The keys that are expanded at once, and the rows that attend to some of these keys.
 
     Attributes:
-        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each. Columns: sequence, first key, index
-            of the first key among the expanded keys, number of keys.
-        items: [tiles, 8] int32, most keys first. Columns: first packed row; number of rows; index of the
-            sequence's first key among the expanded keys; number of the sequence's keys, from that key on,
-            visible to the first row; number of these keys that are expanded and visible to the last row;
-            whether the sequence has no keys in earlier rounds; whether the rows see no keys of later rounds;
-            unused.
+        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each. Columns: sequence; the span's first
+            key within the sequence, and among the keys of the round; number of keys.
+        items: [tiles, 8] int32, the tile with the most keys first. Columns: first packed row; number of rows;
+            index of the sequence's first key in this round among all keys of the round; number of keys from
+            that key on, in this and later rounds, visible to the first row (0 or less for none); number of
+            keys of this round visible to the last row; 1 if this is the sequence's first round; 1 if the
+            rows see no keys of later rounds; unused.
     """
 
     spans: torch.Tensor
@@ -190,7 +190,7 @@ class Expansion:
     Attributes:
         rounds: The rounds, in order.
         keys: The largest number of keys of a round.
-        carried: Whether results carry over from one round to the next.
+        carried: Whether the keys of some sequence take several rounds, so that results carry over.
     """
 
     rounds: tuple[Round, ...]
@@ -203,11 +203,11 @@ class Tiles(PagedPlan):
 
     Attributes:
         works: The results of `work`, by its arguments.
-        expanded: By layer, the sequences that are expanded.
+        expanded: By layer, [N] bool, whether each sequence is expanded.
         rests: By layer, the rows of the sequences that are not expanded.
         expansions: The results of `expansion`, by its arguments.
         ragged: Whether sequences may be expanded.
-        chunked: Whether sequences with a cached prefix may be expanded.
+        chunked: Whether sequences with a cached prefix may be expanded, too.
     """
 
     ragged = chunked = True
@@ -249,10 +249,10 @@ class Tiles(PagedPlan):
         return self.rests[layer]
 
     def expansion(self, layer: Layer, capacity: int, page: int) -> Expansion | None:
-        """The rounds of expansion, determined at the first call; None if no sequence gains from it.
+        """The rounds of expansion, determined at the first call with these arguments; None if there are none.
 
         Args:
-            layer: The layer.
+            layer: The layer's sizes.
             capacity: Maximum keys expanded at once.
             page: Page size in tokens.
         """

@@ -28,19 +28,19 @@ from switchrail_kernels.tiles import Work
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The sizes of a program that attends to latents.
+    """The kernel that attends to latents, and the sizes of its programs.
 
     Attributes:
         launch: The kernel's launcher.
         tokens: Tokens per tile, BT.
-        latent: R.
+        latent: R, the size of a latent.
         block_n: Keys per block.
-        head_blocks: Programs for all heads.
-        value_blocks: Programs for all columns of the values.
+        head_blocks: The number of blocks of heads. Each block has its own program.
+        value_blocks: The number of blocks of the values' columns. Each block has its own program.
         constants: The kernel's constants from BG to PAGE, and PARTS if the kernel has it.
         parts: The number of parts of an absorbed query.
         warps: Warps per program.
-        stages: Pipeline stages of its loads.
+        stages: Pipeline stages of the programs' loads.
     """
 
     launch: Launcher
@@ -105,7 +105,7 @@ def _shape(
 
 
 def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
-    """The sizes for a call's tensors. The Hopper kernel copies 16 bytes at once, from an aligned cache."""
+    """The kernel for a call's tensors. The Hopper kernel needs an aligned cache without gaps."""
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
@@ -115,7 +115,7 @@ def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
 
 
 class TritonMla(TritonPaged[MlaCall], MlaBackend):
-    """Multi-head latent attention for compute capability 8.0 and later; any sizes, latents up to 512."""
+    """Multi-head latent attention for compute capability 8.0 and later, for latents of size up to 512."""
 
     contract = CONTRACT
     features = PAGE_FEATURES
@@ -127,8 +127,8 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     ) -> None:
         """Set which sequences may be expanded. Must be called before the first `run` with the plan.
 
-        A sequence that may be expanded is expanded if that is faster. New tokens and prefix are expanded
-        alike, in rounds; each round continues the softmax of the previous round.
+        A sequence that may be expanded is expanded if that is estimated to be faster. A sequence's new tokens
+        and its cached prefix are expanded together.
         """
         own = plan.plan if isinstance(plan, Adapted) else plan
         check_plan(own, batch, (Tiles,))
@@ -178,10 +178,13 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 def _attend(
     shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | CacheSplit, rest: Rest | None = None
 ) -> None:
-    """Attend to latents. Launches a kernel, another if keys are split, and one for each weight's product.
+    """Attend to latents.
+
+    There are up to four launches: the product with w_k, the attention, the merge of its partial results, and
+    the product with w_v.
 
     Args:
-        shape: The program's sizes.
+        shape: The kernel and its sizes.
         call: The call.
         batch: The call's batch.
         work: The programs, or how a decode's caches are split.
