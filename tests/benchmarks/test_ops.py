@@ -105,7 +105,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
     monkeypatch.setattr(TritonLightning, "run", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
-    assert timed == [2], "the wrong backend is not timed"
+    assert timed == [2], "the wrong backend was timed"
     assert (
         "wrong: triton in lightning decode B=1: its relative difference from torch is 1.0e-02;"
         in capsys.readouterr().err

@@ -36,7 +36,7 @@ class Planned(MlaBackend):
 
     def run(self, call: MlaCall, batch: Any, plan: Any) -> None:
         if self.rows >= 0:
-            assert len(call.q_nope) == self.rows, "a stale plan"
+            assert len(call.q_nope) == self.rows, "the plan is stale"
 
 
 class WithFlag(Planned):

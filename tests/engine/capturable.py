@@ -207,6 +207,6 @@ class PooledGraph(RecordedGraph):
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        assert self.owner is None or self.owner() is not None, "the memory to share is freed"
+        assert self.owner is None or self.owner() is not None, "the memory to share was freed"
         with super().capture():
             yield

@@ -442,5 +442,5 @@ def test_compiled_layers_call_torchs_functions(compiled: Make, make_engine: Make
     assert platform.compiled == 4
     assert platform.fused == {"gated_delta": True, "full_attention": True}
     assert set(calls) == {"rms_norm"}, (
-        "only the model's last norm, which is in no layer, calls the platform's"
+        "only the model's last norm, which is in no layer, must call the platform's"
     )

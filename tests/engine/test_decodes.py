@@ -28,7 +28,7 @@ FILES = [FOLDER / f"{name}.py" for name in ("decodes", "flight", "graphs", "inpu
 
 
 class Transfers(TorchFunctionMode):
-    """Counts the copies to the rows of captured decodes."""
+    """Counts copies into the tensor that describes the rows of captured decodes."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_rows_are_sent_only_when_the_sequences_change(make_engine: Make, engine:
         while engine.busy:
             engine.step()
     assert [tuple(request.tokens) for request in requests] == expected
-    assert transfers.count == 3, "once for three sequences, once for two, and once for one"
+    assert transfers.count == 3, "expected one each for three, two and one sequences"
 
 
 def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine: Engine) -> None:

@@ -160,7 +160,7 @@ def test_steps_of_the_draft_are_captured(
     assert graphs is not None
     assert {key.kind for key in graphs.captured} == {"decode", "mixed"}
     assert max(key.rows for key in graphs.captured if key.kind == "decode") == 6, (
-        "expected one row per sequence"
+        "a decode must have at most one row per sequence"
     )
     for _ in range(2):
         assert engine.generate(prompts, FREE) == expected
@@ -310,7 +310,7 @@ def test_a_long_prompt_is_chunked(make_engine: Make, checkpoint: Path) -> None:
     def recording(tasks: Any, limits: Any) -> Drafted:
         before = len(rows)
         proposal = propose(tasks, limits)
-        assert len(rows) == before + 1, "the draft runs tokens that it lacks in one step"
+        assert len(rows) == before + 1, "the draft must run tokens that it lacks in one step"
         if len(tasks) == 2:
             proposed.append([len(tokens) for tokens in proposal.tokens])
         return proposal

@@ -516,7 +516,7 @@ def test_steps_without_drafts_are_captured(
         backends={"gated_delta.verify": "torch"},  # has no effect on captured steps
     )
     whole = [state for state in engine.graphs if state.kind != "mixed"]
-    assert {state.kind for state in whole} == {"decode"}, "no backend for verification can be captured"
+    assert {state.kind for state in whole} == {"decode"}, "no verification can be captured"
     assert not any("verify" in call for state in whole for call in state.backends)
     use(engine, Turns(Oracle(expected, FORCED["random"]), 0))
     seen = count_replays(engine)
@@ -608,7 +608,7 @@ def test_commits_are_deferred_to_the_next_verification(
         device=GraphPlatform(),
         options={**OPTIONS, "draft": drafts},
     )
-    assert not commits, "captured verifications don't commit"
+    assert not commits, "a captured verification has committed"
     (said,) = {one.commits["gated_delta.verify"] for one in engine.graphs if one.kind == "verify"}
     assert said == "committed in the next verification"
     (said,) = {one.commits["short_conv.verify"] for one in engine.graphs if one.kind == "verify"}

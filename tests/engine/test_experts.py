@@ -40,8 +40,8 @@ def test_captured_steps_say_which_rows_are_padding(
     told.clear()
     assert tokens(engine, prompts) == expected
     assert told
-    assert not any(told), "no row of an eager step is padding"
-    assert rows.tolist() == [1], "only one sequence runs in the last step"
+    assert not any(told), "an eager step has no padding, so `rows` must be None"
+    assert rows.tolist() == [1], "the last step must have one row"
 
 
 def test_the_kernels_compute_the_same_tokens(

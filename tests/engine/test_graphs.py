@@ -1,4 +1,7 @@
-"""Captured decodes on a CPU: torch's operations are recorded and called again."""
+"""Captured decodes on a CPU, where a graph records torch's operations and calls them again.
+
+A graph's key is the kind and the size of its step.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def tokens(engine: Engine | Plain, prompts: list[list[int]], count: int = 12) ->
 
 
 def count_replays(engine: Engine) -> list[Key]:
-    """Returns a list to which each replayed key is added from now on."""
+    """Returns a list to which the key of each replayed step is added from now on."""
     graphs = engine._runner.graphs
     assert graphs is not None
     seen: list[Key] = []

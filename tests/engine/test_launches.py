@@ -144,9 +144,11 @@ def test_a_captured_verification_launches_few_kernels(
             },
         )
     assert any(state.kind == "verify" and state.reason is None for state in engine.graphs)
-    assert counted["fill"] == ["zeros", "copy_"], "a buffer on the host, and one transfer"
+    assert counted["fill"] == ["zeros", "copy_"], "expected a buffer on the host and one transfer"
     assert counted["derive"] == ["_derive"]
     layers = engine.plan.layout.layers
     states = sum("gated_delta" in layer.ops for layer in layers)
     assert states > 1
-    assert counted["_keep"] == ["_accept", *["replay"] * states], "only windows are committed layer by layer"
+    assert counted["_keep"] == ["_accept", *["replay"] * states], (
+        "only windows must be committed layer by layer"
+    )

@@ -223,7 +223,7 @@ def test_samples_of_a_prompt_copy_its_hidden_states(
 def test_samples_share_no_keys_that_depend_on_their_own_tokens(
     lengths: tuple[int, ...], make_engine: Make, headed: Path
 ) -> None:
-    """Samples share no page with entries of the head that depend on sampled tokens.
+    """Samples share no page with cache entries of the head that depend on sampled tokens.
 
     The entry of the prompt's last token depends on the first sampled token. Entries of a head's later steps
     depend on further tokens.
@@ -274,7 +274,7 @@ def test_keys_are_rewritten_from_the_models_hidden_states(
 
 
 def test_an_entry_depends_on_the_next_token(make_engine: Make, checkpoint: Path, tmp_path: Path) -> None:
-    """Entry i is the first that changes with token i + 1. Hidden state i does not depend on this token."""
+    """The head's cache entry i depends on token i + 1, but no earlier entry does."""
     engine = make_engine(make_head(checkpoint, tmp_path), options=MTP)
     prompt = list(range(20, 36))
     params = SamplingParams(max_new_tokens=3, ignore_eos=True)

@@ -1,4 +1,7 @@
-"""Steps captured in pieces on a CPU: decodes around backends without graphs, and steps with prompts."""
+"""Steps captured in pieces: as several graphs, between which backends without graphs run.
+
+On a CPU, a graph records torch's operations and calls them again.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +181,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
     long = [[number % 256 for number in range(start, start + 1010)] for start in (0, 3)]
     long += [prompts[3]]
     assert tokens(engine, long, 1) == tokens(plain, long, 1)
-    assert len(seen) == replays, "a step of more rows than any key has runs eagerly"
+    assert len(seen) == replays, "a step with more rows than any key must run eagerly"
 
 
 def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:

@@ -91,7 +91,7 @@ class Tape:
 def verify(
     logits: torch.Tensor, drafted: Drafted, params: Any, draws: Any, choose: Any = choose
 ) -> torch.Tensor:
-    """[N, X], new tokens of each sequence: the accepted drafts, and the model's own token; then ABSENT."""
+    """The new tokens, [sequences, most rows of a sequence]: accepted drafts, the model's token, ABSENT."""
     widths = [1 + len(tokens) for tokens in drafted.tokens]
     states = [one.getstate() for one in draws]
     chosen = choose_rows(logits, widths, drafted, params, draws, choose)

@@ -116,7 +116,7 @@ def test_pools_take_what_steps_and_graphs_leave(
     engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     assert 20 < engine.pools.pages.capacity < 8 * 64
     assert len(memory.pools) == 2
-    assert memory.pools[0]() is None, "the trial's pools are gone"
+    assert memory.pools[0]() is None, "the trial's pools still exist"
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=1)
     engine.generate([[1, 2, 3]] * 8, params)
     assert memory.largest <= LIMIT
@@ -158,7 +158,7 @@ def test_pools_leave_room_for_a_draft(
     path = make_head(checkpoint, tmp_path, [FULL] * 3) if draft == "mtp" else checkpoint
     engine = make_engine(path, runtime=captured_runtime, device=platform, options=options)
     made = {"ngram": 1, "checkpoint": 2, "mtp": 4}[draft]
-    assert set(seen) == {made}, "verified in the trial"
+    assert set(seen) == {made}, "verifications must run in the trial"
     assert len(memory.pools) == 2 * made
     if draft == "checkpoint":
         assert memory.pools[2]().pages.capacity == memory.pools[3]().pages.capacity  # type: ignore[union-attr]

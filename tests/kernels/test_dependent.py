@@ -35,7 +35,7 @@ def test_a_kernel_that_begins_early_waits_before_it_writes(launcher):
     if launcher._early:
         assert kernel.arg_names[-1] == "EARLY"
         waits = [source.find(call) for call in ("wait(EARLY)", "wait_first(EARLY)") if call in source]
-        assert len(waits) == 1, "every program waits once, in the kernel itself"
+        assert len(waits) == 1, "every program must wait once, in the kernel itself"
         rest = source[: waits[0]]
         assert "return" not in rest, "a program must not end before it waits"
         assert "tl.store" not in rest

@@ -1,4 +1,4 @@
-"""Plans of Triton backends that are refreshed and run with batches whose tables have other forms."""
+"""Plans of Triton backends are refreshed for batches whose tables and slots are stored in other ways."""
 
 import dataclasses
 

@@ -53,7 +53,7 @@ def test_calls_of_device_functions_replace_nothing_again(monkeypatch):
         double[(1,)](x, y, N=length)
         counts.append(len(replaced))
         assert y.tolist() == [*(4 * x[:length]).tolist(), *[0] * (8 - length)]
-        assert vars(tl) == language, "what a launch has replaced is put back"
+        assert vars(tl) == language, "a launch must restore the functions that it replaces"
     assert 0 < counts[1] == counts[2]
 
 

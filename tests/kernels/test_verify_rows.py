@@ -65,11 +65,9 @@ def test_inputs_as_the_engine_computes_them(count, real, width, pages, deferred,
     check(results(verify_rows), expected)
     if deferred:
         slots = given[0][1]
-        assert (expected[7][slots.clamp(min=0)] == -1).all(), "a record is used once"
+        assert (expected[7][slots.clamp(min=0)] == -1).all(), "a record must be used only once"
         assert ((expected[11] >> 1) == slots).logical_or(slots < 0).all()
-        assert (expected[11] != expected[9])[slots >= 0].all(), (
-            "a record is read while the other one is filled"
-        )
+        assert (expected[11] != expected[9])[slots >= 0].all(), "a record must not be read while it is filled"
 
 
 @pytest.mark.parametrize("deferred", [False, True])
@@ -108,4 +106,4 @@ def test_accepted_as_the_engine_computes_it(count, real, width, pages, trees, de
     untouched = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
     assert torch.equal(expected[3].cpu()[untouched], last_tokens[untouched])
     if width > 1 and count > 1:
-        assert 0 < expected[0].float().mean() < width - 1, "some drafts are accepted, and some rejected"
+        assert 0 < expected[0].float().mean() < width - 1, "some drafts must be accepted, and some rejected"

@@ -1,4 +1,4 @@
-"""The warm-up launches every kernel in every form that later requests can need."""
+"""The warm-up launches every kernel with every specialization that later requests can need."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def unspecialized(kernel):
 
 @pytest.fixture
 def forms(monkeypatch):
-    """The forms in which kernels would be compiled. The kernels don't run, so their results are
+    """The specializations for which kernels would be compiled. The kernels don't run, so their results are
     uninitialized."""
     found = set()
 

@@ -117,7 +117,7 @@ def test_every_wrapper_of_ours_is_tested() -> None:
     assert {cls.optional_steps for cls in ours} == {Wrapper.optional_steps}
     for cls in below(Backend):
         if cls.__module__.startswith("switchrail") and not issubclass(cls, Wrapper):
-            assert cls.optional_steps is Backend.optional_steps, "a wrapper derives from Wrapper"
+            assert cls.optional_steps is Backend.optional_steps, "a wrapper must derive from Wrapper"
 
 
 @pytest.mark.parametrize("name", STEPS)
