@@ -63,8 +63,8 @@ class Verified:
         rows: [3, sequences] int64: each sequence's length before the step, its slot, and its number of pages;
             slot -1 for padding.
         before: [sequences] int64, the newest token before the step.
-        news: [sequences, 1 + X] int64, for each sequence the number of accepted drafts, these drafts, and the
-            token after them.
+        news: [sequences, 2 + draft_tokens] int64, for each sequence the number of accepted drafts, these
+            drafts, and the token after them. The remaining elements of a row are undefined.
     """
 
     rows: torch.Tensor

@@ -1,4 +1,4 @@
-"""Reads files of an untrusted checkpoint folder: regular files of limited size, inside the folder."""
+"""Reads files of an untrusted checkpoint folder: only regular files, and text files only of limited size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
 def check_files(path: Path) -> None:
-    """Check that all files to be read are regular files of acceptable size.
+    """Check that all files to be read are regular files, and that text files are not too large.
 
     Symbolic links are followed, because every file in a hub's cache is a symbolic link.
 

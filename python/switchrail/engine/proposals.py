@@ -208,7 +208,7 @@ class Proposals:
         rows[_COUNT].copy_((accepted + 1 + form.held).masked_fill(verified.rows[_SLOT] < 0, 0))
         if form.held:
             tokens[:, 0].copy_(verified.before)
-        tokens[:, form.held :].copy_(verified.news[:, 1:].clamp(min=0))  # -1 without finite logits
+        tokens[:, form.held :].copy_(verified.news[:, 1:].clamp(min=0))  # -1 if logits are not finite
 
     def _replay(self, captured: Captured, lengths: Sequence[int]) -> torch.Tensor:
         form, dispatcher = self.form, self._dispatcher

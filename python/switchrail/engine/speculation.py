@@ -54,8 +54,8 @@ def choose_rows(
         choose: Chooses one token from each row.
 
     Returns:
-        [R] int64; -1 for rows whose largest logit is not finite. Undefined for padding, and for rows that
-        follow a rejected draft.
+        [R] int64; -1 for rows whose largest logit is not finite. Undefined for padding, for rejected drafts'
+        rows, and for rows that follow these.
     """
     row_params: list[SamplingParams] = []
     row_draws: list[random.Random] = []

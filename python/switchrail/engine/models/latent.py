@@ -18,7 +18,7 @@ def attend(
 
     Args:
         connected: The connected layer.
-        query: [1, H, T, D + E], with the rotated part last.
+        query: [1, H, T, D + E]; the last E channels are rotated.
         latents: [1, 1, T, R].
         rotary: [1, 1, T, E], the rotated part of the keys.
         scaling: The factor for the products of queries and keys.

@@ -17,7 +17,7 @@ _ALIGNED: Final = 8
 
 
 class Weights(NamedTuple):
-    """The weights of the operation `Experts`.
+    """The weights of the operation `Experts`, for E experts with hidden size H and inner size I.
 
     Attributes:
         router: [E, H], possibly followed by rows of zeros.
