@@ -144,7 +144,7 @@ class Side:
         token: The run's token.
         others: In how many layers and positions the run's experts differ from those of float64; 0 if not
             recorded.
-        causes: Those of these differences that no earlier difference has caused; see `causes`.
+        causes: The differences that no earlier difference has caused; see `causes`.
         behind: How far the token's logit is below the largest one, in float64.
         behind_routed: The same distance in float64 with the run's experts.
     """

@@ -30,11 +30,11 @@ from train_kjv import DEVICE, SHAPES, Recipe, Windows, optimizers, split_documen
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, (8, 16, 32, 64)
-"""Tokens of a sequence; tokens of the passages of the book from which continuations start."""
+"""The number of tokens of a sequence, and those of the passages of the book that are continued."""
 DRAFTS = 4
-"""Tokens of a draft chain, in the head's training and in the progress lines."""
+"""Number of tokens of a draft chain, in the head's training and in the progress lines."""
 SHARE = 4
-"""A loss uses one of SHARE tokens, because the output layer takes most of a small model's time."""
+"""A loss uses one in SHARE tokens, because the output layer takes most of a small model's time."""
 HELD = 128
 """Number of sequences of held-out chapters. They come first in a file of states."""
 SAVES = 5
@@ -212,7 +212,7 @@ def train_head(checkpoint: Path, states: Path, output: Path, **options: Any) -> 
         return total
 
     def accepted(ids: Tensor, hidden: Tensor) -> float:
-        """The head's result at position i predicts token i + 2, as the model's state at i + 1 does."""
+        """The head's result at position i predicts token i + 2, like the model's state at i + 1."""
         given = GIVEN[-1]
         right = [
             loss_of(model.lm_head(hidden[:, 1:]), model.lm_head(result))[1] for result in drafted(ids, hidden)

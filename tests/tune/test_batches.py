@@ -158,8 +158,8 @@ def test_a_backend_that_fails_with_one_batch_is_timed_with_the_others():
         too_many |= {1}
         (twice,) = tune(runtime, platform, **chosen)
     assert [set(times) for times in timing.samples.values()] == [{"small", "torch"}] * 2 + [{"torch"}]
-    assert timing.left_out["small"] == "with 16 of 1: RuntimeError('too many')"
-    assert twice.left_out["small"] == "with 1 of 1 and 1 more: RuntimeError('too many')"
+    assert timing.left_out["small"] == "with 16 x 1 rows: RuntimeError('too many')"
+    assert twice.left_out["small"] == "with 1 x 1 rows and 1 more: RuntimeError('too many')"
     assert "other" not in timing.left_out
 
 

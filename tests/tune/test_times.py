@@ -84,7 +84,7 @@ def test_measured_times_decide(runtime, platform, timings):
     assert chosen(runtime, platform) == ("slow", "highest priority that fits (10)")
     (timing,) = timings
     assert timing.ways == {"slow": "host", "torch": "host"}
-    assert [str(batch) for batch in timing.samples] == ["1 of 1", "4 of 1", "16 of 1"]
+    assert [str(batch) for batch in timing.samples] == ["1 x 1 rows", "4 x 1 rows", "16 x 1 rows"]
     assert all(times["slow"] > 2e7 for times in timing.samples.values())
     assert all(times["slow"] > times["torch"] > 0 for times in timing.samples.values())
     assert timing.left_out["wrong"].startswith(
@@ -385,7 +385,7 @@ def test_noisy_times_are_kept_reported_and_increased_by_their_spread(runtime, pl
     clock(*tries, *[Time(50_000, 0.0), steady] * 2)
     timing = tuned(runtime, platform)
     ((name, batch, spread),) = timing.noisy
-    assert (name, str(batch), spread) == ("slow", "1 of 1", 0.25)
+    assert (name, str(batch), spread) == ("slow", "1 x 1 rows", 0.25)
     kept = timing.to_dict()["samples"]
     assert kept[0]["nanoseconds"] == {"slow": 90_000, "torch": 100_000}
     assert kept[0]["spread"] == {"slow": 0.25, "torch": 0.0}
@@ -412,6 +412,6 @@ def test_the_command_warns_of_noisy_times(tmp_path, clock):
     assert done.exit_code == 0, done.output
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert "short_conv decode in float32" in warning
-    assert warning.endswith("measure again on an idle machine: torch with 1 of 1 (2100%)")
+    assert warning.endswith("measure again on an idle machine: torch with 1 x 1 rows (2100%)")
     (measured,) = json.loads(done.stdout)["measurements"]
     assert [sample["spread"]["torch"] for sample in measured["samples"]] == [21.0, 0.05, 0.05]

@@ -505,7 +505,7 @@ class Dispatcher:
 
     def _refusal(self, layer: Layer) -> DispatchError:
         if layer not in self._layers:
-            return DispatchError(f"a call of a {type(layer).__name__} that was not added to the dispatcher")
+            return DispatchError(f"got a call of a {type(layer).__name__} that was never added")
         layer_id, op = self._layers[layer]
         if self._step is _NO_STEP:
             return DispatchError(

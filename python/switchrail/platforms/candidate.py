@@ -98,7 +98,7 @@ class Candidate:
         if name not in names:
             raise PlatformError(
                 f"there is no device {name!r} here; valid: "
-                f"{', '.join(names) or f'{self.plugin.name}, whose devices() lists none'}",
+                f"{', '.join(names) or f'{self.plugin.name} without a number, as devices() lists none'}",
                 found=name,
                 valid=tuple(names),
             )

@@ -129,7 +129,7 @@ class Hardware:
         return False
 
     def support_piecewise_cuda_graph(self) -> bool:
-        """Whether the parts of a step between its attention calls can be captured and replayed."""
+        """Whether the parts of a step between calls of ops that run eagerly can be captured and replayed."""
         return False
 
     def _not_provided(self, method: str) -> NotProvidedError:

@@ -93,8 +93,8 @@ class Batch:
 
     def __str__(self) -> str:
         count, length = len(self.lengths), self.lengths[0]
-        cached = "" if self.cached is None else f", {self.cached[0]} in the cache"
-        return f"{count} of {length}{cached}"
+        cached = "" if self.cached is None else f", {self.cached[0]} cached tokens each"
+        return f"{count} x {length} rows{cached}"
 
 
 _DRAFTS = 4
