@@ -200,7 +200,7 @@ def test_each_layer_is_called_once_a_step(make: Any) -> None:
     with pytest.raises(DispatchError, match="layer 0 ran its gated_delta outside of a step"):
         dispatcher.dispatch(first)
     with (
-        pytest.raises(DispatchError, match="a GatedDeltaLayer that was not added"),
+        pytest.raises(DispatchError, match="a GatedDeltaLayer that was never added"),
         dispatcher.running(both()),
     ):
         dispatcher.dispatch(call_of(half(), 7))

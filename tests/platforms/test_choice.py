@@ -428,7 +428,9 @@ def test_a_device_of_a_plugins_by_number(runtime: Runtime, install: Callable[...
 def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[..., Path]) -> None:
     code = ACTIVE.format(module="acme").replace("CpuHardware, ", "Hardware as Bare, ")
     install("acme", code.replace("(CpuHardware)", "(Bare)"))
-    with pytest.raises(PlatformError, match=r"no device 'acme:0' here; valid: acme without a number, as devices"):
+    with pytest.raises(
+        PlatformError, match=r"no device 'acme:0' here; valid: acme without a number, as devices"
+    ):
         runtime.find_platform("acme:0")
 
 
