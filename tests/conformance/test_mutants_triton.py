@@ -123,7 +123,7 @@ MUTANTS = {
         "tl.maximum(past + within - window, 0)",
         ["prefill/float32/window-16"],
     ),
-    "the argument of a cap's tanh halved": (
+    "an exponential of a cap without its factor": (
         "attention",
         "tl.exp2(b_z * (2 * LOG2E))",
         "tl.exp2(b_z)",

@@ -148,7 +148,7 @@ def test_a_stale_cache_of_the_draft_changes_acceptance_only(
 def test_steps_of_the_draft_are_captured(
     make_engine: Make, plain_engine: Any, checkpoint: Path, captured_runtime: switchrail.Runtime
 ) -> None:
-    """The draft's decodes are captured whole, its steps with accepted tokens in pieces."""
+    """The draft's decodes are captured whole, and its steps with accepted tokens are captured in pieces."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
     options = {**DRAFTED, "draft": checkpoint}

@@ -52,9 +52,8 @@ def test_the_kernels_compute_the_same_tokens(
     prompts = [[5, 6, 7]]
     expected = tokens(make_engine(options=OPTIONS), prompts, 4)
     platform = GraphPlatform()
-    monkeypatch.setattr(
-        platform.serving, "graph_class", lambda: None
-    )  # interpreted kernels can't be captured
+    # interpreted kernels can't be captured
+    monkeypatch.setattr(platform.serving, "graph_class", lambda: None)
     platform.serving.register_oot_forward(Experts.name, forward.experts)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts, 4) == expected

@@ -167,7 +167,7 @@ def test_steps_of_the_head_are_captured(
     tmp_path: Path,
     captured_runtime: switchrail.Runtime,
 ) -> None:
-    """Decodes of the head are captured whole, other steps in pieces; proposals are those of eager steps."""
+    """Decodes of the head are captured whole, other steps in pieces. Proposals equal those of eager steps."""
     path = make_head(checkpoint, tmp_path, kinds)
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)

@@ -52,9 +52,8 @@ def with_head(source: Path, folder: Path, steps: int, norm: str = "shared_head.n
         weights |= {f"{own}{norm}.weight": 1 + 0.1 * torch.randn(hidden) for norm in ("enorm", "hnorm")}
         weights[f"{own}{norm}.weight"] = 1 + 0.1 * torch.randn(hidden)
         weights[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
-        weights[f"{own}embed_tokens.weight"] = torch.zeros(
-            config["vocab_size"], hidden
-        )  # not used: the head embeds tokens with the model's embedding
+        # not used: the head embeds tokens with the model's embedding
+        weights[f"{own}embed_tokens.weight"] = torch.zeros(config["vocab_size"], hidden)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
