@@ -34,7 +34,7 @@ def _find(p_sequences, item, items, ITEMS: gl.constexpr):
 
 @gluon.jit
 def _tables(p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, i_n):
-    """A sequence's first row, last row + 1, slots to read and to write, and whether it has a state to read."""
+    """A sequence's first row, last row + 1, slots to read and write, and whether it has an initial state."""
     row = gl.load(p_cu_seqlens + i_n)
     end = gl.load(p_cu_seqlens + i_n + 1)
     read = gl.load(p_read_slots + i_n)

@@ -38,7 +38,7 @@ from switchrail_kernels.drafts import Drafts, Record, apply_rows
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
-"""Unit of the integer part of G, in base 2. After 40,000 rows of the smallest decay, it still fits 32 bits."""
+"""Unit of the integer part of G, in base 2. After 40,000 rows of the smallest decay, it fits in 32 bits."""
 
 PROGRAMS = 256
 """The number of programs that keeps a GPU busy. To reach it, blocks of values are halved, down to 16."""

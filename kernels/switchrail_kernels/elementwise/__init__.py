@@ -1,4 +1,4 @@
-"""Kernels for normalisation, activation, rotary embedding, and the rows of captured steps."""
+"""Kernels for normalisation, activation, rotary embedding, and the inputs and drafts of captured steps."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def decode_rows(
     """Compute the inputs of a captured decode; see `switchrail.engine.inputs.decode_rows`.
 
     Args:
-        rows: [3, N] int64.
+        rows: [3, N] int64, updated in place.
         last_tokens: [slots] int64.
         page_table: [slots, pages] int32.
         page_size: Page size in tokens.

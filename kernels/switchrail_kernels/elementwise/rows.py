@@ -22,7 +22,7 @@ _MOST = 4096
 
 
 class Rows(NamedTuple):
-    """The offsets of a tensor's rows: row r is at (r // inner) outer_stride + (r % inner) inner_stride."""
+    """A tensor's layout: row r is at `(r // inner) * outer_stride + (r % inner) * inner_stride`."""
 
     inner: int
     outer_stride: int
@@ -64,7 +64,7 @@ def dense_like(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:
-    """Rows per program, the padded row size, and warps. `rows` does not affect how a sum is rounded."""
+    """Rows per program, the padded row size, and warps. A row's result does not depend on `rows`."""
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)

@@ -42,7 +42,7 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     Args:
         gate: [..., D].
-        up: [..., D]. `gate` and `up` may be halves of one tensor, and are not copied.
+        up: [..., D]. `gate` and `up` may be halves of one tensor; they are then not copied.
 
     Returns:
         [..., D], contiguous.

@@ -23,10 +23,10 @@ _LOGITS = 8192
 """Maximum logits that one program chooses from."""
 
 _ADDED = 32
-"""Maximum number of chunks for which each program adds up the counts of all chunks itself."""
+"""Maximum number of chunks for which each program of `order` adds up the counts of all chunks itself."""
 
 _CHUNK, _LONG = 8, 32
-"""Rows per chunk: up to `_CHUNK`, or `_LONG` if there would be more than `_ADDED` chunks.
+"""Maximum rows per chunk: `_CHUNK`, or `_LONG` if there would be more than `_ADDED` chunks.
 
 Chunks with fewer rows take less time.
 """
@@ -55,7 +55,7 @@ def experts(
         normalize: Whether the weights of a row's experts are divided by their sum.
         shared: The number of shared experts: the last of the E experts, which every row uses.
         rows: [1] int32, on the device: rows from this index on are padding.
-        sizes: Tiles for all products; None means the fastest measured ones.
+        sizes: Tiles for all products; None chooses by the number of rows, their dtype and the device.
 
     Raises:
         ArgumentError: Shapes or dtypes don't fit together.
@@ -102,7 +102,7 @@ def _run(
     rows: torch.Tensor | None,
     sizes: Tiles | None,
 ) -> torch.Tensor:
-    """Run the experts. `scores` are logits, or the weights of `ids`."""
+    """Run the experts. `scores` are the logits or, if `ids` are given, the weights of these experts."""
     t, h = x.shape
     count, _, inner = down.shape
     out = torch.empty((t, h), dtype=x.dtype, device=x.device)

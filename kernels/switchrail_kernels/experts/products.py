@@ -1,4 +1,4 @@
-"""The products of experts: in tiles of pairs with one expert, or pair by pair for very few rows."""
+"""The products of experts: for blocks of pairs (row, expert) with the same expert, or for single pairs."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005, SIM102
@@ -38,7 +38,7 @@ def gate_up_tiles(
     H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """silu(x gate) (x up) for a block of pairs and `BN` inner channels, stored in the pairs' sorted order."""
+    """Compute silu(gate x) (up x) for a block of pairs and `BN` inner channels, stored in sorted order."""
     wait(EARLY)
     if tl.program_id(0) // tl.cdiv(I, BN) >= tl.load(p_used):
         return
@@ -75,7 +75,7 @@ def down_tiles(
     H: tl.constexpr, I: tl.constexpr,  # noqa: E741
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the product with `down` for a block of pairs and `BN` outputs, stored by row, then expert."""
+    """Compute the product with `down` for a block of pairs and `BN` outputs, stored in the order of rows."""
     wait(EARLY)
     if tl.program_id(0) // tl.cdiv(H, BN) >= tl.load(p_used):
         return
@@ -106,7 +106,7 @@ def weigh(
     p_each, p_weights, p_rows, p_out, T,
     H: tl.constexpr, KS: tl.constexpr, BN: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum the results of a row's experts, in the order of its experts; zeros for padding rows."""
+    """Compute the weighted sum of the results of one row's experts; zeros for a padding row."""
     wait(EARLY)
     i_t = tl.program_id(0)
     rows = T
@@ -129,7 +129,7 @@ def gate_up_pairs(
     H: tl.constexpr, I: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     BN: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """silu(x gate) (x up) for one pair, and `BN` of the inner channels."""
+    """Compute silu(gate x) (up x) for one pair and `BN` inner channels."""
     wait_first(EARLY)
     i_p = tl.program_id(0) // tl.cdiv(I, BN)
     i_n = tl.program_id(0) % tl.cdiv(I, BN)

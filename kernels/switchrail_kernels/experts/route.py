@@ -82,7 +82,8 @@ def choose(
 ):  # fmt: skip
     """Choose the experts of a chunk's rows, best first (in a tie, the lower number), then the shared ones.
 
-    If CHOSEN, `p_ids` has the experts and `p_logits` their weights, [T, K] each.
+    If CHOSEN, `p_ids` has the experts and `p_logits` their weights, [T, K] each. With COUNT, also count the
+    rows of each expert and rank them. With ORDER, which is for a single chunk, also sort the pairs.
     """
     wait(EARLY)
     i_c = tl.program_id(0)
@@ -135,7 +136,7 @@ def choose(
         b_mine = m_s.to(tl.int32)
         tl.store(p_ranks + o_s, tl.cumsum(b_mine, 0) - b_mine, mask=m_s)
         tl.store(p_counts + i_c * E + o_e, tl.sum(b_mine, 0), mask=m_e)
-        if ORDER:  # the only chunk
+        if ORDER:
             tl.store(p_counts + E + o_e, tl.zeros((EP,), tl.int32), mask=m_e)
             tl.debug_barrier()  # `_order_chunk` loads what other threads have stored
             _order_chunk(

@@ -58,7 +58,7 @@ def _compile(
 
 
 class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
-    """One launch per call, for compute capability 9.0 and head sizes of 64, 128 and 256."""
+    """Decode in one launch, for compute capability 9.0 and head sizes of 64, 128 and 256."""
 
     contract = CONTRACT
 

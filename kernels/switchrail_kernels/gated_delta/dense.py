@@ -174,7 +174,7 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     Rounding normalised keys and queries would lose the product of a nearly orthogonal pair. But with n the
     norm of k, S + beta (v - S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T. Dividing a query by its
     norm divides its output by the same number. So keys and queries are only scaled by powers of 2, which
-    keeps all of their digits.
+    keeps all of their digits. The rest of the norms is applied to values, write weights and outputs.
 
     A kernel's last block of a sequence may also read rows of the next sequence, with weights of zero, so all
     values must be finite. A nonfinite key or value is therefore represented by a NaN write weight.

@@ -37,13 +37,13 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
     GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Converts one row of one value head. Rows after the last have no slot. With OWN, row t uses slot t.
+    """Converts one row of one value head. Rows from `rows` on get no slot. With OWN, row t uses slot t.
 
     Gates are converted to raw `softplus` gates that activate to the same values. The library's write weight
     is a sigmoid, so at most 1. With n the factor that normalises k, and any c, the key c k, the value v c / n
     and the weight (n / c)^2 have the same effect as the key n k, the value v and the weight 1. c is a power
-    of 2, so keys keep their digits. Queries are also scaled by powers of 2 only, and `_finish` divides the
-    output by the query's norm instead.
+    of 2, so keys keep their digits. Queries are also scaled by powers of 2 only. `_finish` applies the rest
+    of their norms to the output.
     """
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
@@ -71,7 +71,8 @@ def _stage(
         tl.store(p_to_v + (i_t * HV + i_h) * V + o_v, b_v / b_inverse)
         b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh)
         b_x = -LN2 * head_log2_decay(b_g, p_rate, p_bias, i_h, lower, GATE, BIASED)
-        # softplus(a) = x, with a series of log((e^x - 1) / x) where e^x - 1 has few digits
+        # Solve softplus(a) = x: a is log(e^x - 1). Where e^x - 1 would lose digits, a is log(x) plus a series
+        # of log((e^x - 1) / x).
         b_a = tl.where(b_x < 0.05, tl.log(b_x) + b_x * (0.5 + b_x * (1 / 24)), tl.log(tl.exp(b_x) - 1.0))
         tl.store(p_to_a + i_t * HV + i_h, tl.where(b_x > 15.0, b_x, b_a))
         b_beta = tl.load(p_beta + i_t * s_bt + i_h * s_bh)

@@ -73,7 +73,7 @@ class _Sequences:
         return cls(batch.seqlens, indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
-        """How the library splits the sequences, computed once."""
+        """How the library splits the sequences, computed once for each number of value heads."""
         if value_heads not in self.contexts:
             # The kernels for split sequences only compile if the number of value heads is a multiple of 4.
             cuts = value_heads % 4 == 0
@@ -122,7 +122,7 @@ class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
 def _run(
     dense: Dense, states: torch.Tensor, out: torch.Tensor, plan: _Sequences, scale: float
 ) -> torch.Tensor:
-    """Runs the kernels of `flash_qla.chunk_gated_delta_rule_fwd`, which would also copy the output.
+    """Runs the kernels of `flash_qla.chunk_gated_delta_rule_fwd`, without that function's copy of the output.
 
     The running sums of g in each chunk are computed here, since the library's kernel for them can't be
     compiled for some numbers of value heads, such as 3.

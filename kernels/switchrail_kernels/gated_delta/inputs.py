@@ -24,7 +24,7 @@ def gates(
     p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the log of the decay and the write weight. Rows have the columns of b, then those of a."""
+    """Compute log decays and write weights. Rows at `p_b` have HV raw write weights, then HV raw gates."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_h = tl.arange(0, BH)
     mask = (o_t < T)[:, None] & (o_h < HV)[None, :]
@@ -45,7 +45,7 @@ _gates = Launcher(gates, early=True)
 def gated_delta_inputs(
     x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `switchrail.platforms.operations.GatedDeltaInputs`."""
+    """Compute a layer's inputs; see `switchrail.platforms.operations.GatedDeltaInputs`."""
     rows, heads = len(x), A_log.shape[0]
     g = torch.empty((rows, heads), dtype=torch.float32, device=x.device)
     beta = torch.empty((rows, heads), dtype=x.dtype, device=x.device)

@@ -23,7 +23,7 @@ BYTES = 16
 """Bytes that a lane moves with one instruction."""
 
 HELD = 8
-"""The most 16-byte vectors of the state that a lane holds in registers."""
+"""Maximum number of 16-byte vectors of the state that a lane holds in registers."""
 
 
 @cute.jit
@@ -225,7 +225,7 @@ class Step:
 
     @cute.jit
     def dot(self, left, right):
-        """The inner product of two rows."""
+        """The inner product of two rows that are spread over `lanes` lanes."""
         total = cutlass.Float32(0.0)
         for i in cutlass.range_constexpr(self.held):
             total += left[i] * right[i]
@@ -235,6 +235,6 @@ class Step:
 
     @cute.jit
     def store(self, address, i_p, value):
-        """Store one element of the result."""
+        """Store one element of the output, for the lane's `i_p`-th row of the state."""
         size = self.io.width // 8
         _vector(address + i_p * self.rows * size, self.io, 1, size)[0] = self.io(value)

@@ -31,7 +31,7 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _load_rows(p, o_rows, o_k, stride, rows, K: tl.constexpr, BK: tl.constexpr):
-    """Load rows of the chunk; rows beyond the sequence's end are zeros: [*o_rows.shape, BK]."""
+    """Load rows `o_rows` of a block, BK columns each. Rows from `rows` on are zeros."""
     m = o_rows < rows
     if K != BK:
         m = m & (o_k < K)
@@ -145,7 +145,7 @@ _BLOCK = 32
 
 
 class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
-    """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
+    """The gated delta rule for compute capability 8.0 and later, for any head sizes, groups and strides."""
 
     contract = CONTRACT
     channels = False

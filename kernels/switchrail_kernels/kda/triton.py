@@ -1,13 +1,13 @@
 """Kimi delta attention in Triton: chunked prefill in two or three launches, recurrent decode in one.
 
 This is the delta rule of arXiv 2510.26692, with a decay per channel. Let G be the running sum of g inside a
-chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a matrix
-product, A is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
-exponent is large unless decays are near 0. If an exponent is large, A is computed by levels: for each pair of
-neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second block are multiplied by rows of the first,
-with R the sum up to the end of the first block. Then no exponent is positive. `_prepare` computes the causal
-scores P in the same way, and writes q and k with the decays that the scan of `switchrail_kernels.delta`
-needs.
+chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. Without beta,
+A is the matrix product of k exp(G - R) and k exp(R - G), for any R. With R the sum up to the middle of the
+chunk, no exponent is large unless decays are near 0. If an exponent is large, A is computed by levels: for
+each pair of neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second block are multiplied by rows
+of the first, with R the sum up to the end of the first block. Then no exponent is positive. `_prepare`
+computes the causal scores P in the same way, and writes q and k with the decays that the scan of
+`switchrail_kernels.delta` needs.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -35,9 +35,9 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
-    """The decay between two rows of a chunk, in either order: 2 to minus the distance between their sums.
+    """The decay between two rows of a chunk, in either order.
 
-    Sums decrease along a chunk. In float32 each sum has two parts, and the first part is exact.
+    It follows from the rows' running sums of log decays to base 2. If FULL, each sum has two parts.
     """
     b_x = tl.load(p_to) - tl.load(p_from)
     if FULL:
@@ -52,7 +52,7 @@ def _load_gates(
     s_gt,
     K: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """log2 of the decays, 0 beyond the sequence's end: [*o_r.shape, *o_k.shape]."""
+    """log2 of the decays of rows `o_r` and channels `o_k`; 0 for rows from `rows` on."""
     m_g = (o_r < rows) & (o_k < K)
     b_g = tl.load(p_g + o_r * s_gt + o_k, mask=m_g, other=0.0)
     b_bias = 0.0
@@ -144,7 +144,7 @@ def _prepare(
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
     EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # TF32: three bits more than bfloat16, the same range
-    # Few programs with many blocks each keep temporary data in the L2 cache.
+    # There are few programs, each with many blocks, so that their temporary data stays in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE
     for i_turn in tl.range(0, tl.cdiv(total - tl.program_id(0), tl.num_programs(0)), num_stages=1):
@@ -249,7 +249,7 @@ _BLOCK = 64
 
 
 class TritonKda(TritonDelta, KdaBackend):
-    """Kimi delta attention for compute capability 8.0 and later; any head sizes, groups and strides."""
+    """Kimi delta attention for compute capability 8.0 and later, for any head sizes, groups and strides."""
 
     contract = CONTRACT
     channels = True

@@ -8,7 +8,8 @@ v and q are B, x and C. With G the running sum of g inside a chunk:
     out = scale exp(G) q S^T + P v
     S   <- exp(G_last) S + v^T (w exp(G_last - G) k)
 
-The scan computes each chunk at once, with the state in registers. In `mamba2`, `prepare` first computes
-the part that does not depend on the state and is shared by the heads of a group. If the time axis is split
-(`switchrail_kernels.segments`), a segment maps the state S before it to exp(G) S + B.
+The scan computes each chunk at once, with the state in registers. In `mamba2`, `prepare` first computes the
+inputs that don't depend on the state: the products q_i . k_j of each group, and the gates of each head. If
+the time axis is split (`switchrail_kernels.segments`), a segment maps the state S before it to exp(G) S + B.
+G is the sum of the segment's g, and B is the segment's result for S = 0.
 """

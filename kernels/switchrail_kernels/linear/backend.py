@@ -17,7 +17,7 @@ from switchrail_kernels.segments import Chunks
 
 
 class TritonLinear(TritonRecurrent[CallT]):
-    """Linear attention with a decay per head and token."""
+    """A Triton backend of linear attention with a decay per head and token."""
 
     chunk = 32
 

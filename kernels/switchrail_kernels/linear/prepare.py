@@ -26,7 +26,7 @@ def _prepare(
     G: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     CHUNK: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the transposed scores of one chunk and group, and the gates of each head of the group."""
+    """Compute the products of queries and keys of one chunk and group, and the gates of the group's heads."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)
     row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)
@@ -72,10 +72,10 @@ def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tenso
     """Launch the preparation, with `chunk` tokens per chunk.
 
     Returns:
-        The transposed scores [chunks, G, chunk, chunk]: row j and column i have P[i, j], or 0 for i < j. And
-        [chunks, H, 5, chunk] float32, five numbers per token: w; the running sum of the gates' multiples of
-        2^-10; the running sum of the remainders; w times the decay to the chunk's end; the decay from the
-        chunk's start.
+        The products [chunks, G, chunk, chunk]: row j and column i have q_i . k_j, or 0 for i < j. And the
+        gates [chunks, H, 5, chunk] float32, five numbers per token: w; the running sum of log2 decays, each
+        rounded down to a multiple of 2^-10; the running sum of the remainders; w times the decay to the
+        chunk's end; the decay from the chunk's start.
     """
     count = chunks.blocks.shape[0]
     heads, group, key_size, _ = operands.sizes

@@ -1,8 +1,8 @@
 """Verifies drafted tokens in chains and trees, by tiles of 16 rows.
 
-A row's result combines the state before the drafts, decayed along the row's path, with the rows on the path:
-P has the decay from one row to the other along the path, or zero if there is no path. Rows are visited from
-the tile's own rows back to the sequence's first row, so that decays are sums of gates, never differences of
+A row's result combines the state before the drafts, decayed along the row's path, with the rows on the path.
+P[i, j] has the decay from row j to row i if j is on the path to i; otherwise it is 0. Rows are visited from
+the tile's own rows back to the sequence's first row. So log decays are sums of gates, never differences of
 sums.
 """
 

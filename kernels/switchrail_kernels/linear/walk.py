@@ -1,7 +1,7 @@
 """Prefill: the scan over the chunks, with the state in registers.
 
-Like the scan of the delta rule, this scan computes transposes (of out and P), so that the state is always the
-left operand. Hopper's tensor cores read left operands from registers.
+Like the scan of the delta rule, this scan computes transposes (of out and P), so that the state is always a
+product's left operand. Hopper's tensor cores can read left operands from registers.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -38,9 +38,8 @@ def _walk_chunk(
 ):  # fmt: skip
     """The state after one chunk, and `b_all` times the chunk's decay.
 
-    With MASKED, the chunk has only `rows` tokens.
-
-    With STEPS, the scores and the gates come from `prepare`, which masks tokens beyond the sequence's end.
+    With MASKED, only the first `rows` tokens are valid. With STEPS, the products of queries and keys, and the
+    gates, come from `prepare`, which masks tokens beyond the sequence's end.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -137,7 +136,7 @@ def _walk(
     """Walk one segment of a sequence, for one head and `BV` rows of the head's state.
 
     With KEEP, checkpoints are written to their slots. For each split sequence, segment and head, `p_ends`
-    holds B followed by the segment's decay.
+    holds B (for the first segment, the state after it) followed by the segment's decay.
     """
     i_h = tl.program_id(1)
     i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
@@ -239,7 +238,7 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
         batch: The batch.
         chunks: The batch's plan.
         chunk: Tokens per chunk.
-        costs: The scan's key in the device's table of costs.
+        costs: The scan's key in `Fitted.walks`.
     """
     sequences = chunks.sequences.shape[0]
     heads, group, key_size, value_size = operands.sizes

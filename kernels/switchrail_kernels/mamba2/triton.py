@@ -8,7 +8,7 @@ from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands
 
 _MOST = 3e38
-"""Replaces an infinite time step; nearly the largest number of float32."""
+"""Upper bound of the time step where the layer has none or a larger one: nearly the largest float32."""
 
 
 class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):

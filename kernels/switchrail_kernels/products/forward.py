@@ -40,7 +40,7 @@ def _multiply(
     K: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Multiply all rows by BN columns. With GATES, also compute gates; see `Gates`."""
+    """Compute `BN` columns of the product, for all rows. With GATES, also compute gates; see `Gates`."""
     o_n = tl.program_id(0) * BN + tl.arange(0, BN)
     o_k = tl.arange(0, BK)
     m_n = o_n < N

@@ -23,7 +23,10 @@ _UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """By dtype of the logits: the number of low bits that are always 0 in a logit converted to float32."""
 
 BLOCK, WARPS = 8192, 16
-"""Columns that a program sums at a time: equal for all batches, so that sums are rounded equally."""
+"""Maximum number of columns that a program sums at a time, and maximum number of its warps.
+
+Neither depends on the batch, so that sums are always rounded equally.
+"""
 
 Numbers = npt.NDArray[np.float64]
 

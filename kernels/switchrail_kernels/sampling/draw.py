@@ -126,7 +126,7 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
 
     b_top = tl.full((NB,), _MINUS_INFINITY, tl.float32)
     b_mass = tl.zeros((NB,), tl.float32)
-    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # by position in a block, over all blocks
+    b_best = tl.full((BV,), _MINUS_INFINITY, tl.float32)  # largest logit by position in a block
     for i_b in range(0, blocks):
         o_v, b_x = _load(p_row, i_b, V, BV)
         b_best = tl.maximum(b_best, b_x)

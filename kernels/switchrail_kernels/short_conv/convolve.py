@@ -53,7 +53,10 @@ def _rows(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute `BT` rows from row `t` on. Without MASKED, all rows exist and none needs the state."""
+    """Compute `BT` rows from row `t` on.
+
+    Without MASKED, all rows and channels exist, and no row needs the state.
+    """
     inputs = ()
     for i in tl.static_range(BT + W - 1):
         p_row = p_x + (i - (W - 1)) * s_xt + o_c
@@ -86,7 +89,7 @@ def _tile(
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Like `_rows`, but with all rows at once, for inputs with a contiguous time axis."""
+    """Like `_rows`, but with all rows at once, for inputs whose channels are not contiguous."""
     o_t = tl.arange(0, BT)
     m_out = (t + o_t < rows)[:, None] & (o_c < C)[None, :]
     b_y = tl.zeros((BT, o_c.shape[0]), tl.float32) + b_bias[None, :]

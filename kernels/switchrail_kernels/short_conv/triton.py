@@ -1,4 +1,4 @@
-"""The short causal convolution in Triton: one launch per phase."""
+"""The short causal convolution in Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, each
 from switchrail_kernels.tables import split_rows, to_device
 
 PIECE = 32
-"""Rows per program. A program loads its taps once for all of its rows."""
+"""Maximum rows per program. A program loads its taps once for all of its rows."""
 
 ROWS = 8
 """Rows that a program computes at once."""
@@ -44,7 +44,7 @@ class Pieces:
 
 
 class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
-    """The short convolution for compute capability 8.0 and later; up to 17 taps."""
+    """The short convolution for compute capability 8.0 and later, with up to 17 taps except in decode."""
 
     contract = CONTRACT
     prefill_plan = Pieces
