@@ -72,14 +72,14 @@ def same_until_ties(first: Any, second: Any, width: int) -> bool:
 def main() -> int:
     parser = make_parser("bridge", __doc__)
     parser.add_argument("checkpoint", nargs="?", type=Path, default=TRAINED)
-    parser.add_argument("--slice", type=int, help="layers of a slice of Qwen3-Next at real widths")
+    parser.add_argument("--slice", type=int, help="use a slice of Qwen3-Next with this number of layers")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", action="append", default=[], metavar="KEY=NAME", help="chosen backend")
-    parser.add_argument("--alone", action="store_true", help="time transformers without the bridge only")
+    parser.add_argument("--alone", action="store_true", help="time only transformers without the bridge")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() if given.slice else nullcontext() as folder:

@@ -87,7 +87,7 @@ def recorded_engine(engine: Engine, choices: Choices) -> Iterator[None]:
 
 
 def _noting(function: Callable[..., Any], add: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
-    """The operation `Experts`; before it runs, `add` gets the experts that it will choose."""
+    """Wraps a function for the operation `Experts`: `add` first gets the experts that it will choose."""
 
     def noting(x: Any, logits: torch.Tensor, *args: Any, top_k: int, shared: int = 0, **kwargs: Any) -> Any:
         add(logits[:, : logits.shape[1] - shared].topk(top_k).indices)

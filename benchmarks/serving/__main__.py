@@ -130,10 +130,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--start", action="store_true", help="also the start of a new process")
     parser.add_argument("--no-batches", action="store_true", help="without the batches and the long prompt")
     parser.add_argument(
-        "--profile", type=int, action="append", default=[], metavar="B", help="also the times of kernels"
+        "--profile", type=int, action="append", default=[], metavar="B", help="also kernels of a decode of B"
     )
     parser.add_argument(
-        "--peer", type=int, action="append", default=[], metavar="B", help="also transformers' generate"
+        "--peer", type=int, action="append", default=[], metavar="B", help="also transformers, with B prompts"
     )
     parser.add_argument("--sglang", metavar="PYTHON", help="also SGLang, run by this interpreter")
     parser.add_argument(

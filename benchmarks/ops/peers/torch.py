@@ -14,7 +14,7 @@ from benchmarks.ops.clock import Run
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`SDPA bare` for prefills of equal length without a past; `mul_ bare` for decode of ops with a state."""
+    """`SDPA bare` for prefills of equal length without cached tokens; `mul_ bare` for decodes of states."""
     if call.phase == "decode" and case.op in LINEAR_OPS:
         state = call.state[1:]
         return {"mul_ bare": lambda: _nothing(state.mul_(0.999))}
