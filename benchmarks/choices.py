@@ -52,7 +52,7 @@ class Choices:
 
 
 def routers(model: nn.Module) -> list[Any]:
-    """The modules that choose experts, by layer."""
+    """The modules that choose experts, in the order of the layers."""
     return [block.gate for block in _blocks(model)]
 
 

@@ -40,7 +40,7 @@ WIDTHS: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 1,
 }
-"""Sizes of the published model that a slice keeps, and the tokenizer's special tokens."""
+"""Sizes of the published model, with a shorter context and the tokenizer's special tokens."""
 
 TINY: dict[str, Any] = {
     **WIDTHS,

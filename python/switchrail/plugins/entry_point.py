@@ -16,7 +16,7 @@ def import_target(plugin: Plugin) -> Any:
     """Imports the target of a plugin's entry point. Exceptions that the module raises pass through.
 
     Raises:
-        EntryPointError: The target does not exist.
+        EntryPointError: The target does not exist, or is a module.
     """
     module, _, attribute = plugin.target.partition(":")
     if not attribute:
