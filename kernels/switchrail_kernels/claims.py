@@ -62,7 +62,7 @@ CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "flashinfer": ((9, 0), (9, 0)),
     "flashqla": ((9, 0), (9, 0)),
 }
-"""By backend, the first and the last supported compute capability."""
+"""By backend, the first and the last supported compute capability; None if there is no last one."""
 
 COMMON: dict[str, Claims] = {
     "triton": {"dtypes": ("float32", "float16", "bfloat16"), "packages": ("triton>=3.6",), "priority": 100},

@@ -1,6 +1,6 @@
 """Markdown tables: the backends' capabilities, and the devices on which kernel times were measured.
 
-The kernels' plans use these times. `python -m switchrail_kernels.describe` prints both tables.
+`python -m switchrail_kernels.describe` prints both tables.
 """
 
 from __future__ import annotations

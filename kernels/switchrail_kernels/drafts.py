@@ -1,6 +1,6 @@
 """Drafted tokens of ops with a state: plans and commits.
 
-The rows of a sequence form a chain or a tree, and some will not be accepted. Storing the state after each row
+The rows of a sequence form a chain or a tree, and some may not be accepted. Storing the state after each row
 would be expensive: a [V, K] state per head is many times larger than the keys and values of a few rows. So it
 is done only for a `RowStatesBatch`. Otherwise `verify` leaves the state that precedes the drafts unchanged,
 and records each row's effect on a state: a decay by exp(g) and an added u k^T. `commit` applies the rows on
@@ -351,7 +351,7 @@ def store_rows(
     row_states: torch.Tensor | None,
     batch: RowStatesBatch,
 ) -> None:
-    """Write the state after each row, in one launch.
+    """Write the state after each row that has a slot, in one launch.
 
     Args:
         drafts: The plan.

@@ -55,7 +55,7 @@ class Costs:
         end: Cost per chunk of computing a segment's map, relative to scanning the chunk.
         compose: Microseconds to compose one segment's map.
         parts: Programs that scan a segment of one head.
-        end_parts: Programs that compute that segment's map.
+        end_parts: Programs that compute the map of a segment of one head.
         first: Length of a first segment relative to the others.
         resident: Maximum number of programs per multiprocessor in the first of two launches, not counting
             programs for sequences that are not split.
@@ -77,12 +77,13 @@ class Latents:
     """Cost of attending to latents, or to expanded keys and values; see `switchrail_kernels.mla.plan`.
 
     Attributes:
-        make: Cost of one K/V-expansion product relative to one latent-attention product.
-        attend: Cost of one product of attention to expanded keys and values, relative to one latent-attention
-            product.
-        row: Fixed cost of an absorbed row (two products, the start of a program), as a number of keys.
+        make: Cost of one multiplication of the expansion, relative to one of attention to latents.
+        attend: Cost of one multiplication of attention to expanded keys and values, relative to one of
+            attention to latents.
+        row: Fixed cost of a row that attends to latents (two matrix products, the start of a program), in
+            keys.
         tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
-        call: Fixed cost of a call that attends to latents (launches and tails), as a number of products.
+        call: Fixed cost of a call that attends to latents (launches and tails), in multiplications.
         fewest: Minimum number of rows of a sequence for which expansion pays off.
         start: Fixed cost of a program that attends to a piece of a cache, in keys.
         merge: Cost of merging pieces, in keys.

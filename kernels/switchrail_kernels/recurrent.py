@@ -69,7 +69,7 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def launch_rows(self, call: CallT, batch: RowStatesBatch, plan: Any, record: Any) -> None:
-        """Write the state after each row."""
+        """Write the state after each row that has a slot."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Check the batch. Split the sequences of a prefill, or find the paths of drafted rows."""

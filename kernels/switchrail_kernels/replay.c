@@ -5,7 +5,8 @@
  * and the type and value of all other arguments. Tensors are read through DLPack's exchange interface, which
  * torch.Tensor provides, so that no Python objects are created.
  *
- * Calls belongs to one layer: the table of its kind and the addresses of its own tensors, which never change.
+ * A Calls belongs to one layer. It has the table of the layer's kind, and the addresses of the layer's tensors,
+ * which never change.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -20,9 +21,9 @@
 #define MOST_PARAMETERS 128
 #define BUCKETS 512
 #define MOST_CALLS 1024 /* bounds the table if shapes never repeat */
-#define ALIGNMENT 16    /* of addresses, which kernels are compiled for */
+#define ALIGNMENT 16    /* bytes; kernels are compiled for aligned or unaligned addresses */
 
-/* Kinds of parameters other than addresses of a call's tensors; KEPT is the address of a layer's tensor. */
+/* The sources of parameters other than a call's tensors. KEPT is a tensor of the layer. */
 enum { CONSTANT = -1, SCRATCH = -2, KEPT = -3 };
 
 /* Layout defined by the driver's interface. */
@@ -234,12 +235,12 @@ static void set_error(void *context, const char *kind, const char *message) {
   PyErr_Format(PyExc_RuntimeError, "%s: %s", kind, message);
 }
 
-/* Launches a record's kernels on the current stream. Returns 1, -1 with an exception set if a launch failed,
- * or 0 if there is no memory: on the usual path, torch then raises its own error. */
+/* Launches a record's kernels on the current stream. Returns 1, or -1 with an exception set if that failed. If
+ * there is no scratch memory, returns 0: the caller then launches through Triton, where torch raises its error. */
 static int launch(const Calls *self, const Record *record, const Given *given) {
   void *stream = NULL;
   if (exchange->current_work_stream(given->device.device_type, given->device.device_id, &stream) != 0) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the current stream can't be had");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "can't get the current stream");
     return -1;
   }
   DLManagedTensorVersioned *scratch = NULL;
@@ -284,7 +285,7 @@ static int launch(const Calls *self, const Record *record, const Given *given) {
 
 static int parse_call(PyObject *const *args, Py_ssize_t count, Py_ssize_t expected) {
   if (count == expected && PyTuple_CheckExact(args[0]) && PyTuple_CheckExact(args[1])) return 1;
-  PyErr_SetString(PyExc_TypeError, "two tuples are asked, of the call's tensors and of its other arguments");
+  PyErr_SetString(PyExc_TypeError, "expected a tuple of the call's tensors and a tuple of its other arguments");
   return 0;
 }
 
@@ -309,7 +310,7 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
   unsigned long long function;
   Launch *one = record->launch + record->launches;
   if (!PyTuple_Check(described)) {
-    PyErr_SetString(PyExc_TypeError, "a launch is a pair");
+    PyErr_SetString(PyExc_TypeError, "a launch must be a pair of tuples");
     return 0;
   }
   if (!PyArg_ParseTuple(described, "O!O!", &PyTuple_Type, &shape, &PyTuple_Type, &parameters) ||
@@ -321,7 +322,7 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
   Py_ssize_t before = 0;
   for (Py_ssize_t i = 0; i < record->launches; i++) before += record->launch[i].parameters;
   if (one->parameters > MOST_PARAMETERS) {
-    PyErr_SetString(PyExc_ValueError, "too many parameters");
+    PyErr_SetString(PyExc_ValueError, "a kernel has more than 128 parameters");
     return 0;
   }
   size_t bytes = (size_t)(before + one->parameters) * sizeof(Parameter);
@@ -336,13 +337,13 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
     unsigned long long value;
     PyObject *pair = PyTuple_GET_ITEM(parameters, i);
     if (!PyTuple_Check(pair)) {
-      PyErr_SetString(PyExc_TypeError, "a parameter is a pair");
+      PyErr_SetString(PyExc_TypeError, "a parameter must be a pair of integers");
       return 0;
     }
     if (!PyArg_ParseTuple(pair, "LK", &parameter->tensor, &value)) return 0;
     if (parameter->tensor < KEPT || parameter->tensor >= tensors ||
         (parameter->tensor == KEPT && value >= (unsigned long long)record->kept)) {
-      PyErr_SetString(PyExc_ValueError, "a parameter of a tensor that the call or its layer lacks");
+      PyErr_SetString(PyExc_ValueError, "a parameter refers to a tensor that the call or its layer does not have");
       return 0;
     }
     parameter->value = value;
@@ -359,11 +360,11 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
   long long scratch = PyLong_AsLongLong(args[3]);
   if (scratch == -1 && PyErr_Occurred()) return NULL;
   if (!PyTuple_CheckExact(launches)) {
-    PyErr_SetString(PyExc_TypeError, "the launches are a tuple");
+    PyErr_SetString(PyExc_TypeError, "the launches must be a tuple");
     return NULL;
   }
   if (!plain(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "the other arguments are None, bool, int, float or str");
+    PyErr_SetString(PyExc_TypeError, "the other arguments must be None, bool, int, float or str");
     return NULL;
   }
   if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread or layer added it */

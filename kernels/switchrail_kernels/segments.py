@@ -40,7 +40,7 @@ def locate(
         p_cu_seqlens: The batch's `cu_seqlens`.
         sequences: The number of nonempty sequences.
         first: Tokens in a first segment.
-        length: Tokens in any other segment.
+        length: Maximum tokens in any other segment.
         most: Segments of the longest sequence.
         CHUNK: Tokens per chunk.
         PASS: The launch.
@@ -93,7 +93,7 @@ class Segments:
 
     Attributes:
         first: Chunks in a first segment.
-        length: Chunks in any other segment.
+        length: Maximum chunks in any other segment.
         most: Segments of the longest sequence.
         split: The number of sequences with more than one segment.
     """
@@ -142,7 +142,7 @@ class Chunks:
 
     @property
     def ahead(self) -> int:
-        """How many chunks ahead to load in programs that scan several sequences; 0 for no such programs.
+        """How many chunks ahead programs that scan several sequences load; 0 for no such programs.
 
         Such programs are faster if sequences are short. A program loads chunks of its present and its next
         sequence only. So it can't load more chunks ahead than the shortest sequence has.

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def within_slot(i_h, o_v, o_k, V: tl.constexpr, K: tl.constexpr, KV: tl.constexpr):
-    """The offsets [BV, BK] of values `o_v` and keys `o_k` of a head; KV if keys are outermost in memory."""
+    """The offsets [BV, BK] of a head's rows `o_v` and columns `o_k`. If KV, columns are outer in memory."""
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
     if KV:
         o_state = (i_h * V * K + o_v)[:, None] + (o_k * V)[None, :]

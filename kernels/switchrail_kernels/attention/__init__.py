@@ -1,4 +1,4 @@
-"""Kernels of paged softmax attention."""
+"""Kernels of softmax attention."""
 
 from switchrail_kernels.claims import PAGE_FEATURES, Backends
 

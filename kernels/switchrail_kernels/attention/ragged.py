@@ -1,4 +1,4 @@
-"""Softmax attention over keys and values that are packed like the queries."""
+"""Softmax attention to packed keys and values. Their lengths may differ from those of the queries."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202

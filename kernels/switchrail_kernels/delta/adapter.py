@@ -30,7 +30,7 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
 
     @abstractmethod
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:
-        """Run a call with at least one row, on its device."""
+        """Run a call with at least one row. Its device is the current device."""
 
     def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> None:
         """Run T packed tokens of N sequences."""

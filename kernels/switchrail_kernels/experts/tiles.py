@@ -66,7 +66,7 @@ ALONE = Tiles(1, Tile(8, 512, 4, 1), Tile(4, 512, 4, 1))
 """The tiles for single pairs."""
 
 AHEAD = 192
-"""Maximum number of weights per thread that the second product reads before the first has ended."""
+"""Maximum number of weights per thread that the second product reads before the first product has ended."""
 
 
 def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:
