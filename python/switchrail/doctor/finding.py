@@ -10,7 +10,7 @@ class Finding:
     """A problem, or a note.
 
     Attributes:
-        check: The name of the check.
+        check: The name of the check, such as `metadata` or `hooks`.
         subject: The variable, distribution, plugin, hook, backend or other object that the finding concerns.
         problem: The problem, or the text of the note.
         advice: The recommended action.

@@ -255,7 +255,7 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it. Graphs of greedy decode steps include the function if it is marked as `switchrail.params.capturable`.
+    it. Graphs of greedy decode steps include a function that `switchrail.params.capturable` decorates.
     """
 
     name = "choose_tokens"
