@@ -58,7 +58,7 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def dense_like(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """Contiguous memory for a result of x's shape and dtype, the number of its rows, and their size."""
+    """A new contiguous tensor of x's shape and dtype, its number of rows, and their size."""
     size = x.shape[-1]
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.numel() // size, size
 

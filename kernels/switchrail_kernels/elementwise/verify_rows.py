@@ -1,4 +1,4 @@
-"""The operations `verify_rows` and `accept_rows` of `switchrail.platforms` in Triton, one launch each."""
+"""The operations `verify_rows` and `accept_rows` of `switchrail.platforms` in Triton."""
 
 # Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202

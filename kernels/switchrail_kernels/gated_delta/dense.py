@@ -31,7 +31,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """For each row [R, D], the power of 2 that scales it to a norm of 1/2 to 1, and 1 / the scaled norm."""
+    """For each row of [R, D]: the power of 2 that scales its norm to 1/2 to 1, and 1 / the scaled norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
@@ -176,8 +176,9 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     norm divides its output by the same number. So keys and queries are only scaled by powers of 2, which
     keeps all of their digits. The rest of the norms is applied to values, write weights and outputs.
 
-    A kernel's last block of a sequence may also read rows of the next sequence, with weights of zero, so all
-    values must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
+    A library's kernel may also read rows of the next sequence in a sequence's last block, with weights of
+    zero. So all keys and values must be finite: others are replaced by 0, and their rows' write weights by
+    NaN.
 
     If `linear`, `g` is the decay instead of its log.
     """

@@ -41,7 +41,7 @@ def _stage(
 
     Gates are converted to raw `softplus` gates that activate to the same values. The library's write weight
     is a sigmoid, so at most 1. With n the factor that normalises k, and any c, the key c k, the value v c / n
-    and the weight (n / c)^2 have the same effect as the key n k, the value v and the weight 1. c is a power
+    and the weight b (n / c)^2 have the same effect as the key n k, the value v and the weight b. c is a power
     of 2, so keys keep their digits. Queries are also scaled by powers of 2 only. `_finish` applies the rest
     of their norms to the output.
     """
@@ -102,7 +102,7 @@ def _finish(
     b = tl.load(p_result + o).to(tl.float32)
     if L2NORM:
         b *= tl.load(p_factors + i_t * H + i % HV // (HV // H))
-        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # queries of padding rows may hold anything
+        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # queries of padding rows may be NaN
     tl.store(p_out + o, b.to(p_out.dtype.element_ty))
 
 

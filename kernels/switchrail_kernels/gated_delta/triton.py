@@ -4,7 +4,7 @@ Let G be the running sum of g inside a chunk of 32 tokens, A[i, j] = beta_i exp(
 and P[i, j] = scale exp(G_i - G_j) q_i . k_j for i >= j. This is the WY form of Yang et al. (arXiv 2406.06484)
 with the gates of arXiv 2412.06464. `_prepare` computes T = (I + A)^-1 diag(beta), P and the row factors
 exp(G) and exp(G_last - G) for all chunks at once. `switchrail_kernels.delta` scans the chunks and contains
-the decode step. The factors of the L2 norm are per token and are folded into T, P and the row factors.
+the decode step. If q and k are normalised, the factors 1 / norm are folded into T, P and the row factors.
 """
 
 # Triton infers the types of kernel arguments at the call.

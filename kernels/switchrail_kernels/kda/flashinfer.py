@@ -86,7 +86,7 @@ def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
 
 @contextmanager
 def _products_for_hopper() -> Iterator[None]:
-    """Within the block, the library's packed products, which only Blackwell has, are separate products."""
+    """Within the `with` block, replaces the library's packed products, which only Blackwell supports."""
     with _lock:
         packed = cute.arch.fma_packed_f32x2
         cute.arch.fma_packed_f32x2 = _fma_pair

@@ -143,7 +143,7 @@ def _prepare(
     PLANE: tl.constexpr = BLOCK * BK
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
-    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # TF32: three bits more than bfloat16, the same range
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"
     # There are few programs, each with many blocks, so that their temporary data stays in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE

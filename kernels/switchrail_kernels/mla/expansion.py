@@ -20,7 +20,7 @@ MOST_BYTES = 2**30
 """Maximum bytes of the keys and values of a round, unless a single span (`SPAN` keys) is larger."""
 
 _SPANS = 2**15
-"""Maximum capacity of a round, in full spans. If some are shorter, there may be more; a grid allows 65,535."""
+"""Maximum capacity of a round, in full spans. With shorter spans there may be more; a grid allows 65,535."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The operation `products` of `switchrail.platforms`: in Triton for very few rows, otherwise by torch.
 
-A program loads all of its weights before it waits for earlier kernels. So while smaller kernels run and leave
-the memory idle, the device already loads as many weights as its registers hold.
+A program loads all of its weights before it waits for earlier kernels. So weights are already loaded while
+earlier kernels, which may leave the memory idle, still run.
 """
 
 # Triton infers the types of kernel arguments at the call.

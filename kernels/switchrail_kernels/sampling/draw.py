@@ -1,11 +1,11 @@
 """Draws a token from each row of logits, among the tokens that the filters keep, in few passes over the row.
 
 Tokens are ordered by decreasing probability, then by index, and every filter keeps a prefix of this order. So
-whether a token is kept depends on its probability, and on the number and the mass of the tokens before it. A
-token is first drawn from all tokens. If a filter drops it, that filter also drops all tokens after it, and
-another token is drawn from the tokens before it. Each round removes a random part of the mass, so few rounds
-are needed: 1.1 on average for a top_p of 0.9. The drawn token has the filtered distribution, and depends
-only on the row's logits, sampling parameters and seed.
+whether a token is kept depends on its probability, and on the number and the probability mass of the tokens
+before it. A token is first drawn from all tokens. If a filter drops it, that filter also drops all tokens
+after it, and another is drawn from the tokens before it. Each round removes a random part of the mass, so few
+rounds are needed: 1.1 on average for a top_p of 0.9. The drawn token has the filtered distribution, and
+depends only on the row's logits, sampling parameters and seed.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -39,7 +39,7 @@ def _key(b_x, UNUSED: tl.constexpr):
 
 @triton.jit
 def _weight(b_x, top, scale, min_p):
-    """Probabilities relative to the largest; 0 where that is less than min_p."""
+    """Probabilities relative to the largest one; 0 if less than min_p."""
     b_w = tl.exp2((b_x - top) * scale)
     return tl.where(b_w >= min_p, b_w, 0.0)
 
