@@ -59,5 +59,5 @@ def check_forms(contract: Contract, batch: SequenceBatch, *, wide: Collection[st
     if not is_plain(batch, wide=wide):
         found = "tables or slots in another form than the plan's"
         raise contract.error(
-            "batch", found, "dense tables as planned, -1 as the null slot, and not read_only"
+            "batch", found, "as in the plan, dense tables, -1 as the null slot and read_only=False"
         )

@@ -1,10 +1,10 @@
 """Verifies drafted tokens: computes their outputs, and the record with which they are committed.
 
-The rows of a sequence form a tree or a chain. Let G be the sum of the log decays on the path from the state S
-to a row, including the row, and u as in the recurrence. For row i and its ancestors j:
+The rows of a sequence form a tree or a chain. S is the state before all rows, and G_i the sum of the log
+decays on the path to row i, including row i. Row i adds u_i k_i^T to the state. With j the ancestors of i:
 
     u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j)
-    out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
+    out_i = scale (exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j)
 
 Rows are processed in blocks of 16, and each block reads S once. Within a block, a triangular solve yields u,
 as in a chunk of a prefill. The terms of the sums that belong to earlier blocks are added block by block.
@@ -168,8 +168,7 @@ def _verify(
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
     if DEFERRED == 2:
-        # The pending rows are applied to each part of the state when it is read. The flags of
-        # the accepted rows are loaded together with the rows, not before.
+        # The pending rows are applied to each part of the state when it is read.
         olds = tl.where(pending >= 0, most, 0)
         m_old = tl.load(p_rows + o_t, mask=o_t < most, other=0) != 0
         m_later = tl.load(p_rows + o_t + 1, mask=o_t + 1 < most, other=0) != 0
@@ -193,8 +192,8 @@ def _verify(
         b_bits = tl.load(p_paths + o_r * words + i_t // 32, mask=m_r, other=0)
         m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0
 
-        # The sum of log decays from the state to each row is the sum of the row's nearest ancestor in an
-        # earlier block, plus the log decays of the path's rows in this block.
+        # G of a row is G of its nearest ancestor in an earlier block, plus the log decays of the path's rows
+        # in this block.
         entry = tl.full((ROWS,), -1, tl.int32)
         for i_j in range(0, i_t, ROWS):
             m_before = _before(p_paths + o_r * words, i_j, m_r)

@@ -225,9 +225,9 @@ def _check_routed(
         raise ArgumentError(
             f"routed_experts can't run x {tuple(x.shape)} {x.dtype} with ids {tuple(ids.shape)} {ids.dtype}, "
             f"weights {tuple(weights.shape)} {weights.dtype}, gate_up {tuple(gate_up.shape)} {gate_up.dtype} "
-            f"and down {tuple(down.shape)} {down.dtype}; expected [T, H], [T, K] int32 or int64, [T, K], "
-            "[E, 2 I, H] and [E, H, I], x, gate_up and down of one dtype, K at most E, and the last axes "
-            "contiguous",
+            f"and down {tuple(down.shape)} {down.dtype}; expected x [T, H], ids [T, K] int32 or int64, weights "
+            "[T, K], gate_up [E, 2 I, H] and down [E, H, I]; x, gate_up and down of one dtype; weights of a "
+            "floating-point dtype; K from 1 to E; gate_up and down contiguous, and the last axes of the others",
             argument="x",
             found=tuple(x.shape),
         )
@@ -246,8 +246,9 @@ def _check(
         raise ArgumentError(
             f"experts can't run x {tuple(x.shape)} {x.dtype} with logits {tuple(logits.shape)}, gate_up "
             f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, top_k {top_k} "
-            f"and {shared} shared experts; expected [T, H], [T, E], [E, 2 I, H] and [E, H, I], x, gate_up "
-            "and down of one dtype, the last axes contiguous, and top_k from 1 to E less the shared experts",
+            f"and {shared} shared experts; expected x [T, H], logits [T, E], gate_up [E, 2 I, H] and down "
+            "[E, H, I]; x, gate_up and down of one dtype; gate_up and down contiguous, and the last axes of "
+            "the others; top_k from 1 to E less the shared experts",
             argument="x",
             found=tuple(x.shape),
         )

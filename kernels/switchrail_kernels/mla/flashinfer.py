@@ -40,7 +40,7 @@ class MlaPlan(WrapperPlan):
 class FlashInferMla(MlaBackend):
     """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and rotary parts of 64.
 
-    After `plan_chunked_prefix`, a prefill attends to expanded keys and values if their head sizes are
+    After `plan_chunked_prefix`, a prefill may attend to expanded keys and values, if their head sizes are
     `EXPANDED`. All other calls attend to latents.
     """
 

@@ -24,12 +24,12 @@ SPAN = 128
 TWO_PARTS = 128
 """Maximum latent size for which absorbed queries are kept as the sum of two 16-bit parts, except in decode.
 
-With one part, rounding changes logits by about 2^-9 of their size. For large logits, this changes weights by
-several percent. The two parts of larger queries would not fit in registers.
+Rounding to a single bfloat16 part changes logits by about 2^-9 of their size. For large logits, this changes
+weights by several percent. The two parts of larger queries would not fit in registers.
 """
 
 FEWEST_NARROW = 128
-"""Minimum number of rows for which a sequence is expanded, for latent sizes up to `TWO_PARTS`.
+"""Minimum number of rows of a sequence that is expanded, for latent sizes up to `TWO_PARTS`.
 
 At these sizes, logits of absorbed queries in two parts are more exact than logits of expanded keys.
 """
