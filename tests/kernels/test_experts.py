@@ -166,7 +166,7 @@ def test_no_rows(device):
 def test_shapes_that_do_not_fit(change):
     names = ("x", "logits", "gate_up", "down")
     arguments = dict(zip(names, make(3, 8), strict=True)) | {"top_k": 2, "normalize": True}
-    with pytest.raises(ArgumentError, match=r"expected \[T, H\]"):
+    with pytest.raises(ArgumentError, match=r"expected x \[T, H\]"):
         experts(**(arguments | change))
 
 
