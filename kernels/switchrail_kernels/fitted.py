@@ -24,8 +24,7 @@ class Pace:
             that number.
         each: Microseconds per program if there are more programs than at the last point. The time is then
             this number times the number of programs.
-        rounds: Whether a number of programs beyond the last point is first rounded up, because programs run
-            in full rounds.
+        rounds: Whether a number of programs beyond the last point is first rounded up to a whole number.
     """
 
     points: tuple[tuple[float, float], ...]

@@ -241,7 +241,7 @@ class Recording:
             )
 
     def is_running(self, frame: FrameType | None) -> bool:
-        """Whether `frame` is the recording function, or was called by it."""
+        """Whether `frame` is the recording function, or was called by it, directly or indirectly."""
         while frame is not None and frame is not self._caller:
             frame = frame.f_back
         return frame is not None

@@ -113,8 +113,8 @@ class WrapperPlan(PagedBatchPlan):
 class Wrappers:
     """A pool of wrappers of one class. Each wrapper holds one plan at a time.
 
-    A plan's tables are copied to the device from the wrapper's own pinned memory, so the wrapper is free for
-    the next plan only after that copy.
+    A plan's tables are copied to the device from pinned memory of the wrapper. So the wrapper is free for the
+    next plan only after that copy.
 
     Attributes:
         make: Creates a wrapper on a workspace.

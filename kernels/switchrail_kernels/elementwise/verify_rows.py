@@ -170,7 +170,7 @@ def accept_rows(
         parents: [N, X] int64.
         slots: [N] int64.
         last_tokens: [slots] int64.
-        are_trees: No effect, since the kernel treats chains as trees.
+        are_trees: Ignored: the kernel treats chains as trees.
         pending: Three tables of records, or None.
         out: The three results.
     """

@@ -226,9 +226,8 @@ def _check_routed(
             f"routed_experts can't run x {tuple(x.shape)} {x.dtype} with ids {tuple(ids.shape)} {ids.dtype}, "
             f"weights {tuple(weights.shape)} {weights.dtype}, gate_up {tuple(gate_up.shape)} {gate_up.dtype} "
             f"and down {tuple(down.shape)} {down.dtype}; expected x [T, H], ids [T, K] int32 or int64, "
-            "weights [T, K], gate_up [E, 2 I, H] and down [E, H, I]; x, gate_up and down of one dtype; weights "
-            "of a floating-point dtype; K from 1 to E; gate_up and down contiguous, and the last axes of the "
-            "others",
+            "weights [T, K], gate_up [E, 2 I, H] and down [E, H, I]; x, gate_up and down of one dtype; "
+            "floating-point weights; K from 1 to E; gate_up, down and the last axes of the others contiguous",
             argument="x",
             found=tuple(x.shape),
         )

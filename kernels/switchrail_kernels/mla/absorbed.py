@@ -166,7 +166,7 @@ def _attend(
         m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
         S_P, S_T,
     )  # fmt: skip
-    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # zeros for padding rows
+    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # zeros for padding, which has no keys
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))

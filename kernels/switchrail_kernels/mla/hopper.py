@@ -1,9 +1,9 @@
 """Attention to latents on Hopper: like `absorbed`, for 16-bit latents of 512 and rotary parts of 64.
 
 Eight warps share 64 rows. For the logits, each of the two warpgroups takes half of a block's 64 keys; for the
-sum, half of the 512 columns. So the accumulators fit in registers; the weights pass through shared memory.
-The queries and two blocks of keys fill shared memory. The next block is loaded while the tensor cores
-compute with the current one.
+sum, half of the 512 columns. So the accumulators fit in registers. The softmax weights pass through shared
+memory, which the queries and two blocks of keys fill almost completely. The next block is loaded while the
+tensor cores compute with the current one.
 """
 
 # Triton infers the types of kernel arguments at the call.
@@ -52,7 +52,7 @@ def _attend(
 ):  # fmt: skip
     """Compute the attention of one tile of rows to one piece of its keys.
 
-    The parameters are as in `absorbed`, but this kernel does not use all of them, and has no trees.
+    The parameters are as in `absorbed`, but the kernel does not use all of them, and does not support trees.
     """
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
