@@ -82,7 +82,8 @@ class Latents:
         row: Fixed cost of a row that attends to latents (two matrix products, the start of a program), in
             keys.
         tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
-        call: Fixed cost of a call that attends to latents (launches and tails), in multiplications.
+        call: Fixed cost of a call that attends to latents (launches, and multiprocessors that are idle at its
+            end), in multiplications.
         fewest: Minimum number of rows of a sequence for which expansion pays off.
         start: Fixed cost of a program that attends to a piece of a cache, in keys.
         merge: Cost of merging pieces, in keys.

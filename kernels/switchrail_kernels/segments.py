@@ -3,9 +3,9 @@
 A sequence is split into segments of equal length. The first is shorter, because the launch that scans it also
 computes maps. The last may be shorter, too. A segment's map gives the state after the segment from the state
 before it. The first launch (`PASS` 1) scans the first segment of each sequence and computes the maps of all
-other segments except the last. The second launch (`PASS` 2) composes the maps, in float32, into the state
-before each segment, and scans all segments but the first. `PASS` is 0 if no sequence is split: one launch is
-enough.
+other segments except the last. The second launch (`PASS` 2) composes the maps, with about the precision of
+float32, into the state before each segment, and scans all segments but the first. `PASS` is 0 if no sequence
+is split: one launch is enough.
 """
 
 # Triton infers the types of kernel arguments at the call.
