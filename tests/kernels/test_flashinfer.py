@@ -375,7 +375,7 @@ def test_more_rows_than_a_latent_plan_has_room_for_are_refused(make, monkeypatch
     monkeypatch.setattr(sys.modules[type(backend).__module__], "MOST", 137)
     call = mla_call([20, 1], heads=32, dtype=torch.float32)
     verify(backend, mla_call([19], heads=32, dtype=torch.float32))
-    with pytest.raises(ContractError, match=r"got 138 tiles .* expected at most 137 for this backend"):
+    with pytest.raises(ContractError, match=r"got up to 138 work items .* expected at most 137 for this backend"):
         call.run(backend)
     assert call.out.isnan().all()
 
