@@ -62,23 +62,26 @@ def test_a_plugins_output_is_not_in_the_document(switchrail, plugins, arguments)
 
 LOUD = """
 import ctypes, os
-from switchrail.ops.short_conv.torch import TorchShortConv
 
 def say(text):
     os.write(1, f"{text} to the file\\n".encode())
     ctypes.CDLL(None).puts(f"{text} in C".encode())
     os.system(f"echo {text} in a process")
 
+def register(registry):
+    say("registered")
+    registry.register("loud", "loud_backend:Loud", op="short_conv", dtypes=("float32",))
+
+say("imported")
+"""
+LOUD_BACKEND = """
+from loud_gdn import say
+from switchrail.ops.short_conv.torch import TorchShortConv
+
 class Loud(TorchShortConv):
     def run(self, call, batch, plan):
         say("called")
         return super().run(call, batch, plan)
-
-def register(registry):
-    say("registered")
-    registry.register("loud", Loud, op="short_conv", dtypes=("float32",))
-
-say("imported")
 """
 
 
@@ -95,6 +98,7 @@ say("imported")
 )
 def test_a_plugins_output_from_c_is_not_in_the_document(plugins, checkpoint, processes, arguments):
     add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", LOUD)
+    (plugins / "loud_backend.py").write_text(LOUD_BACKEND)
     given = [str(checkpoint) if each == "CHECKPOINT" else each for each in arguments]
     environment = {**os.environ, "PYTHONPATH": str(plugins)}
     if arguments == ("plugins",):  # a new process also flushes C's buffers when it ends
