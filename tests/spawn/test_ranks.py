@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import switchrail
 from switchrail.errors import RankError
 
 from tests.distributions import write_distribution
+from tests.processes import Helper
 
 PROGRAM = Path(__file__).parent / "userland" / "userland_ranks.py"
 RANKS = 4
@@ -44,7 +43,7 @@ def install(folder: Path, distribution: str, code: str, version: str = "1.0") ->
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> list[dict[str, Any]]:
     """Each rank's result in each scenario.
 
     Rank 2 has another version of a plugin; a plugin of rank 3 fails.
@@ -60,8 +59,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "acme-three",
             "raise OSError('no driver')" if rank == 3 else "def register(r): pass",
         )
-    command = [sys.executable, str(PROGRAM), str(folder), str(RANKS)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = processes.run(PROGRAM.read_text(), [folder, RANKS])
     assert len([*folder.glob("*.json")]) == RANKS + 1, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
