@@ -88,7 +88,7 @@ def drafts_of(engine: Engine) -> DraftModel:
     return drafts
 
 
-@pytest.fixture(scope="session", params=["linear first", "full first", "linear only", "head", "linear head"])
+@pytest.fixture(scope="session")
 def drafted(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
@@ -102,11 +102,11 @@ def drafted(
     return checkpoint, make_checkpoint(folder, seed=9, **changes)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["chains", "trees"])
+@pytest.fixture(scope="module")
 def engines(request: pytest.FixtureRequest, drafted: tuple[Path, Any]) -> Iterator[tuple[Engine, Engine]]:
     """An engine without graphs, and one that captures its proposals."""
     path, draft = drafted
-    options = {**DRAFTED, "draft": draft, "draft_branches": request.param}
+    options = {**DRAFTED, "draft": draft, "draft_branches": ["chains", "trees"].index(request.param) + 1}
     with (
         Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options) as eager,
         Engine(path, runtime=make_runtime(), device=GraphPlatform(), options=options) as capturing,
@@ -114,7 +114,18 @@ def engines(request: pytest.FixtureRequest, drafted: tuple[Path, Any]) -> Iterat
         yield eager, capturing
 
 
-@pytest.mark.parametrize("kind", ["own", *FORCED])
+KINDS = "own", "random", "none", "all"
+CASES = [
+    (drafted, shape, kind)
+    for number, drafted in enumerate(["linear first", "full first", "linear only", "head", "linear head"])
+    for place, shape in enumerate(["chains", "trees"])
+    for kind in (KINDS[2:] if (number + place) % 2 else KINDS[:2])
+]
+"""All pairs of a draft and a shape, of a draft and a kind, and of a shape and a kind. Models and heads also
+have all pairs of a shape and a kind each."""
+
+
+@pytest.mark.parametrize(("drafted", "engines", "kind"), CASES, indirect=["drafted", "engines"])
 def test_proposals_are_those_of_eager_steps(
     kind: str, engines: tuple[Engine, Engine], plain_engine: Callable[..., Plain]
 ) -> None:
