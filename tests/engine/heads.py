@@ -69,7 +69,7 @@ class Scratch:
 
     def __init__(self, model: Any, steps: list[MtpStep]) -> None:
         self.model, self.steps = model, steps
-        self._hidden: dict[tuple[int, ...], torch.Tensor] = {}
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[torch.Tensor, ...]] = {}
 
     def propose(self, text: list[int], count: int) -> list[int]:
         """The greedy drafts after a text whose last token the model has not run."""
@@ -81,26 +81,30 @@ class Scratch:
     @torch.no_grad()
     def logits(self, text: list[int], drafts: list[int]) -> torch.Tensor:
         """The logits [vocabulary] of the draft after a text and `drafts`."""
-        ids = torch.tensor([text])
-        decoder = self.model.get_decoder()
-        if (key := tuple(text)) not in self._hidden:
-            self._hidden[key] = decoder(ids[:, :-1], use_cache=False).last_hidden_state
-        hidden = self._hidden[key]
-        tokens = ids[:, 1:]
-        for turn in range(len(drafts) + 1):
-            step = self.steps[min(turn, len(self.steps) - 1)]
-            if turn:
-                newest = torch.tensor([[drafts[turn - 1]]])
-                if turn < len(self.steps):
-                    tokens = torch.cat((tokens[:, 1:], newest), 1)
-                    inputs = hidden
-                else:  # the last step drafts further tokens from its own result
-                    tokens = torch.cat((tokens, newest), 1)
-                    inputs = torch.cat((inputs, hidden[:, -1:]), 1)
-            else:
-                inputs = hidden
-            hidden = self.run(step, tokens, inputs)
+        *_, hidden = self._run_after((*text,), (*drafts,))
         return self.model.get_output_embeddings()(hidden[0, -1])
+
+    def _run_after(self, text: tuple[int, ...], drafts: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """Run the step after `drafts`; return its tokens, inputs and results."""
+        if (key := (text, drafts)) in self._known:
+            return self._known[key]
+        turn = len(drafts)
+        if turn:
+            newest = torch.tensor([drafts[-1:]])
+            tokens, inputs, hidden = self._run_after(text, drafts[:-1])
+            if turn < len(self.steps):
+                tokens = torch.cat((tokens[:, 1:], newest), 1)
+                inputs = hidden
+            else:  # the last step drafts further tokens from its own result
+                tokens = torch.cat((tokens, newest), 1)
+                inputs = torch.cat((inputs, hidden[:, -1:]), 1)
+        else:
+            ids = torch.tensor([text])
+            tokens = ids[:, 1:]
+            inputs = self.model.get_decoder()(ids[:, :-1], use_cache=False).last_hidden_state
+        step = self.steps[min(turn, len(self.steps) - 1)]
+        self._known[key] = tokens, inputs, self.run(step, tokens, inputs)
+        return self._known[key]
 
     def run(self, step: MtpStep, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         embeddings = self.model.get_input_embeddings()(tokens)
