@@ -153,7 +153,7 @@ def main() -> None:
         floor = floor_seconds(model, prompts)
 
     size = f"{PROMPTS} prompts, {sum(map(len, prompts))} tokens, {NEW_TOKENS} new tokens each"
-    table = Table("", "tokens/s", "s", "least s", "CPU s", "engine faster", "by least s", title=size)
+    table = Table("", "tokens/s", "s", "least s", "CPU s", "speedup, median", "speedup, least s", title=size)
     ratios = {}
     for name in runs:
         seconds = statistics.median(clock[name])

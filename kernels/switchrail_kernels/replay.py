@@ -2,11 +2,11 @@
 
 For each call, Triton inspects every argument of each launch, and the op's contract checks every tensor. Both
 take tens of microseconds per layer. Whether a call is valid, and which kernels it launches with which
-numbers, depends only on the kind of layer (its options and the properties of its tensors) and on the call's
-`tensors` and `options`. So if a call matches an earlier call of any layer of the same kind, it is valid too
-and launches the same kernels with the same numbers. `replay.c` repeats the launches in C, with the addresses
-of the new call and layer, and with new scratch memory. The records of a kind are freed with the last layer of
-that kind.
+numbers, depends only on the kind of layer (its options and the properties of its tensors) and on what
+`Calls.record` gets: the properties of `tensors` and the values in `options`. So if a call matches an earlier
+call of any layer of the same kind, it is valid too and launches the same kernels with the same numbers.
+`replay.c` repeats the launches in C, with the addresses of the new call and layer, and with new scratch
+memory. The records of a kind are freed with the last layer of that kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from switchrail.ops.call import Layer
 from triton import knobs
 
 ALIGNMENT = 16
-"""Alignment of addresses in bytes that the kernels are compiled for."""
+"""In bytes. Kernels are compiled separately for addresses that are multiples of this and for others."""
 
 _SCRATCH_ALIGNMENT = 256
 
@@ -115,7 +115,7 @@ def _own_tensors(layer: Layer) -> list[torch.Tensor]:
 
 
 def _kind(layer: Layer) -> tuple[object, ...] | None:
-    """Everything except addresses that determines a layer's launches; None if it can't be determined."""
+    """All facts about a layer that determine its launches, except addresses; None if one is unknown."""
     kind: list[object] = [type(layer)]
     seen: dict[int, int] = {}
     for value in _values(layer):
@@ -241,7 +241,10 @@ class Recording:
             )
 
     def is_running(self, frame: FrameType | None) -> bool:
-        """Whether `frame` is the recording function, or was called by it, directly or indirectly."""
+        """Whether `frame` belongs to the function that entered the `with` block, or was called from it.
+
+        The call may be indirect.
+        """
         while frame is not None and frame is not self._caller:
             frame = frame.f_back
         return frame is not None

@@ -75,7 +75,7 @@ class Planned:
         return self.backend.run(call, self.batch, self.plan)
 
     def commit(self, call: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Writes the states after the accepted rows; see `Backend.commit`."""
+        """Writes each sequence's state after its accepted rows into its write slot; see `Backend.commit`."""
         self.backend.commit(call, self.batch, self.plan, record, accepted)
 
     def refresh(self, batch: SequenceBatch) -> None:
@@ -153,7 +153,10 @@ class Served:
         return planned
 
     def explain(self) -> str:
-        """For each phase and backend a line: its optional steps, and needed features that an adapter adds."""
+        """One line per phase and backend.
+
+        It has the backend's optional steps and the needed features that an adapter adds.
+        """
         lines = []
         for phase, decision in self.decisions.items():
             for name, _ in decision.serving:

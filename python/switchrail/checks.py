@@ -29,15 +29,15 @@ def refuse(error: type[SwitchrailError], options: object, checks: Mapping[str, t
         raise error(message, problems=problems, valid=valid)
 
 
-def shown(found: object) -> str:
-    """At most 200 characters of the value's `repr`.
+def shown(found: object, limit: int | None = 200) -> str:
+    """At most `limit` characters of the value's `repr`; all of them if `limit` is None.
 
     A description stands for an integer of more than 64 bits, and for a value whose `repr` fails.
     """
     if isinstance(found, int) and abs(found) >= _BEYOND:  # Python refuses to format very large integers
         return f"an integer of {found.bit_length()} bits, more than 64"
     try:
-        return f"{found!r:.200}"
+        return repr(found)[:limit]
     except Exception as error:  # from the value's `__repr__`
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 

@@ -160,8 +160,9 @@ class Registrar(ABC):
             BackendImportError: The class is not a backend for the op and the phases.
             ConfigError: `config` is neither a dataclass nor a pydantic model, or its defaults are invalid.
             ArgumentError: An argument has a wrong type or an unknown name.
-            RegistrationError: An argument's value is invalid. Unknown ops, phases and so on raise their own
-                errors.
+            RegistrationError: An argument's value is invalid.
+            UnknownOpError, UnknownPhaseError, UnknownDtypeError, UnknownDeviceError: The argument has an
+                unknown name.
             TransactionClosedError: The transaction has ended.
         """
         name = arguments.text("name", name)

@@ -99,8 +99,8 @@ class Runtime(Registrar):
         staging = staging_of(self.hooks)
         if staging is not None:
             raise PlatformError(
-                f"{staging} can't set the platform while it is being loaded; valid: an entry point in "
-                "the group switchrail.platforms"
+                f"{staging} can't set the platform while the plugin is being loaded; to provide a platform, "
+                "declare an entry point in the group switchrail.platforms"
             )
         self._platforms.use(platform)
 
@@ -190,8 +190,9 @@ class Runtime(Registrar):
     def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, which override the defaults of its registration.
 
-        The values replace those of an earlier call, and apply to later plans. A registration that overrides
-        this one starts with its own defaults.
+        The values apply to later plans. A call replaces all values of earlier calls, also those of keys that
+        it leaves out. If a later registration overrides the backend, it starts with its own defaults, without
+        these values.
 
         Raises:
             UnknownBackendError: There is no such backend.
@@ -374,8 +375,11 @@ class Runtime(Registrar):
             TimesError: The measured times can't be read.
             BackendUnfitError: The preferred backend doesn't fit. No other one is used instead.
             NoBackendError: No backend fits; the error has the reasons for rejecting each candidate.
-            UnknownBackendError: A preference names a backend that the ops of its key don't have.
-            PreferenceError: A preference's key is invalid. Other unknown names raise their own errors.
+            UnknownBackendError: A preference names a backend that none of the ops of its key has.
+            PreferenceError: A preference's key has an unknown op or phase, or `auto` is denied or not the
+                last name.
+            UnknownOpError, UnknownPhaseError, UnknownDtypeError, UnknownDeviceError: The argument has an
+                unknown name.
             ArgumentError: An argument has a wrong type.
         """
         query = {

@@ -226,7 +226,9 @@ class StagedHooks(Hooks):
     def strict(self, value: bool) -> None:
         staging = staging_of(self)
         if staging is not None:
-            raise HookError(f"{staging} can't set `strict` while it is being loaded; only the program can")
+            raise HookError(
+                f"{staging} can't set `strict` while the plugin is being loaded; only the program can"
+            )
         self._strict = value
 
     @lists_options(HookOptions, HOOK_OPTIONS)
@@ -277,6 +279,7 @@ class StagedHooks(Hooks):
         staging = staging_of(self)
         if staging is not None and hooks:
             raise HookError(
-                f"{staging} can't {what} {hooks[0]!r} while it is being loaded; valid: to {what} hooks later",
+                f"{staging} can't {what} {hooks[0]!r} while the plugin is being loaded; valid: "
+                f"to {what} hooks later",
                 target=hooks[0].target_name,
             )

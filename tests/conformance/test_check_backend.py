@@ -60,6 +60,18 @@ class Mute(TorchGatedDelta):
     def run(self, call, batch, plan):
         raise Unnamed
 
+class Unshown(Unnamed):
+    def __repr__(self):
+        return self.name
+
+class Muter(TorchGatedDelta):
+    def run(self, call, batch, plan):
+        raise Unshown
+
+class UnbuiltMuter(TorchGatedDelta):
+    def __init__(self, config=None):
+        raise Unshown
+
 def register(registry):
     claims = {"op": "gated_delta", "phases": ("prefill",), "dtypes": ("float32",), "state_layouts": ("VK",)}
     registry.register("boreal", Boreal, config=Config, head_sizes=(24, (32, 48)), **claims)
@@ -67,6 +79,8 @@ def register(registry):
     registry.register("intorch", InTorch, **claims)
     registry.register("loud", Loud, **claims)
     registry.register("mute", Mute, **claims)
+    registry.register("muter", Muter, **claims)
+    registry.register("unbuilt_muter", UnbuiltMuter, **claims)
     registry.register("short", "boreal_gdn:Short", **claims)
     registry.register("unbuilt", Unbuilt, **claims)
     registry.register("nowhere", "boreal_nowhere:Boreal", **claims)
@@ -162,9 +176,14 @@ def test_control_characters_in_an_exception_are_escaped(check):
     assert "\x1b" not in done.output
 
 
-def test_an_exception_whose_message_fails_is_a_failure(check):
-    done = check("mute", "-k", "prefill/float32/ragged")
-    assert "failed: gated_delta/prefill/float32/ragged: it raised Unnamed()" in done.output
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("mute", "Unnamed()"), ("muter", "a Unshown, whose repr raised AttributeError")],
+)
+def test_an_exception_whose_message_fails_is_a_failure(check, name, shown):
+    done = check(name, "-k", "prefill/float32/ragged")
+    output = " ".join(done.output.split())
+    assert f"failed: gated_delta/prefill/float32/ragged: it raised {shown}" in output
     assert done.output.splitlines()[-1].startswith("1 case: 1 failed; ")
 
 
@@ -197,6 +216,7 @@ def test_one_summary_over_all_failures(check, vendor):
         (["boreal", "--dtype", "bfloat16"], "gated_delta/prefill/bfloat16: it does not claim bfloat16, only"),
         (["nowhere"], "gated_delta backend 'nowhere' can't be imported from 'boreal_nowhere:Boreal': "),
         (["unbuilt"], "gated_delta backend 'unbuilt' can't be built: OSError('no such device') ("),
+        (["unbuilt_muter"], "can't be built: a Unshown, whose repr raised AttributeError ("),
         (
             ["short"],
             "gated_delta backend 'short' ('boreal_gdn:Short') can't be used: Short.run has parameters (call, "

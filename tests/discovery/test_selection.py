@@ -33,7 +33,7 @@ def test_a_platform_leaves_out_the_plugins_of_another(plugins: list[_core.Plugin
     selected = _core.select(plugins, platform="cuda")
     assert _states(selected) == {"npu_ops": "blocked", "gdn": "discovered", "npu": "discovered"}
     reason = next(plugin.reason for plugin in selected if plugin.name == "npu_ops")
-    assert reason == 'npu_vendor provides the platform "npu", and "cuda" is in use'
+    assert reason == 'npu_vendor provides the platform "npu", but "cuda" is in use'
     again = _core.select(selected, platform="npu")
     assert set(_states(again).values()) == {"discovered"}
 

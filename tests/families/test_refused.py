@@ -103,7 +103,7 @@ def test_weights_in_mxfp4(tmp_path: Path) -> None:
 def test_a_family_that_needs_a_later_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "transformers", SimpleNamespace(__version__="5.19.1"))
     message = refused(tmp_path, PUBLISHED["bailing_hybrid"])
-    assert "it needs transformers 5.20 or later, and 5.19.1 is installed" in message
+    assert "it needs transformers 5.20 or later, but 5.19.1 is installed" in message
 
 
 def test_a_multimodal_checkpoint_that_needs_a_later_transformers(
@@ -111,7 +111,7 @@ def test_a_multimodal_checkpoint_that_needs_a_later_transformers(
 ) -> None:
     monkeypatch.setattr(checkpoint, "transformers", SimpleNamespace(__version__="5.22.0"))
     message = refused(tmp_path, PUBLISHED["qwen3_5_nested"])
-    assert "it needs transformers 5.23 or later, and 5.22.0 is installed" in message
+    assert "it needs transformers 5.23 or later, but 5.22.0 is installed" in message
 
 
 def test_attention_to_later_tokens(family_of: Callable[[str], Family], tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
     for name in ("k_cache", "v_cache", "kv_cache"):
-        if name in first.tensors:  # both calls share one pool
+        if name in first.tensors:
+            # gives both calls pools of one size, because `_replace` copies only tensors of equal shape
             size = max(first.tensors[name].shape[0], second.tensors[name].shape[0])
             for call in (first, second):
                 old = call.tensors[name]
@@ -155,7 +156,11 @@ def test_another_stream(make, backend):
 
 
 class OneLayer:
-    """A backend that makes all calls with one layer. It copies the tensors of each layer there and back."""
+    """A backend that makes all calls with its own layer.
+
+    Before each run it copies the tensors of the call's layer into its own layer, and after the run it copies
+    them back.
+    """
 
     def __init__(self, backend):
         self.backend, self.layer = backend, None

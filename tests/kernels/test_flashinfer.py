@@ -1,7 +1,7 @@
 """The adapters to FlashInfer, with stand-ins for the library that compute in plain torch.
 
-The tests check how the adapters convert a call: tables, slots, gates, norms, padding. The conformance suite
-checks on a GPU that the library agrees with the stand-ins.
+The tests check how the adapters convert a call: tables, slots, gates, norms, padding. On a GPU, the
+conformance suite checks the adapters with the library itself.
 """
 
 from __future__ import annotations
@@ -254,7 +254,9 @@ def gated_delta_rule_decode(
     output_state_indices,
 ):
     rows = len(q)
-    assert rows & (rows - 1) == 0, "the library compiles anew for each number of sequences"
+    assert rows & (rows - 1) == 0, (
+        "the number of sequences must be padded to a power of 2: the library compiles anew for each number"
+    )
     assert state is None
     assert not use_qk_l2norm
     assert initial_state.dtype == torch.float32
@@ -375,7 +377,9 @@ def test_more_rows_than_a_latent_plan_has_room_for_are_refused(make, monkeypatch
     monkeypatch.setattr(sys.modules[type(backend).__module__], "MOST", 137)
     call = mla_call([20, 1], heads=32, dtype=torch.float32)
     verify(backend, mla_call([19], heads=32, dtype=torch.float32))
-    with pytest.raises(ContractError, match=r"got up to 138 work items .* expected at most 137 for this backend"):
+    with pytest.raises(
+        ContractError, match=r"got up to 138 work items .* expected at most 137 for this backend"
+    ):
         call.run(backend)
     assert call.out.isnan().all()
 

@@ -217,10 +217,12 @@ CASES = {
         "runtime = switchrail.current_runtime()\nruntime.hooks.enable(*runtime.hooks.list())", "can't enable"
     ),
     "it makes hooks strict": half(
-        "switchrail.current_runtime().hooks.strict = True", "can't set `strict` while it is being loaded"
+        "switchrail.current_runtime().hooks.strict = True",
+        "can't set `strict` while the plugin is being loaded",
     ),
     "it names the platform": half(
-        "switchrail.current_runtime().use_platform('cpu')", "can't set the platform while it is being loaded"
+        "switchrail.current_runtime().use_platform('cpu')",
+        "can't set the platform while the plugin is being loaded",
     ),
     "its own handler of a signal raises": half(
         "import signal\n"

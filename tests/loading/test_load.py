@@ -193,7 +193,7 @@ def test_general_plugins_of_another_platform_are_left_out(
     assert ("acme_npu" in sys.modules) == (state == "loaded")
     assert find("acme-good").state == "loaded"
     if state == "blocked":
-        assert find("ops").reason == 'acme-npu provides the platform "acme_npu", and "cpu" is in use'
+        assert find("ops").reason == 'acme-npu provides the platform "acme_npu", but "cpu" is in use'
 
 
 def test_a_platform_that_is_not_there_loads_nothing(

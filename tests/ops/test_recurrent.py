@@ -293,7 +293,7 @@ def test_drafts_that_break_the_contract(op):
         batch = dataclasses.replace(call.batch, parent_rows=parents)
         with pytest.raises(ContractError, match=message):
             dataclasses.replace(call, batch=batch).run(backend())
-    with pytest.raises(ContractError, match="batch: got StateBatch, expected a VerifyBatch in verify"):
+    with pytest.raises(ContractError, match="batch: got StateBatch in verify, expected a VerifyBatch"):
         dataclasses.replace(make([2, 3]), phase="verify").run(backend())
     verification = call.clone().run(backend())
     for accepted, message in (

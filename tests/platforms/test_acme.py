@@ -237,5 +237,5 @@ def test_on_the_command_line(
         states = {plugin.name: (plugin.state, plugin.reason) for plugin in other.plugins}
     assert found["platform"]["kind"] == "cpu"
     assert found["outputs"] == document["outputs"]
-    reason = 'acme-platform provides the platform "acme", and "cpu" is in use'
+    reason = 'acme-platform provides the platform "acme", but "cpu" is in use'
     assert states["acme_ops"] == ("blocked", reason)

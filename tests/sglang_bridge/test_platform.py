@@ -52,5 +52,5 @@ def test_a_vendors_platform_is_sglangs(runtime):
         platform.apply_server_args_defaults(arguments)
         assert arguments.linear_attn_backend == found
     platform._hardware.memory = None
-    with pytest.raises(PlatformError, match="SGLang needs the device's memory"):
+    with pytest.raises(PlatformError, match="SGLang asks for the device's total memory in bytes"):
         platform.get_device_total_memory()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchrail.checks import shown
 from switchrail.cli import complete, flags
 from switchrail.cli.choices import loaded_runtime, read_choices
 from switchrail.cli.show import console, platform_text, print_json, progress_bar, table
@@ -115,7 +116,8 @@ def _check_builds(subject: Subject) -> None:
         raise
     except Exception as error:
         raise BackendImportError(
-            f"{subject.op} backend {subject.name!r} can't be built: {error!r} ({failing_place(error)})",
+            f"{subject.op} backend {subject.name!r} can't be built: {shown(error, None)} "
+            f"({failing_place(error)})",
             backend=subject.name,
             op=subject.op,
         ) from error

@@ -35,8 +35,9 @@ class Planned(NamedTuple):
         options: The engine's options.
         dtype: The name of the dtype.
         make: Makes plans with other arguments; a `plan_routes` with the known arguments filled in.
-        drafts: The routes of the draft model; if the option `draft` is `mtp` or None, the routes of each step
-            of the model's own draft head, which have no phase `verify`; empty for `ngram`.
+        drafts: The routes of the draft model, or of each step of the model's own head if the option `draft`
+            is `mtp` or None. Only a draft model whose drafts are trees has routes for `verify`. Empty for
+            `ngram`, and if there is no draft and no head.
     """
 
     platform: Platform

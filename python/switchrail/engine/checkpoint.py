@@ -162,7 +162,7 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
         is_nested = isinstance(text, dict) and text.get("model_type") == config["model_type"]
         since = max(family.since or "0", _MULTIMODAL_SINCE if is_nested else "0", key=_release)
         if _release(installed) < _release(since):
-            return f"it needs transformers {since} or later, and {installed} is installed"
+            return f"it needs transformers {since} or later, but {installed} is installed"
         return None
     try:
         layers = Layout.from_config(config).layers

@@ -32,7 +32,7 @@ class MixedSteps:
         *,
         rows: int,
     ) -> None:
-        """Allocate the inputs of the captured parts.
+        """Allocate the inputs that the captured pieces read.
 
         Args:
             capturer: Captures steps.

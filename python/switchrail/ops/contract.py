@@ -46,10 +46,11 @@ class Allowance:
     Attributes:
         feature: The name of the feature.
         dtypes: Further valid dtypes.
-        free: The number of outermost axes in memory whose strides may have any value except 0. If the tensor
-            is written, they may only be longer than in dense memory.
+        free: The number of outermost axes in memory whose strides need not be dense: any positive strides if
+            the tensor is only read; if it is written, each must be at least the extent of the axes inside it.
         memory: Another valid order of the axes in dense memory.
-        unit_stride: Further axes that may have stride 1 instead; one axis with stride 1 is enough.
+        unit_stride: Further axes: it is also valid that one of these has stride 1, instead of one of
+            `TensorSpec.unit_stride`.
     """
 
     feature: str
@@ -180,7 +181,8 @@ class Contract:
         sums: Tuples of axes; the size of the first is the sum of the others.
         batch_features: By feature, the class of batch that only backends with the feature accept.
         state_layout: The name of the state's layout, as in registrations; None if there is no such layout.
-        gate: The gate's space, kind and range, by name; empty if the op has no gate.
+        gate: Facts about the gate for the documents, under the keys `space` (such as `log`), `kind` and
+            `range`; empty if the op has no gate.
         notes: Requirements that the shapes can't express.
     """
 
@@ -350,7 +352,10 @@ class Contract:
             if type(batch.record_count) is not int or batch.record_count < 0:
                 raise self.error("batch.record_count", repr(batch.record_count), "an int of 0 or more")
         if isinstance(batch, StateBatch) and (phase == "verify") != isinstance(batch, VerifyBatch):
-            raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
+            found = f"{type(batch).__name__} in {phase}"
+            raise self.error(
+                "batch", found, "a VerifyBatch in verify, and another StateBatch in other phases"
+            )
         if isinstance(batch, (VerifyBatch, PagedTreeBatch)):
             check(PARENTS)
             if batch.parent_rows is None:
@@ -638,9 +643,10 @@ class _Needed(set[str]):
 def _has_order(
     shape: tuple[int, ...], stride: tuple[int, ...], order: tuple[int, ...], free: int, written: bool
 ) -> bool:
-    """Whether the axes (innermost first) are dense in memory, except for gaps in the last `free` axes.
+    """Whether the strides are dense in `order` (innermost first), except for its outermost `free` axes.
 
-    If the tensor is only read, not written, these last axes may have any order.
+    Their strides may be any positive numbers; if the tensor is written, they may only leave gaps. Axes of
+    size 1 are ignored.
     """
     end = 1
     for number, axis in enumerate(order):
@@ -700,7 +706,8 @@ STATE_SLOTS: Mapping[str, TensorSpec] = {
     "write_slots": _indices(
         "N",
         dtype="int64",
-        about="slot of the final state; -1 if read_slots is -1, and otherwise only with `read_only`",
+        about="slot of the final state; -1 where read_slots is -1; elsewhere, -1 is valid only if "
+        "`read_only` is True",
     ),
     "has_initial_state": _indices(
         "N", dtype="bool", about="False: starts from zero and doesn't read the slot"

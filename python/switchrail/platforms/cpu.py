@@ -64,7 +64,7 @@ class CpuHardware(Hardware):
         """Does nothing: torch's calls are synchronous on the CPU."""
 
     def empty_cache(self) -> None:
-        """Does nothing: torch caches no host memory."""
+        """Does nothing: torch's CPU allocator caches nothing."""
 
     def distributed_backend(self) -> str:
         """`gloo`."""

@@ -163,10 +163,10 @@ class Experts(Operation):
     (silu(gate_e x) (up_e x)) over the experts e of each row. x and the result are [T, H] with the hidden
     size H, logits [T, E] of x's dtype, gate_up [E, 2 I, H] with gate's rows before up's, and down [E, H, I].
 
-    A row's experts are the `top_k` with the greatest logits; ties are broken arbitrarily. Their weights are
-    the float32 softmax of all logits, divided by the sum of the chosen ones if `normalize` is set. The last
-    `shared` experts take no part in the softmax: every row uses them, weighted by the sigmoid of their
-    logits.
+    The last `shared` experts are shared. Of the others, a row uses the `top_k` with the greatest logits (ties
+    are broken arbitrarily), weighted by the float32 softmax over the others' logits, divided by the sum of
+    the chosen weights if `normalize` is set. Every row also uses the shared experts, weighted by the sigmoid
+    of their logits.
 
     `rows` is None or the number of real rows, [1] int32 on the device. The rows after them are padding: they
     read no expert's weights, and their results are zeros. The function must neither wait for the device nor
@@ -181,9 +181,9 @@ class RoutedExperts(Operation):
     """`Experts` for models whose own code chooses each row's experts, as routers with groups or biases do.
 
     `forward(x, ids, weights, gate_up, down, *, rows)` returns the sum of weights[:, k] down_e (silu(gate_e x)
-    (up_e x)) over the experts e = ids[:, k] of each row. ids [T, K] are integers without repetitions in a
-    row, weights [T, K] of any floating dtype; both may be strided views with a contiguous last axis. The
-    other arguments and the result are the same as for `Experts`, without shared experts.
+    (up_e x)) over the experts e = ids[:, k] of each row. ids [T, K] are integers; the K ids of one row are
+    distinct. weights [T, K] have any floating dtype. Both may be strided views with a contiguous last axis.
+    The other arguments and the result are the same as for `Experts`, without shared experts.
     """
 
     name = "routed_experts"
@@ -255,7 +255,8 @@ class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
     `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
-    it. Graphs of greedy decode steps include a function that `switchrail.params.capturable` decorates.
+    it. If `switchrail.params.capturable` decorates the function and no hook is on it, the graphs of greedy
+    decodes and verifications include it; otherwise the engine calls it after the replay.
     """
 
     name = "choose_tokens"

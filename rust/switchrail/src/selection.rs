@@ -12,7 +12,8 @@ use crate::{
     quoted,
 };
 
-/// The reason for blocking a plugin that is not allowed lists at most this many names of the allow list.
+/// If a plugin is blocked because the allow list lacks it, the reason shows at most this many of the list's
+/// names.
 const NAMED: usize = 10;
 
 /// Why a selection could not be applied.
@@ -42,8 +43,8 @@ pub struct Selection {
     /// `None` allows all plugins, an empty list allows none. Platforms are never blocked by this list, so
     /// naming a platform has no effect.
     pub allow: Option<Vec<String>>,
-    /// The platform in use, if one is chosen. General plugins of distributions that provide only other
-    /// platforms are blocked.
+    /// The platform in use, if one is chosen. If a distribution provides platforms, but not this one, its
+    /// general plugins are blocked.
     pub platform: Option<String>,
 }
 
@@ -93,8 +94,8 @@ impl Selection {
         Ok(())
     }
 
-    /// The platform in the name of a platform or device, such as `cuda` in `cuda:0`; `None` if it is neither a
-    /// known [`DeviceKind`] nor an installed platform.
+    /// The platform that `named` means: `named` itself, or else the part before its last colon (`cuda` in
+    /// `cuda:0`). `None` if neither is a known [`DeviceKind`] or an installed platform.
     #[must_use]
     pub fn platform_of<'a>(named: &'a str, plugins: &[PluginRecord]) -> Option<&'a str> {
         let family = named.rsplit_once(':').map(|(family, _)| family);
@@ -144,7 +145,7 @@ impl Selection {
             is_other.then(|| {
                 let names: Vec<&str> = provided.iter().map(|other| other.name.as_str()).collect();
                 format!(
-                    "{} provides the platform {}, and {platform:?} is in use",
+                    "{} provides the platform {}, but {platform:?} is in use",
                     plugin.origin.distribution,
                     quoted(&names)
                 )

@@ -97,7 +97,7 @@ fn blocked_plugins_have_a_reason() {
         }
     );
     on("cuda").apply(&mut plugins).unwrap();
-    let reason = "npu-vendor provides the platform \"npu\", and \"cuda\" is in use".to_owned();
+    let reason = "npu-vendor provides the platform \"npu\", but \"cuda\" is in use".to_owned();
     assert_eq!(plugins[1].state, PluginState::Blocked { reason });
     assert_eq!(plugins[0].state, PluginState::Discovered);
 }

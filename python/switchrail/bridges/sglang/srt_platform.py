@@ -26,7 +26,10 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         self.device_type = platform.device.split(":")[0]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Makes Switchrail's backends the default of linear layers."""
+        """Replaces `triton`, SGLang's default backend for linear attention, by `OURS`.
+
+        It does so even if the user chose `triton`: the choice looks the same as the default.
+        """
         if server_args.linear_attn_backend == "triton":
             server_args.linear_attn_backend = OURS
 
@@ -40,7 +43,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """The device's memory in bytes."""
-        return _known(self._hardware.total_memory(), "memory")
+        return _known(self._hardware.total_memory(), "total memory")
 
     def get_current_memory_usage(self, device: object = None) -> float:
         """The device's memory in use, in bytes."""
@@ -61,7 +64,7 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
         return torch.device(name if name == "cpu" else f"{name}:{device_id}")
 
     def set_device(self, device: torch.device) -> None:
-        """Makes a device torch's current device."""
+        """Sets torch's current device."""
         self._hardware.set_device(str(device))
 
     def get_device_name(self, device_id: int = 0) -> str:
@@ -88,5 +91,5 @@ class SwitchrailPlatform(SRTPlatform):  # type: ignore[misc]
 
 def _known(number: int | None, what: str) -> int:
     if number is None:
-        raise PlatformError(f"SGLang needs the device's {what}, which the platform does not know")
+        raise PlatformError(f"SGLang asks for the device's {what} in bytes, which the platform can't report")
     return number

@@ -25,7 +25,8 @@ class Draws:
         phase: The phase.
         dtype: The dtype of the inputs and of out.
         device: The device of all tensors.
-        strided: Whether inputs are views of fused buffers. A generator may accept further values.
+        strided: Whether inputs are views of fused buffers. Some generators accept other values too;
+            `short_conv` accepts `"time"`.
         padding: The indices of the padding sequences.
         norm: A factor on some inputs, and on the contents of the cache or state; each op's generator says
             which.
@@ -118,7 +119,10 @@ class StateDraws(Draws):
     in_place: bool = True
 
     def pool(self, *shape: int, dtype: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-        """Random states [slots, shape]; slots that are not read are NaN. `dtype` is the default dtype."""
+        """Random states [slots, shape]; slots that are not read are NaN.
+
+        Their dtype is `state_dtype`, or the argument `dtype` if that is None.
+        """
         self._batch, slots = state_batch(
             self.random, self.lengths, self.phase, self.initial, self.in_place, self.padding
         )

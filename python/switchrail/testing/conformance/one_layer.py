@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from switchrail.checks import shown
 from switchrail.ops.backend import AnyBackend, Backend
 from switchrail.ops.batch import Bounds, Phase, SequenceBatch
 from switchrail.ops.call import Layer
@@ -117,7 +118,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
         setting.verify(call)  # if this fails too, other checks report the failure
         headline = f"{setting.op}: {which} is wrong, but the same call with a new layer is right"
         if not isinstance(failure, AssertionError):
-            headline += f": {failure!r}"
+            headline += f": {shown(failure, None)}"
         problems = failure.problems if isinstance(failure, Mismatch) else ()
         raise Mismatch([Problem(headline, (Finding(_CAUSE),)), *problems]) from failure
 

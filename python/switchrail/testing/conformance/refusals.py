@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from switchrail.checks import shown
 from switchrail.errors import ContractError
 from switchrail.ops.backend import AnyBackend
 from switchrail.testing.compare import same_bits
@@ -50,7 +51,7 @@ def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
         pass
     except Exception as error:
         cause = f"an input that breaks the contract raises {type(error).__name__}, not ContractError"
-        headline = f"{what}: got {error!r}, expected a ContractError"
+        headline = f"{what}: got {shown(error, None)}, expected a ContractError"
         raise Mismatch([Problem(headline, (Finding(cause),))]) from error
     else:
         finding = Finding("an input that breaks the contract is not refused", "CONTRACT.check refuses it")

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from switchrail.checks import shown
 from switchrail.foreign import cut, encodable
 from switchrail.plugins.place import failing_place
 from switchrail.testing.conformance.cases import Case
@@ -28,7 +29,7 @@ class Outcome:
         measured: The measured error, if any.
         message: Why it failed or was skipped.
         traceback: The traceback of an exception other than an AssertionError; empty if there is none.
-        causes: The causes that were found for a failure, in the same words for all failures with that cause.
+        causes: The causes found for the failure. Failures with the same cause have it in the same words.
         possible: Causes that the failure neither shows nor contradicts.
         seconds: The duration of the case.
     """
@@ -85,8 +86,8 @@ def run_case(case: Case) -> Outcome:
         status, found = "failed", causes_of(failure)
         if isinstance(failure, AssertionError):
             message = str(failure)
-        else:  # not `str`, which may fail for a backend's own exception
-            message = f"it raised {failure!r} ({failing_place(failure)})"
+        else:  # `__str__` and `__repr__` of a backend's own exception may raise
+            message = f"it raised {shown(failure, None)} ({failing_place(failure)})"
             trace = cut(encodable("".join(traceback.format_exception(failure))))
     return Outcome(
         case=case,

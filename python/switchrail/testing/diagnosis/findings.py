@@ -11,7 +11,7 @@ class Finding:
     """A fact about a failure.
 
     Attributes:
-        cause: The cause, in the same words for every failure with that cause, because a summary groups
+        cause: The cause. Failures with the same cause have it in the same words, because a summary groups
             failures by cause. Empty if the finding only describes this failure.
         detail: The details of this failure.
         is_whole: Whether the finding explains the whole failure, so that no other diagnoser needs to run.
@@ -51,7 +51,7 @@ class Mismatch(AssertionError):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The causes that were found, without repetitions, in order."""
+        """The distinct causes that were found, in order."""
         return _unique(finding.cause for problem in self.problems for finding in problem.findings)
 
     @property
