@@ -1,6 +1,9 @@
-"""Changes are found, made and probed at the right places, and no other text changes."""
+"""Changes are found, made and probed at the right places, and no other text changes; crashes are recorded."""
+
+import signal
 
 from tests.mutants.mutations import apply, find, probe, probed
+from tests.mutants.trial import outcome
 
 SOURCE = '''
 LIMIT = 3  # of a module: left alone
@@ -47,3 +50,11 @@ def test_probes_tell_what_is_reached_and_change_nothing():
     assert rows == [2]
     found = {list(places.values())[each].line for number in reached for each in chosen[number]}
     assert found == {7, 9, 10}
+
+
+def test_a_crash_is_recorded_with_the_test_that_ran(tmp_path):
+    (tmp_path / "running").write_text("tests/test_a.py::test_b")
+    crash = outcome(tmp_path, signal.SIGSEGV, 1.0)
+    assert (crash["outcome"], crash["test"]) == ("killed", "tests/test_a.py::test_b")
+    late = outcome(tmp_path, signal.SIGKILL, 1.0)
+    assert (late["outcome"], late["test"]) == ("unfinished", "")

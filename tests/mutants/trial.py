@@ -56,10 +56,14 @@ class Trial:
 
 
 class Failures:
-    """Remembers the failed tests, and the files whose collection failed."""
+    """Remembers the failed tests and the files whose collection failed, and writes down which test runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Path) -> None:
         self.tests: list[str] = []
+        self._running = running
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running.write_text(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and report.nodeid not in self.tests:
@@ -164,7 +168,8 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
     sys.path[:] = [*paths, *(each for each in sys.path if each not in ("", root))]
     for name in [each for each in sys.modules if each == "tests" or each.startswith("tests.")]:
         del sys.modules[name]
-    failures = Failures()
+    failures = Failures(tree / "running")
+    (tree / "running").write_text("collecting")
     code = 1
     try:
         own = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60"]
@@ -176,13 +181,14 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
 def outcome(tree: Path, status: int, wall: float) -> dict[str, Any]:
     """The outcome of the process: whether a test noticed the change, and which one.
 
-    A crash counts as noticed. If the process was killed for taking too long, the outcome is "unfinished".
+    A crash counts as noticed, by the test during which the process crashed. If the process was killed for
+    taking too long, the outcome is "unfinished".
     """
     written = tree / "outcome"
     if not written.exists():
         signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         is_crash = signal_number not in (0, signal.SIGKILL)
-        found = ("killed", f"signal {signal_number}") if is_crash else ("unfinished", "")
+        found = ("killed", (tree / "running").read_text()) if is_crash else ("unfinished", "")
     else:
         code, failed = json.loads(written.read_text())
         written.unlink()
