@@ -2,7 +2,8 @@
 
 In CONTRIBUTING.md, a code block below a path is the content of that file, or a `diff` to apply to it. The
 script writes these files, compiles the core, and runs `CHECKS` and the commands of the last block. It fails
-if a command fails, or if more than `MOST_FILES` files or other files than the named ones change.
+if a command fails, if the files that changed are not exactly the files named there, or if they are more than
+`MOST_FILES`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def main() -> None:
     for check in CHECKS:
         run(*check)
     if "ema" not in run("python", "-c", "import switchrail._core as core; print(core.OPS)"):
-        raise SystemExit("the copy was not imported")
+        raise SystemExit(
+            "`switchrail._core` has no op `ema`: the copy's core was not imported, or lacks the op"
+        )
     run("sh", "-ec", commands)
     print(f"{len(touched)} files touched: {', '.join(touched)}")
 

@@ -28,7 +28,8 @@ def lock_across_forks() -> threading.RLock:
 class SingleFlight:
     """Runs long work, such as a plugin's code, in one thread at a time; other threads wait for their turn.
 
-    A fork doesn't wait. In a forked child no work is running, even if work was running in the parent.
+    A fork doesn't wait. In a forked child the lock is free and `thread` is None, whatever was running in the
+    parent; only the forking thread's own work continues there.
 
     Args:
         abandon: Called in a forked child if another thread was working in the parent. The child lacks that

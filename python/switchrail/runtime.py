@@ -154,7 +154,7 @@ class Runtime(Registrar):
     def load(
         self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> tuple[Plugin, ...]:
-        """Loads the installed plugins, or the named ones; `plugins` is `allow` in `Loader.load`."""
+        """Loads the installed plugins; for arguments see `Loader.load`, where `plugins` is called `allow`."""
         self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
         return self.plugins
 
@@ -198,7 +198,7 @@ class Runtime(Registrar):
             UnknownBackendError: There is no such backend.
             ConfigError: The backend has no configuration, or the values are invalid; the error lists all
                 problems.
-            RegistrationError: A plugin configures a registration of another origin.
+            RegistrationError: A plugin configures a registration that it didn't make itself.
         """
         self._configure(op, name, values)
 
@@ -344,7 +344,8 @@ class Runtime(Registrar):
     ) -> Decision:
         """Decides which backend would serve a query, and why the others would not. Imports no backend.
 
-        Optional arguments that are None restrict nothing.
+        An optional property that is None rejects no backend, with one exception: an unknown `capability`
+        rejects backends that need a certain one. For `preferences` and `measurements`, see below.
 
         Args:
             op: The op.
@@ -356,15 +357,16 @@ class Runtime(Registrar):
             head_size: One number, or (size of q and k, size of v).
             page_size: Page size in tokens.
             state_layout: Axis order of the recurrent state.
-            features: Optional features that the backend must have.
+            features: Features that the backend must have; not every backend has them.
             heads: Numbers of q heads and of v heads. The measured times with the nearest numbers are used.
             no_decay: Whether the states never decay. Then times measured without decay are used, if there
                 are any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`; `linear` stands for
                 all ops of linear attention. With several names, separated by commas, the first that fits is
-                chosen; if none fits, any other backend may be chosen. `!NAME` denies a backend, even if
-                another key chooses it. For ops and phases without a choice, the policy file
-                (`SWITCHRAIL_POLICY`) may choose. Its denials always apply.
+                chosen; if none fits, any other backend may be chosen. `auto` stands for all other backends,
+                and must come last. `!NAME` denies a backend, even if another key chooses it. For ops and
+                phases without a choice, the policy file (`SWITCHRAIL_POLICY`) may choose. Its denials always
+                apply.
             measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
                 `no_decay` and `samples`; each sample has `rows`, `length`, `nanoseconds` (by backend) and
                 optionally `spread` (by backend), as in `switchrail.times.Machine`. A time whose spread
@@ -373,11 +375,10 @@ class Runtime(Registrar):
 
         Raises:
             TimesError: The measured times can't be read.
-            BackendUnfitError: The preferred backend doesn't fit. No other one is used instead.
+            BackendUnfitError: A preference names only one backend, and this doesn't fit.
             NoBackendError: No backend fits; the error has the reasons for rejecting each candidate.
             UnknownBackendError: A preference names a backend that none of the ops of its key has.
-            PreferenceError: A preference's key has an unknown op or phase, or `auto` is denied or not the
-                last name.
+            PreferenceError: A key has an unknown op or phase; or `auto` is denied, or not the last name.
             UnknownOpError, UnknownPhaseError, UnknownDtypeError, UnknownDeviceError: The argument has an
                 unknown name.
             ArgumentError: An argument has a wrong type.
@@ -437,7 +438,7 @@ class Runtime(Registrar):
             state_dtype: The dtype of the recurrent states; restricts the linear ops only.
             page_size: Page size in tokens; restricts the paged ops only.
             state_layouts: Axis order of the recurrent state, by op.
-            features: Optional features that backends must have, by op.
+            features: Features that the backends must have, by op; not every backend has them.
             preferences: As for `resolve`.
             phases: The phases to plan.
             no_decay: The ops whose states never decay; see `resolve`.
@@ -473,9 +474,10 @@ class Runtime(Registrar):
     def bind(self, plan: RoutePlan) -> BoundPlan:
         """Imports and constructs each backend of a plan once, with the plan's configurations.
 
-        The plan may come from another process: backends are matched by op, name, origin and capabilities. A
-        bound plan keeps its instances regardless of later changes. Native backends, which Rust calls, have no
-        instance.
+        The plan may come from another process: a backend matches if who registered it (program, or plugin
+        with its version, or Switchrail) and all data of its registration are equal, except configured values.
+        A bound plan keeps its instances regardless of later changes. Native backends, which Rust calls, have
+        no instance.
 
         Raises:
             StalePlanError: A backend of the plan is not registered here, or its registration differs.

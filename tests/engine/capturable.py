@@ -17,7 +17,11 @@ from switchrail.testing.graph import RecordedGraph
 
 
 class Capturable:
-    """Base of the backends. A plan is its bounds; `refreshed` has the lengths of refreshed batches."""
+    """Base of the backends. A plan is the `bounds` passed to `plan`, possibly None.
+
+    `refreshed` lists, for each batch passed to `refresh`, its `kv_seqlens` if it has them, else its
+    `seqlens`.
+    """
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -76,8 +80,8 @@ class CapturableAttention(Capturable, AttentionBackend):
 
 
 class Verifying:
-    """Base of the backends with states. A verification runs one row of all sequences at a time, and records
-    the state after each row."""
+    """Base of the backends with states. A verification runs row 0 of every sequence together, then row 1,
+    and so on, and records the states after each."""
 
     run_single: Any
     step: Any
@@ -185,7 +189,7 @@ CAPTURABLE = {"attention": CapturableAttention, "gated_delta": CapturableDelta, 
 
 
 def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
-    """Registers capturable backends for verification; if `defers`, that of gated_delta defers commits."""
+    """Registers capturable backends for verification; if `defers`, gated_delta's defers its commits."""
     own: dict[str, tuple[str, ...]] = {"attention": ("trees",)}
     backends: dict[str, Any] = CAPTURABLE
     if defers:
@@ -199,7 +203,7 @@ def register_capturable(runtime: switchrail.Runtime, *, defers: bool) -> None:
 
 
 class PooledGraph(RecordedGraph):
-    """A graph that can't share the memory of a graph that no longer exists, as on a GPU."""
+    """A graph whose capture fails if the graph that it shares memory with no longer exists."""
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)

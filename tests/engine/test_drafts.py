@@ -449,7 +449,7 @@ class Wrong(Drafts):
         ([[-1, 1], []], r"the parents \[-1, 1\] for 2 tokens"),
         ([[-1, -2], []], r"the parents \[-1, -2\] for 2 tokens"),
         ([[-1], []], r"the parents \[-1\] for 2 tokens"),
-        ([[-1, -1], []], r"\[7, 7\] with equal tokens after one token, expected different tokens"),
+        ([[-1, -1], []], r"\[7, 7\] in which two tokens with the same parent are equal; expected different"),
     ],
 )
 def test_wrong_trees(parents: Any, text: str, make_engine: Make) -> None:

@@ -80,7 +80,11 @@ def test_a_failed_admission_ends_its_request(
 
 
 class Saboteur:
-    """Makes the next call of layer 2's backend, decoding of a text or row of logits fail, as `fail` says."""
+    """Causes one failure, of the kind in `fail`.
+
+    `backend`: the next call of layer 2's gated_delta backend; `text`: the next decoding to text; `logits`:
+    NaN in the next row of logits.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None

@@ -272,7 +272,7 @@ def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> 
 
 
 def check_reentry(runtime: Runtime, did: str) -> None:
-    """Checks that choosing a platform fails because the platform's plugin `did` this."""
+    """Checks that choosing a platform fails because the plugin made a forbidden call, `did` in the error."""
     with pytest.raises(PlatformPluginError, match=f"{did} while the platform was being chosen") as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)
@@ -435,7 +435,10 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """A runtime has one object for each platform and device, however they are named."""
+    """However a platform and device are named, a runtime returns the same object.
+
+    An instance is returned as it is, and replaces that object once `use_platform` sets it.
+    """
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found
@@ -476,7 +479,8 @@ def test_a_class_of_the_users_own_with_a_kind_that_is_built_in(runtime: Runtime,
 
 
 def test_a_class_of_the_program(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a script's variable
+    # as when Python runs a script: `find_spec("__main__")` would raise an error
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys.modules["__main__"], "Own", type("Own", (CpuPlatform,), {}), raising=False)
     assert type(runtime.find_platform("__main__:Own")).__name__ == "Own"
     with pytest.raises(PlatformError, match="no class '__main__:Owm'"):

@@ -77,5 +77,6 @@ def _lock(path: str) -> Iterator[Finding]:
             "lock",
             difference.distribution,
             str(difference),
-            f"install the versions in {path}; if the change is intended: `switchrail lock --output {path}`",
+            f"make the installation match {path}; or, if the change is intended, run "
+            f"`switchrail lock --output {path}`",
         )

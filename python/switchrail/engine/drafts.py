@@ -26,9 +26,10 @@ class Drafted:
         tokens: The drafted tokens of each sequence, possibly none: numbers, or a tensor [d] int64 on the
             model's device, whose values are not checked. The tokens form a chain after the newest token, or
             with `parents` a tree.
-        probabilities: [D, vocabulary] float64, a row for each of all sequences' tokens, in order: the
-            distribution from which the token was drawn, given the siblings before it. None if the tokens were
-            not drawn: each was proposed with probability 1. Greedy requests ignore this.
+        probabilities: [D, vocabulary] float64, one row for each of the D drafted tokens of all sequences, in
+            order: the distribution that the token was drawn from; in a tree, the distribution that remained
+            after its earlier siblings (tokens with the same parent) were drawn. None if the tokens were not
+            drawn: each was proposed with probability 1. Greedy requests ignore this.
         parents: For each drafted token of a tree, the index of the drafted token that it follows, which comes
             before it in `tokens`; -1 if it follows the newest token. Siblings are different tokens. None for
             chains.
@@ -78,9 +79,10 @@ class Drafts(ABC):
     Proposals don't change the distribution of outputs, but each accepted token saves a step.
 
     Attributes:
-        are_trees: Whether proposals may have `parents`. Backends for verification then support trees.
-        ahead: The number of later tokens that the data kept for a prompt's token may depend on. Samples of
-            one prompt don't share the pages of this many last prompt tokens.
+        are_trees: Whether proposals may have `parents`. If so, the engine chooses only verification backends
+            with the feature `trees` for ops with paged caches.
+        ahead: How many tokens after token i the data in a page for token i may depend on. So samples of one
+            prompt share no page that has any of the prompt's last `ahead` tokens.
     """
 
     are_trees: ClassVar[bool] = False
@@ -161,6 +163,6 @@ def _check_trees(name: str, drafts: Drafts, found: Drafted) -> None:
         is_known = not isinstance(tokens, torch.Tensor)
         if is_known and len({*zip(parents, tokens, strict=True)}) < len(tokens):
             raise EngineError(
-                f"{name} proposed {list(tokens)!r:.80} with equal tokens after one token, expected different "
-                "tokens after each token"
+                f"{name} proposed {list(tokens)!r:.80} in which two tokens with the same parent are equal; "
+                "expected different tokens for each parent"
             )

@@ -30,7 +30,7 @@ def listed(found: Any, expected: str) -> list[Any]:
 
     Args:
         found: An object with a length and items, such as a list, a tuple or an array.
-        expected: The start of the message.
+        expected: The requirement on `found` as a sentence; the error message starts with it.
 
     Raises:
         RequestError: `found` is no such object, or is a string, bytes, a mapping or a set.

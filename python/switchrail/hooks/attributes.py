@@ -62,21 +62,21 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have set on a class, even if other code has replaced them since."""
+    """The attributes that hooks have put on a class, even if other code has set others of the same names."""
     # A copy, since another thread or a finalizer may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """A `Placement` that sets an attribute of a class while the attribute's function has hooks."""
+    """Keeps an attribute set on a class as long as its function has hooks; implements `site.Placement`."""
 
     owner: type
     name: str
     value: Any
 
     def put(self) -> None:
-        """Sets the attribute, unless the class now has an attribute of that name.
+        """Records the attribute for `attributes_of`; sets it if the class itself has none of that name.
 
         Raises:
             HookError: The class refuses the attribute.

@@ -20,7 +20,7 @@ class KVShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes, with their names in layouts."""
+        """The sizes, by their names in `Layout.shape`."""
         return {
             "k_heads": self.heads,
             "v_heads": self.heads,
@@ -40,7 +40,7 @@ class LatentShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes, with their names in layouts."""
+        """The sizes, by their names in `Layout.shape`."""
         return {"head_size_k": self.latent + self.rotary, "head_size_v": self.latent}
 
 
@@ -54,7 +54,7 @@ class DeltaShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes, with their names in layouts."""
+        """The sizes, by their names in `Layout.shape`."""
         return {"v_heads": self.heads, "head_size_k": self.key_size, "head_size_v": self.value_size}
 
 
@@ -67,7 +67,7 @@ class ConvShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes, with their names in layouts."""
+        """The sizes, by their names in `Layout.shape`."""
         return {"channels": self.channels, "width": self.width}
 
 

@@ -54,7 +54,10 @@ def _sglangs() -> Iterator[ListedHook]:
 
 
 def attach(runtime: Runtime, version: Version) -> None:
-    """Logs plugins' hooks when a model runner's attention is made: by then SGLang has set up its log."""
+    """Logs all hooks but Switchrail's own, just before a model runner creates its attention backends.
+
+    By then SGLang has set up its log.
+    """
 
     def log(model_runner: Any, *_: Any, **__: Any) -> None:
         for target, kind, source, system in hooks(runtime):

@@ -36,7 +36,10 @@ class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
       dt_bias); with "sigmoid", it is lower_bound sigmoid(exp(A_log) (g + dt_bias)). With `beta_scale`, the
       write weight is beta_scale sigmoid(beta). A_log [HV] float32; dt_bias [HV], float32 or q's dtype, or
       None; g and beta float32 or q's dtype.
-    - `checkpoints`: intermediate states are stored in slots of their own; the batch is a `CheckpointBatch`.
+    - `checkpoints` (`CheckpointBatch`): also stores intermediate states in other slots of `state`.
+    - `row_states` (`RowStatesBatch`): stores the state after each drafted row in `row_states`, or in `state`
+      if `row_states` is None.
+    - `deferred_commit` (`DeferredBatch`): leaves the commit of a verification to the next one.
     """
 
     op = "gated_delta"

@@ -52,8 +52,12 @@ class LightningBackend(Backend[LightningCall, StateBatch]):
     slope of MiniMax and Ring); state [slots, H, V, K] float32, bfloat16 or float16, updated in place. q, k
     and v may be strided views if their last axis is contiguous; out is contiguous, of q's dtype.
 
-    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
-    `CheckpointBatch`.
+    Optional features with their own batches:
+
+    - `checkpoints` (`CheckpointBatch`): also stores intermediate states in other slots of `state`.
+    - `row_states` (`RowStatesBatch`): stores the state after each drafted row in `row_states`, or in `state`
+      if `row_states` is None.
+    - `deferred_commit` (`DeferredBatch`): leaves the commit of a verification to the next one.
     """
 
     op = "lightning"

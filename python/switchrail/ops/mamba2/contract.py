@@ -51,8 +51,12 @@ class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
     dtype, or None; state [slots, H, P, S] float32, bfloat16 or float16, updated in place. x, B and C may be
     strided views if their last axis is contiguous; out is contiguous, of x's dtype.
 
-    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
-    `CheckpointBatch`.
+    Optional features with their own batches:
+
+    - `checkpoints` (`CheckpointBatch`): also stores intermediate states in other slots of `state`.
+    - `row_states` (`RowStatesBatch`): stores the state after each drafted row in `row_states`, or in `state`
+      if `row_states` is None.
+    - `deferred_commit` (`DeferredBatch`): leaves the commit of a verification to the next one.
     """
 
     op = "mamba2"

@@ -44,8 +44,11 @@ class ShortConvBackend(Backend[ShortConvCall, StateBatch]):
     float32, updated in place. x may be a strided view if either axis is contiguous; out is contiguous, of x's
     dtype.
 
-    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
-    `CheckpointBatch`.
+    Optional features with their own batches:
+
+    - `checkpoints` (`CheckpointBatch`): also stores intermediate states in other slots of `state`.
+    - `row_states` (`RowStatesBatch`): stores the state after each drafted row in `row_states`, or in `state`
+      if `row_states` is None.
     """
 
     op = "short_conv"
