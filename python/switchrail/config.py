@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from switchrail.arguments import described
+from switchrail.checks import shown
 from switchrail.errors import ConfigError
 from switchrail.nearest import nearest
 
@@ -66,8 +67,8 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
         details = error.errors(include_url=False)
     except Exception as error:  # from __post_init__, a default_factory or a validator
         raise ConfigError(
-            f"{where}: making a {config_type.__qualname__} of {values!r:.200} raised {error!r}",
-            problems=(repr(error),),
+            f"{where}: making a {config_type.__qualname__} of {shown(values)} raised {shown(error, None)}",
+            problems=(shown(error, None),),
             found=values,
         ) from error
     valid = _names(config_type)

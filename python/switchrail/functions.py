@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from switchrail.checks import shown
 from switchrail.errors import BackendImportError, RegistrationError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import unknown
@@ -202,5 +203,7 @@ def _imported(one: Function | ModelFamily, path: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise BackendImportError(
-            f"{one.source}: the {one} can't be imported from {path!r}: {error!r}", name=name, path=path
+            f"{one.source}: the {one} can't be imported from {path!r}: {shown(error, None)}",
+            name=name,
+            path=path,
         ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import config
 from switchrail._core import PAGED_OPS, PHASES
+from switchrail.checks import shown
 from switchrail.errors import BackendImportError
 from switchrail.nearest import nearest
 from switchrail.ops.steps import declared, step_problems
@@ -140,7 +141,7 @@ def _import(name: str, op: str, path: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if not f"{module_name}.".startswith(f"{missing}."):  # the module exists, but imports a missing module
             missing = None
-        problem = f"importing {module_name!r} failed: {error!r}"
+        problem = f"importing {module_name!r} failed: {shown(error, None)}"
         raise _error(name, op, path, problem, missing=missing) from error
     for part in qualified_name.split("."):
         try:

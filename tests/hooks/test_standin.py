@@ -598,3 +598,13 @@ def test_a_class_that_refuses_the_stand_in_is_reported(hooks, objects, caplog):
     hooks.add("hook_objects.adder", lambda result, x: 0, "after")
     assert "a builtins.dict refers to the unhooked object" in caplog.text
     assert (objects.adder(1), holder.adder(1)) == (0, 6)
+
+
+def test_an_owner_whose_repr_fails_is_described(hooks, objects):
+    class Unprintable:
+        def __repr__(self):
+            raise ValueError("no text")
+
+    objects.pair = collections.namedtuple("Pair", "cached other")(objects.cached, Unprintable())
+    with pytest.raises(HookError, match="attribute of a Pair, whose repr raised ValueError"):
+        hooks.add("hook_objects.pair.cached", lambda *args: None)

@@ -119,3 +119,15 @@ def test_an_import_that_fails_says_whose_backend_it_is_and_the_ways_out(runtime:
     assert "registered by the user" in message
     assert "choose another backend with gated_delta=NAME" in message
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_an_error_of_an_import_whose_repr_fails_is_described(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_unprintable.py").write_text(
+        "class Unprintable(Exception):\n    def __repr__(self): raise ValueError\nraise Unprintable\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    runtime.register("acme", "acme_unprintable:Kernel", op="gated_delta")
+    with pytest.raises(BackendImportError, match="failed: a Unprintable, whose repr raised ValueError"):
+        runtime.bind(make_plan(runtime))

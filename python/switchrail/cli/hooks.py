@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from switchrail.checks import shown
 from switchrail.cli.show import console, print_json, table
 from switchrail.errors import HookError
 from switchrail.foreign import one_line
@@ -37,7 +38,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
                 break
             raise HookError(f"{module} can't be imported: {error}", target=target) from error
         except (Exception, SystemExit) as error:
-            raise HookError(f"{module} can't be imported: {error!r}", target=target) from error
+            raise HookError(f"{module} can't be imported: {shown(error, None)}", target=target) from error
     explanation = hooks.explain(target)
     if as_json:
         print_json(explanation.to_dict())

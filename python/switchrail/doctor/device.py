@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from switchrail._core import Registration
+from switchrail.checks import shown
 from switchrail.doctor.finding import Finding
 from switchrail.errors import BackendImportError
 from switchrail.packages import INSTALL
@@ -24,7 +25,7 @@ def check_device() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:  # a broken build can raise any exception
-        yield Finding("device", "torch", f"it can't be imported: {error!r}", INSTALL)
+        yield Finding("device", "torch", f"it can't be imported: {shown(error, None)}", INSTALL)
         return
     if not DRIVER.exists() or torch.version.hip is not None:
         return

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Collection, Iterator
 from functools import partial
 
+from switchrail.checks import shown
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.hooks.target import modules_of
@@ -55,7 +56,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
             except ModuleNotFoundError:
                 break  # the remaining parts of the path are attributes, not modules
             except (Exception, SystemExit) as error:
-                problem = f"importing {module} failed: {error!r}"
+                problem = f"importing {module} failed: {shown(error, None)}"
                 break
         if hook not in runtime.hooks.waiting():
             continue

@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from switchrail import _core
+from switchrail.checks import shown
 from switchrail.errors import HookError
 from switchrail.foreign import one_line
 
@@ -181,7 +182,7 @@ class Hook:
         except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
         except Exception as error:  # the object's own `__signature__` raised it
-            raise self.refusal(f"reading the hook's signature raised {error!r}") from error
+            raise self.refusal(f"reading the hook's signature raised {shown(error, None)}") from error
 
     @property
     def _described(self) -> str:

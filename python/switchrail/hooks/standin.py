@@ -12,6 +12,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
+from switchrail.checks import shown
 from switchrail.errors import HookError
 from switchrail.hooks.attributes import refuse_immutable
 from switchrail.hooks.holders import Hidden, replace_held
@@ -157,7 +158,7 @@ class Replaced(Hidden):
             try:
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
-                problem = f"{self._name} can't be replaced as an attribute of {owner!r:.80}: {error}"
+                problem = f"{self._name} can't be replaced as an attribute of {shown(owner, 80)}: {error}"
                 raise HookError(problem, target=self._name) from None
             count += 1
         if not count:

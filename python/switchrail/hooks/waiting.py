@@ -12,6 +12,7 @@ import weakref
 from importlib.machinery import ModuleSpec
 from typing import Final
 
+from switchrail.checks import shown
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
@@ -61,7 +62,7 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
     except (HookError, OrderError) as error:
         why = error
     except Exception as error:  # raised by the code of a module or metaclass
-        why = HookError(f"{hook!r}: {error!r}", target=hook.target_name)
+        why = HookError(f"{hook!r}: {shown(error, None)}", target=hook.target_name)
         why.__cause__ = error
     known, _last[hook] = _last.get(hook), why
     if done is not None and not isinstance(why, Awaited):

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from switchrail.checks import shown
 from switchrail.errors import PlatformError
 from switchrail.platforms.hardware import Hardware, check_device
 
@@ -161,8 +162,8 @@ def import_package(package: str, kind: str) -> Any:
         return import_module(package)
     except Exception as error:
         raise PlatformError(
-            f"can't look for {kind} devices: {package} is installed, but importing it failed: {error!r}; set "
-            "SWITCHRAIL_PLATFORM=cpu to skip the search",
+            f"can't look for {kind} devices: {package} is installed, but importing it failed: "
+            f"{shown(error, None)}; set SWITCHRAIL_PLATFORM=cpu to skip the search",
             found=kind,
             package=package,
         ) from error

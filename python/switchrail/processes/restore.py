@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from switchrail import config as configs
+from switchrail.checks import shown
 from switchrail.current import peek_current, swap_current
 from switchrail.errors import InstallationError, SwitchrailError
 from switchrail.forks import SingleFlight
@@ -81,7 +82,7 @@ def _bring(runtime: Runtime, state: State) -> Iterator[str]:
         try:
             found[path] = pkgutil.resolve_name(path)
         except (Exception, SystemExit) as error:
-            yield f"{path} is not found: {error!r}"
+            yield f"{path} is not found: {shown(error, None)}"
     stacks: dict[tuple[str, str], list[BackendState]] = {}
     for registration in runtime._core.snapshot().backends:
         stacks[registration.op, registration.name] = []

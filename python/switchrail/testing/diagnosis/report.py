@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from switchrail.checks import shown
 from switchrail.testing.diagnosis.difference import Difference, count
 from switchrail.testing.diagnosis.findings import Finding
 from switchrail.testing.diagnosis.hypotheses import explained
@@ -27,7 +28,7 @@ def diagnose(d: Difference) -> tuple[Finding, ...]:
             try:
                 found = diagnoser(d)
             except Exception as error:
-                found = Finding("", f"{diagnoser.__name__} can't tell: {error!r}")
+                found = Finding("", f"{diagnoser.__name__} can't tell: {shown(error, None)}")
             if found is not None:
                 findings.append(found)
                 break
