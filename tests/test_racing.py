@@ -24,5 +24,7 @@ def test_a_racing_test_is_found(test: str) -> None:
 
 def test_other_tests_of_the_same_files_are_not_found() -> None:
     found = racing()
-    assert f"{TESTS}/engine/test_drafts.py::test_trees" not in found
+    file, test = TESTS / "engine/test_drafts.py", "test_outputs_with_trees_are_those_without_drafts"
+    assert f"def {test}(" in file.read_text()
+    assert f"{file}::{test}" not in found
     assert len(found) == len(set(found)) > 150

@@ -49,7 +49,7 @@ def made(tmp_path_factory):
     site, wheels = folder / "site", folder / "wheels"
     first, *others = (folder / name_of(op) for op in OPS)
     wheels.mkdir()
-    subprocess.run([sys.executable, "-c", BUILD, wheels, *others], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", BUILD, wheels, *others], check=True)
     built = list(wheels.glob("*.whl"))
     assert len(built) == len(others)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]

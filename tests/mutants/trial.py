@@ -86,6 +86,7 @@ def run_trials(
             while waiting and free:
                 tree, trial = free.pop(), waiting.pop()
                 tests = trial.in_order(seconds)
+                (tree / "running").write_text("before the tests")
                 limit = time.monotonic() + 120 + 6 * sum(trial.costs[each] for each in tests)
                 running[start(trial, tree, tests)] = (trial, tree, time.monotonic(), limit)
             for process, (trial, tree, began, limit) in list(running.items()):
@@ -169,7 +170,6 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
     for name in [each for each in sys.modules if each == "tests" or each.startswith("tests.")]:
         del sys.modules[name]
     failures = Failures(tree / "running")
-    (tree / "running").write_text("collecting")
     code = 1
     try:
         own = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60"]
