@@ -11,6 +11,7 @@ from traceback import walk_tb
 
 import torch
 
+from switchrail.checks import shown
 from switchrail.engine.capture import CapturePlan, GraphState
 from switchrail.engine.capturer import Captured
 from switchrail.engine.decodes import Decodes
@@ -166,7 +167,7 @@ class Graphs:
             self.captured[key] = kind.capture(key)
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}{_hooks_that_raised(error)}"
-            _log.warning("%s run eagerly, because capturing one failed: %s", key.name, repr(error))
+            _log.warning("%s run eagerly, because capturing one failed: %s", key.name, shown(error, None))
 
 
 def capture_all(graphs: Sequence[Graphs], progress: Progress) -> None:

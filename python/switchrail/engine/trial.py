@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from switchrail.checks import shown
 from switchrail.engine.core import EngineCore
 from switchrail.engine.draft_model import LoadedDraft
 from switchrail.engine.drafts import Drafted, Drafts
@@ -110,7 +111,7 @@ def try_out(
                 each.disconnect()
         return max(0, int(peak - before - allocated))
     except Exception as error:
-        problem = repr(error)
+        problem = shown(error, None)
     gc.collect()  # frees the frames of the error, and their pools
     _log.warning("the trial run, which measures the memory of steps, failed: %s", problem)
     return None
