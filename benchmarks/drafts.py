@@ -211,14 +211,6 @@ def time_step(
     return row
 
 
-def _append(found: list[dict[str, Any]], row: dict[str, Any], plain: float) -> float:
-    """Add a row with its speed relative to plain decoding, whose row is the first; return the plain speed."""
-    plain = plain or row["tokens_per_s"]
-    row["against"] = row["tokens_per_s"] / plain
-    found.append(row)
-    return plain
-
-
 def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, Any]]:
     """The rows of the part `texts`: one per number of texts and kind of draft."""
     text = HELD_OUT.read_text("utf-8")
@@ -237,15 +229,18 @@ def time_texts(sizes: Sequence[int], device: str, dtype: str) -> list[dict[str, 
                 engine.generate(prompts, params)
                 seconds, stats = time.perf_counter() - start, engine.stats
             verified = stats.verifications - before.verifications
+            rate = size * NEW_TOKENS / seconds
+            plain_rate = plain_rate or rate
             row: dict[str, Any] = {
                 "texts": size,
                 "draft": name,
-                "tokens_per_s": size * NEW_TOKENS / seconds,
+                "tokens_per_s": rate,
+                "against": rate / plain_rate,
                 "steps": stats.steps - before.steps,
                 "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
                 "equal": sum(a.tokens == b.tokens for a, b in zip(plain, outputs, strict=True)),
             }
-            plain_rate = _append(found, row, plain_rate)
+            found.append(row)
             print(
                 f"{size} texts, draft {name}: {row['tokens_per_s']:,.0f} tokens/s ({row['against']:.2f} of "
                 f"plain), {row['steps']} steps, {row['accepted']:.2f} accepted per verification, "
@@ -289,7 +284,7 @@ def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3)
     found: list[dict[str, Any]] = []
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for size in sizes:
-        plain = 0.0
+        plain_rate = 0.0
         for name, draft in (("none", None), ("ngram", "ngram"), ("mtp", "mtp")):
             length = LONGEST + NEW_TOKENS
             options = {"draft": draft, "max_sequences": max(size, 2), "max_length": length}
@@ -315,15 +310,18 @@ def time_forced(path: Path, sizes: Sequence[int], device: str, repeats: int = 3)
                     seconds.append(time.perf_counter() - start)
                 stats = engine.stats
             verified = stats.verifications - before.verifications
+            rate = size * NEW_TOKENS / statistics.median(seconds)
+            plain_rate = plain_rate or rate
             row: dict[str, Any] = {
                 "sequences": size,
                 "draft": name,
-                "tokens_per_s": size * NEW_TOKENS / statistics.median(seconds),
+                "tokens_per_s": rate,
+                "against": rate / plain_rate,
                 "steps": (stats.steps - before.steps) / repeats,
                 "accepted": (stats.accepted_tokens - before.accepted_tokens) / max(1, verified),
                 "right": followed / (size * (NEW_TOKENS - 1)),
             }
-            plain = _append(found, row, plain)
+            found.append(row)
             print(
                 f"slice, {size} sequences, draft {name}, acceptance forced: {row['tokens_per_s']:,.0f} "
                 f"tokens/s ({row['against']:.2f} of plain), {row['steps']:.0f} steps, "
