@@ -62,7 +62,8 @@ class Planned:
         backend: The backend.
         batch: The batch.
         plan: The backend's plan.
-        complete: Runs the optional steps that complete a plan for a batch.
+        complete: Runs the backend's optional steps that take a plan, such as `fill_verify_buffers`, after
+            `plan` or `refresh`.
     """
 
     backend: AnyBackend

@@ -114,7 +114,8 @@ class Refreshed(TorchAttention):
         plan.lengths.copy_(torch.tensor(batch.kv_seqlens))
 
     def run(self, call, batch, plan):
-        lengths = plan.lengths.minimum(batch.kv_lens)  # a plan's bounds can exceed the batch's pages
+        # after a wrong `refresh`, the plan's lengths can exceed the batch's pages
+        lengths = plan.lengths.minimum(batch.kv_lens)
         batch = dataclasses.replace(batch, kv_lens=lengths, kv_seqlens=tuple(lengths.tolist()))
         super().run(call, batch, super().plan("decode", batch))
 
@@ -196,7 +197,7 @@ def test_memory_allocated_in_a_capture_fails(device):
 
 
 def test_wrong_results_within_bounds_fail(device):
-    """The suite reports a backend whose results are wrong only with a plan within bounds."""
+    """The suite reports a backend whose results are wrong only if its plan was made with `bounds`."""
 
     class Wrong(Refreshed):
         def run(self, call, batch, plan):

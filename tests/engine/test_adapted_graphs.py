@@ -27,7 +27,7 @@ def adapted_of(op: str) -> type[Adapter]:
 def test_tables_that_a_graph_writes_reach_an_adapted_backend(
     make_engine: Make, plain_engine: Any, op: str
 ) -> None:
-    """The engine's graphs write page tables and lengths of caches, after the backends' `refresh`."""
+    """Since graphs write page tables and cache lengths after `refresh`, adapters copy them again in `run`."""
     prompts = make_prompts()
     expected = tokens(plain_engine(OPTIONS), prompts)
     runtime = switchrail.Runtime()

@@ -127,7 +127,7 @@ def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
-    """Without the engine's hooks, a model raises an error, because transformers refuses `seq_idx` by default.
+    """Without the engine's hooks, transformers runs its functions in plain torch, which refuse `seq_idx`.
 
     In versions that ignore `seq_idx`, the engine notices that calls are missing.
     """

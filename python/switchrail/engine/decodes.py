@@ -57,7 +57,8 @@ class Decodes:
             choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
 
         Raises:
-            DispatchError: Backends return different values from the optional step `graph_fill_value`.
+            DispatchError: Methods `graph_fill_value` of two backends return different values; see
+                `ops/steps.py`.
         """
         self._capturer = capturer
         self._dispatcher = dispatcher

@@ -34,7 +34,7 @@ class Binding:
     Attributes:
         operation: The operation.
         call: Replaces the modules' forward: `call(function, module, *args, **kwargs)`, where `function`
-            computes the operation. None keeps the forward; then `prepare` does everything.
+            computes the operation. None keeps the forward; then the binding consists of `prepare`.
         prepare: `prepare(function, module)` converts a loaded module's weights to the form that `call` needs.
             The result is stored with the module, for `prepared`. `prepare` must not keep a second copy of
             the weights.
@@ -93,7 +93,8 @@ def prepare(
         forward_of: Finds the platform's function of an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: By class of that module, or by dotted path of another class: the class's bindings.
+        bindings: Name of a class in that modelling module, or dotted path of another class -> the class's
+            bindings.
     """
     for path, binding in _each(module, bindings):
         function = forward_of(binding.operation)
@@ -120,11 +121,13 @@ def bind(
         forward_of: Finds the platform's function for an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: By class of that module, or by dotted path of another class: the class's bindings.
+        bindings: Name of a class in that modelling module, or dotted path of another class -> the class's
+            bindings.
         running: The current step.
 
     Returns:
-        The dotted paths of the classes whose `forward` must be hooked with `forward` to use the functions.
+        The dotted paths of the classes whose method `forward` needs the hook `operations.forward`. Without
+        the hook, the functions aren't used.
     """
     bound = []
     for path, binding in _each(module, bindings):
@@ -165,7 +168,7 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # traced code would keep the result of a lookup
+    if torch.compiler.is_compiling():  # traced code would keep `_is_hooked`'s result, so use `look`'s
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
