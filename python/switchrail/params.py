@@ -139,11 +139,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def capturable(choose: F) -> F:
-    """Marks a function that chooses tokens, so that graphs of greedy decode steps contain its launches.
+    """Marks a function that chooses tokens, so that graphs of greedy decodes and verifications contain it.
 
     For greedy rows, the function must only launch work on the device, and this work may depend on the logits
-    only. A captured step calls the function once, at the capture, with parameters for greedy rows and without
-    sources of random numbers.
+    only. The function is called when a graph is captured, with parameters for greedy rows and without sources
+    of random numbers. A replay does not call it.
     """
     choose.capturable = True  # type: ignore[attr-defined]
     return choose

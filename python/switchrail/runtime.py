@@ -191,7 +191,7 @@ class Runtime(Registrar):
         """Sets values of a backend's configuration, which override the defaults of its registration.
 
         The values apply to later plans. A call replaces all values of earlier calls, also those of keys that
-        it leaves out. If a later registration overrides the backend, it starts with its own defaults, without
+        it leaves out. A later registration that overrides the backend starts with its own defaults, without
         these values.
 
         Raises:
@@ -474,8 +474,8 @@ class Runtime(Registrar):
     def bind(self, plan: RoutePlan) -> BoundPlan:
         """Imports and constructs each backend of a plan once, with the plan's configurations.
 
-        The plan may come from another process: a backend matches if who registered it (program, or plugin
-        with its version, or Switchrail) and all data of its registration are equal, except configured values.
+        The plan may come from another process: a backend matches if its origin (the program, Switchrail, or a
+        plugin and its version) and all data of its registration are equal, except configured values.
         A bound plan keeps its instances regardless of later changes. Native backends, which Rust calls, have
         no instance.
 

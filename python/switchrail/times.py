@@ -31,9 +31,10 @@ Machine = dict[str, Any]
 
 - `device` has the kind, the name and the capability of the device.
 - `packages` has the version of each package.
-- `measurements` is a list. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k,
-  and of v; None for an op without heads), `no_decay` (whether all gates were 0) and `samples`. By backend,
-  `ways` tells how the backend was timed, and `left_out` why it was not timed, or not with some batches.
+- `measurements` is a list. Each measurement has `op`, `phase`, `dtype`, `head_size` (of q and k, and of v),
+  `heads` (of q, and of v), `no_decay` (whether all gates were 0) and `samples`. `head_size` and `heads` are
+  None for an op without heads. By backend, `ways` tells how the backend was timed, and `left_out` why it was
+  not timed, or not with some batches.
 - Each of the `samples` has `rows`, the number of new tokens, and `length`: in attention and mla the average
   number of tokens that a row attends to, in other ops the rows of the longest sequence. By backend,
   `nanoseconds` is the time of a call, and `spread` is the difference between the slowest and the fastest

@@ -258,7 +258,7 @@ def _plan_propose(
     for backend in decodes.backends:
         steps = [name for name in _GRAPH_STATE if name in backend.capabilities["features"]]
         if steps:
-            return f"backend {backend.name} of {backend.op} has the step {steps[0]}"
+            return f"backend {backend.name} of {backend.op} has the optional step {steps[0]}"
     return decodes, verifications
 
 

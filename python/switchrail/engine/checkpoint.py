@@ -89,7 +89,7 @@ def read_config(
         keys in `text_config` replace those of the configuration.
 
     Raises:
-        CheckpointError: The folder or the config is missing, a file is not a regular file or too large, the
+        CheckpointError: The folder or the config is missing, a file is too large or not a regular file, the
             config is not a JSON object, or the engine does not run the model or read its weights.
     """
     check_files(path)

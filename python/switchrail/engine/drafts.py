@@ -81,7 +81,7 @@ class Drafts(ABC):
     Attributes:
         are_trees: Whether proposals may have `parents`. If so, the engine chooses only verification backends
             with the feature `trees` for ops with paged caches.
-        ahead: How many tokens after token i the data in a page for token i may depend on. So samples of one
+        ahead: The data that a page has for a token may depend on this many later tokens. So samples of one
             prompt share no page that has any of the prompt's last `ahead` tokens.
     """
 

@@ -167,7 +167,7 @@ class Engine(AbstractContextManager["Engine"]):
                     if draft is not None and draft.capture is not None:
                         graphs.append(made.prepare_graphs(draft.capture))
                     capture_all(graphs, progress)
-                    self.platform.hardware.empty_cache()  # frees memory of eager runs before the captures
+                    self.platform.hardware.empty_cache()  # frees memory that eager runs used before captures
                     garbage.freeze()
                     self._thaw = weakref.finalize(self, garbage.thaw)
             except BaseException:

@@ -39,7 +39,7 @@ def check_files(path: Path) -> None:
     Symbolic links are followed, because every file in a hub's cache is a symbolic link.
 
     Raises:
-        CheckpointError: The folder is missing, or a file is not a regular file or too large.
+        CheckpointError: The folder is missing, or a file is too large or not a regular file.
     """
     if not os.path.isdir(path):  # `Path.is_dir` raises if a name is too long
         raise no_checkpoint(path)

@@ -59,7 +59,7 @@ class HeadModel(nn.Module):
     """One step of a draft head, which a runner calls like a model.
 
     Attributes:
-        newest: [rows, hidden], first the results from which the last prefill's logits were computed.
+        newest: [rows, hidden]; its first rows are the results that gave the last prefill's logits.
     """
 
     newest: torch.Tensor
@@ -98,7 +98,7 @@ class HeadModel(nn.Module):
     def forward(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
     ) -> SimpleNamespace:
-        """Run the entries of the current step; return their `logits`, [1, R, vocabulary]."""
+        """Run the entries of the runner's current step; return their `logits`, [1, R, vocabulary]."""
         now = self._running.step
         is_decode = bool(now.parts) and now.parts[0].phase == "decode"
         slots = now.logit_slots.clamp(min=0)

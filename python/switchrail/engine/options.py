@@ -63,7 +63,7 @@ class EngineOptions:
             with the first of them.
         ragged_prefill: Whether an MLA prefill may expand keys and values of the new tokens and attend to them
             as ragged tensors, instead of attending to latents. None allows this if the backend has the
-            step `plan_chunked_prefix`; with True, a backend without this step is an error.
+            optional step `plan_chunked_prefix`; with True, a backend without it is an error.
         chunked_prefix: Whether an MLA prefill may also expand the cached prefix of a sequence, in chunks;
             None and True as for `ragged_prefill`. If False, a prefill with a prefix attends to latents. No
             effect with `ragged_prefill=False`.

@@ -70,7 +70,7 @@ class Runner:
         running: The current step.
         builder: Converts schedules to steps.
         graphs: The captured steps; None without capturing.
-        choose: The function that chooses tokens in the graphs; None if tokens are not chosen in graphs.
+        choose: The function that graphs may contain to choose tokens; None if graphs choose no tokens.
         blocks: The compiled layers; None without compiling.
         sequences: The sequences, which own slots and pages.
         vocab_size: Rows of the model's embedding.

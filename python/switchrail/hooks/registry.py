@@ -87,8 +87,8 @@ class Hooks:
                 `Hooks.strict`.
 
         Raises:
-            HookError: A target already has the hook, other code has changed a hooked function's code, or a
-                hook was prepared by another `Hooks`.
+            HookError: A target already has the hook, or in strict mode gets a second `replace` hook; other
+                code has changed a hooked function's code; or a hook was prepared by another `Hooks`.
             OrderError: The constraints of the hooks on one target form a cycle.
         """
         for hook in hooks:
@@ -231,8 +231,8 @@ class Hooks:
 
         Hooks on an imported module are put on it before the import returns. Other modules need a retry: those
         that are loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by
-        hand, or found by a finder in front of Switchrail's. So do attributes that a module gets after its
-        import. `add`, `enable`, `list` and `explain` retry as well.
+        hand, or found by a finder in front of Switchrail's. Attributes that a module gets after its import
+        need a retry too. `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
         return self.waiting()

@@ -164,9 +164,9 @@ class Adapted:
 
 
 def owned(batch: Any, source: SequenceBatch, bounds: Bounds | None) -> Any:
-    """The plain form of a batch; with bounds, a copy of it that shares no table with the batch.
+    """`batch`; with bounds, a copy of it that shares no table with `source`.
 
-    `Adapted.update` overwrites the tables of a plan with bounds, and must not write to those of the batch.
+    `Adapted.update` overwrites the tables of a plan with bounds, and must not write to those of `source`.
 
     Args:
         batch: The plain form of `source`.

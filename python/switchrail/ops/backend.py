@@ -100,10 +100,10 @@ class Backend(Generic[CallT, BatchT]):
         raise NotImplementedError
 
     def optional_steps(self) -> Mapping[str, Call]:
-        """The backend's steps among `switchrail.ops.steps.STEPS`, to be called with all arguments by name.
+        """The backend's optional steps (see `switchrail.ops.steps`), each called with all arguments by name.
 
-        A backend has a step if it has a method of that name, which takes some or all of the step's arguments.
-        A wrapper overrides `optional_steps` to add the steps of its parts; see `switchrail.ops.delegate`.
+        A backend has an optional step if it has a method of that name, which takes some or all of its
+        arguments. A wrapper overrides `optional_steps` to add its parts' steps; see `switchrail.ops.delegate`.
         """
         return own_steps(self)
 

@@ -167,7 +167,7 @@ class PagedBatch(SequenceBatch):
     """A batch for softmax attention over a paged cache, which already has the batch's own tokens.
 
     Row i of sequence n has position `kv_lens[n] - seqlens[n] + i` and attends to all positions up to its
-    own.
+    own, within the layer's window if it has one.
 
     Attributes:
         page_table: [N, P] int32, the pages of each sequence in order; entries past the last used page are

@@ -308,7 +308,7 @@ class Contract:
             features: The backend's features; only those about batches are used.
 
         Raises:
-            ContractError: The batch breaks the contract.
+            ContractError: The batch breaks the contract, or needs a feature that the backend lacks.
         """
         if not isinstance(batch, self.batch_type):
             raise self.error("batch", type(batch).__name__, f"a {self.batch_type.__name__}")

@@ -5,7 +5,8 @@ declares their names. The engine and the bridges use the first of these function
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
-3. the native function: the model definition's own; or Switchrail's if models define none, as for
+3. the function that a plugin or the program registered for the device with `Registrar.operation`;
+4. the native function: the model definition's own; or Switchrail's if models define none, as for
    `ChooseTokens`.
 """
 

@@ -126,7 +126,7 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The platform's function for an operation; None means the native function (see `operations`).
+        """The platform's own function for an operation; None if it has none (see `operations`).
 
         Raises:
             PlatformError: The dispatch key can't be part of a method name, or the method's signature does not

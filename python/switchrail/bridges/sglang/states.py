@@ -82,7 +82,7 @@ class ServedLayers:
     """The layers of one kind in one of SGLang's model runners.
 
     Attributes:
-        asked: The chosen names of Switchrail, by phase.
+        asked: The chosen name for each phase: `switchrail`, or `switchrail:NAME` for the backend NAME.
         steps: The passes of the model.
     """
 

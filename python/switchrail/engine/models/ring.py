@@ -58,7 +58,7 @@ class RingConfig(DeepseekV3Config):  # type: ignore[misc]
         head_dim: Size of a head of lightning and grouped-query attention.
         kv_lora_rank: Size of a latent; None for grouped-query attention.
         layer_group_size: Number of layers in a group; the last one has softmax attention.
-        group_norm_size: Number of groups in which the output of lightning attention is normalised.
+        group_norm_size: Number of channel groups in which the output of lightning attention is normalised.
         partial_rotary_factor: The fraction of a head that is rotated, from its start; latent attention
             ignores it.
         use_qk_norm: Whether queries and keys are normalised.
