@@ -103,7 +103,7 @@ class Backend(Generic[CallT, BatchT]):
         """The backend's optional steps (see `switchrail.ops.steps`), each called with all arguments by name.
 
         A backend has an optional step if it has a method of that name, which takes some or all of its
-        arguments. A wrapper overrides `optional_steps` to add its parts' steps; see `switchrail.ops.delegate`.
+        arguments. A wrapper overrides this method to add its parts' steps; see `switchrail.ops.delegate`.
         """
         return own_steps(self)
 
