@@ -57,7 +57,7 @@ class UnknownDeviceError(SwitchrailError, ValueError):
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A preference has an invalid key, or `auto` in a wrong place. Fields: `found`, `valid`, `nearest`."""
+    """A preference is invalid, without effect, or missing. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):
@@ -94,7 +94,10 @@ class BackendUnfitError(SwitchrailError, ValueError):
 
 
 class NoBackendError(SwitchrailError, LookupError):
-    """No backend can serve the query. Fields: `query` and `rejected`; in a plan `layers`, `op`, `phase`."""
+    """No backend can serve the query, or no op covers a layer of the model.
+
+    Fields: `query` and `rejected`, in a plan also `layers`, `op` and `phase`; or `model`, `layer`, `found`.
+    """
 
 
 class BackendImportError(SwitchrailError, ImportError):
@@ -115,7 +118,7 @@ class LayoutError(SwitchrailError, ValueError):
 
 
 class UnknownModelError(LayoutError):
-    """The `model_type` is unknown. Fields: `found`, `valid`, `nearest`."""
+    """The `model_type` is unknown or missing. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownLayerError(SwitchrailError, LookupError):

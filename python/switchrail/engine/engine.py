@@ -104,7 +104,8 @@ class Engine(AbstractContextManager["Engine"]):
             runtime: The runtime with the backends; None for the current one, with the installed plugins
                 loaded.
             device: The device, as for `Runtime.find_platform`; None for the runtime's platform.
-            dtype: `float32`, `float16` or `bfloat16`; None for the checkpoint's own, or float32 on a CPU.
+            dtype: `float32`, `float16` or `bfloat16`; None for the checkpoint's own, or for float32
+                if the checkpoint names none or the device is a CPU.
             backends: Chosen backends by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
             options: The options, also as a mapping of names to values; None for the platform's defaults.
