@@ -1,7 +1,7 @@
 """The operations: computations other than the ops, for which a platform can provide its own functions.
 
 Each class is an operation. The class documents the arguments of the operation's functions; its `forward` only
-declares their names. The engine and the bridges use the first of these functions that exists:
+declares their names. The engine and the SGLang bridge use the first of these functions that exists:
 
 1. the function that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, on platforms with that dispatch key;
@@ -194,14 +194,14 @@ class RoutedExperts(Operation):
 class RaggedAttention(Operation):
     """Softmax attention over keys and values that are packed like the queries, without a cache.
 
-    `forward(q, k, v, batch, *, scale, causal)` returns the output [T, H, V] in q's dtype and its log-sum-exp
-    [T, H] float32, with the natural logarithm. Rows that attend to nothing have zeros and -inf. q is [T, H,
-    D], k [S, HKV, D] and v [S, HKV, V], with H a multiple of HKV. All may be strided views with a contiguous
-    last axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`, which has the rows
-    and the keys of each sequence. If causal, the last row attends to all keys of its sequence, and each
-    earlier row to one key less than the next row; otherwise every row attends to all keys. Two results over
-    parts of the keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`), as in MLA's
-    prefill in chunks.
+    `forward(q, k, v, batch, *, scale, causal)` returns the output [T, H, V] in q's dtype and its natural
+    log-sum-exp [T, H] in float32, or float64 if q is float64. Rows that attend to nothing have zeros and
+    -inf. q is [T, H, D], k [S, HKV, D] and v [S, HKV, V], with H a multiple of HKV. All may be strided views
+    with a contiguous last axis, and V may differ from D. `batch` is a `switchrail.ops.ragged.RaggedBatch`,
+    which has the rows and the keys of each sequence. If causal, the last row attends to all keys of its
+    sequence, and each earlier row to one key less than the next row; otherwise every row attends to all keys.
+    Two results over parts of the keys can be merged by their log-sum-exps (`switchrail.ops.softmax.merge`),
+    as in MLA's prefill in chunks.
     """
 
     name = "ragged_attention"

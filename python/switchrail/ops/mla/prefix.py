@@ -81,7 +81,7 @@ class Piece:
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Piece, float], tuple[torch.Tensor, torch.Tensor]]
 """Ragged attention of a piece: `attend(q, k, v, piece, scale)` takes q [T, H, D + E], k [S, H, D + E] and v
-[S, H, V], and returns the output [T, H, V] and its natural log-sum-exp [T, H] float32."""
+[S, H, V], and returns the output [T, H, V] and its natural log-sum-exp [T, H], float32 or float64."""
 
 
 class ChunkedPrefix:
