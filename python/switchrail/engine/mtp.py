@@ -180,7 +180,7 @@ class MtpDrafts(DraftModel):
     kept_newest = 0
 
     def _text(self, task: Task) -> npt.NDArray[np.int64]:
-        """For each entry, the token after it, which the entry joins with a hidden state of the model."""
+        """For each entry i, the token i + 1 that the entry joins with a hidden state of the model."""
         return super()._text(task)[1:]
 
     def _extend(self, tasks: Sequence[Task]) -> tuple[list[Task], torch.Tensor]:

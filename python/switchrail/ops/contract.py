@@ -46,8 +46,8 @@ class Allowance:
     Attributes:
         feature: The name of the feature.
         dtypes: Further valid dtypes.
-        free: The number of outermost axes in memory whose strides need not be dense: any positive strides if
-            the tensor is only read; if it is written, each must be at least the extent of the axes inside it.
+        free: The number of outermost axes in memory that may have gaps between their elements, or any
+            positive strides if the tensor is only read.
         memory: Another valid order of the axes in dense memory.
         unit_stride: Further axes: it is also valid that one of these has stride 1, instead of one of
             `TensorSpec.unit_stride`.

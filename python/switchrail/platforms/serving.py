@@ -48,7 +48,7 @@ class Serving:
         """The backend for an op in a phase, if the user has not chosen one.
 
         If this backend can't serve the op, an error that names the platform is raised. None means that
-        capabilities and priorities decide.
+        capabilities, measured times and priorities decide.
         """
         return None
 
