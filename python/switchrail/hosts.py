@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,8 +76,9 @@ HOSTS: Final = (
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The major and minor numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
+    """The major and minor numbers at the start of a version, such as 5 and 0 of `5.0rc1`."""
+    found = re.match(r"\d+(\.\d+)?", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def installed() -> Iterator[tuple[Host, str]]:

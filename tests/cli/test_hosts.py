@@ -13,7 +13,7 @@ from switchrail.bridges.sglang.versions import VERSIONS, version_of
 from switchrail.cli.app import app
 from switchrail.doctor.hosts import check_hosts
 from switchrail.engine.routes import plan_routes
-from switchrail.hosts import HOSTS, served_in
+from switchrail.hosts import HOSTS, release, served_in
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
@@ -52,6 +52,14 @@ def test_explain_says_what_would_serve_in_each_engine(
     notes = {finding.subject: finding for finding in check_hosts()}
     assert notes.keys() == ({"vllm"} if version in VERSIONS else {"vllm", "sglang"})
     assert not any(finding.is_problem for finding in notes.values())
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("5.23.0", (5, 23)), ("5.17rc1", (5, 17)), ("6.0.dev0", (6, 0)), ("6", (6,)), ("unknown", ())],
+)
+def test_any_version_has_numbers_to_compare(version: str, expected: tuple[int, ...]) -> None:
+    assert release(version) == expected
 
 
 def test_the_versions_are_those_of_the_bridge() -> None:

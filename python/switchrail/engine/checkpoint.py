@@ -32,6 +32,7 @@ from switchrail.engine.models.families import FAMILIES, Family, family_of
 from switchrail.engine.models.softmax import IMPLEMENTATION
 from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
+from switchrail.hosts import release
 from switchrail.nearest import nearest
 
 # transformers modifies its own classes while it loads; concurrent loading breaks them permanently.
@@ -160,8 +161,8 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
         installed = transformers.__version__
         text = config.get("text_config")
         is_nested = isinstance(text, dict) and text.get("model_type") == config["model_type"]
-        since = max(family.since or "0", _MULTIMODAL_SINCE if is_nested else "0", key=_release)
-        if _release(installed) < _release(since):
+        since = max(family.since or "0", _MULTIMODAL_SINCE if is_nested else "0", key=release)
+        if release(installed) < release(since):
             return f"it needs transformers {since} or later, but {installed} is installed"
         return None
     try:
@@ -176,11 +177,6 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
         ),
         None,
     )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The major and minor release of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def load(
