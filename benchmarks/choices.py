@@ -23,8 +23,8 @@ class Choices:
     """The experts of each layer for each token of some sequences.
 
     Attributes:
-        found: By layer, a tuple for each added group of T rows: their sequences, their positions, and their
-            experts [T, K].
+        found: Layer -> for each added group of T rows, their sequences, their positions, and their experts
+            [T, K].
     """
 
     found: dict[int, list[tuple[list[int], list[int], torch.Tensor]]] = field(default_factory=dict)

@@ -231,7 +231,7 @@ def _replay(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Commit the accepted rows of one sequence to `BV` rows of one head's state."""
+    """Commit the accepted rows of one sequence to a [BV, K] block of one head's state."""
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
     read, write, has = load_slots(p_read_slots, p_write_slots, p_has_initial_state, i_n)
@@ -303,7 +303,7 @@ def _each(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
 ):  # fmt: skip
-    """Write `BV` rows of one head's state after each of one sequence's drafted rows that has a slot.
+    """For each drafted row of one sequence, if it has a slot, write a [BV, K] block of one head's state after it.
 
     The initial state is read before the first result is written, since a result may go to the slot of that
     state.

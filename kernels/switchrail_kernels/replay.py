@@ -2,8 +2,8 @@
 
 For each call, Triton inspects every argument of each launch, and the op's contract checks every tensor. Both
 take tens of microseconds per layer. Whether a call is valid, and which kernels it launches with which
-numbers, depends only on the kind of layer (its options and the properties of its tensors) and on what
-`Calls.record` gets: the properties of `tensors` and the values in `options`. So if a call matches an earlier
+numbers, depends only on the kind of layer (its options and the properties of its tensors) and on two
+arguments of `Calls.record`: the properties of `tensors` and the values in `options`. So if a call matches an earlier
 call of any layer of the same kind, it is valid too and launches the same kernels with the same numbers.
 `replay.c` repeats the launches in C, with the addresses of the new call and layer, and with new scratch
 memory. The records of a kind are freed with the last layer of that kind.
@@ -309,7 +309,7 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 _DECLARED = {"fp32": "f32", "i32": "u32", "i64": "u64", "u64": "u64"}
-"""By the type of a number in Triton's signature: the type of its parameter in PTX."""
+"""Type of a number in Triton's signature -> type of its parameter in PTX."""
 
 _ENTRY = re.compile(r"\.entry\s+[^\s(]+\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)")

@@ -142,7 +142,7 @@ class Chunks:
 
     @property
     def ahead(self) -> int:
-        """How many chunks ahead programs that scan several sequences load; 0 for no such programs.
+        """Number of chunks loaded ahead by programs that scan several sequences; 0 for no such programs.
 
         Such programs are faster if sequences are short. A program loads chunks of its present and its next
         sequence only. So it can't load more chunks ahead than the shortest sequence has.

@@ -123,25 +123,25 @@ MUTANTS = {
         "tl.maximum(past + within - window, 0)",
         ["prefill/float32/window-16"],
     ),
-    "an exponential of a cap without its factor": (
+    "an exponent of a soft cap without its factor": (
         "attention",
         "tl.exp2(b_z * (2 * LOG2E))",
         "tl.exp2(b_z)",
         ["prefill/float32/soft-cap"],
     ),
-    "a cap that takes the digits of small logits": (
+    "a soft cap that rounds small logits": (
         "attention",
         "tl.where(b_square < 0.01, b_near, ",
         "tl.where(b_square < 0, b_near, ",
         ["prefill/float32/soft-cap-large"],
     ),
-    "sinks in powers of 2": (
+    "sinks not converted to base 2": (
         "attention",
         "other=0.0).to(tl.float32) * LOG2E",
         "other=0.0).to(tl.float32)",
         ["prefill/float32/sinks", "decode/float32/features"],
     ),
-    "a log-sum-exp in powers of 2": (
+    "a log-sum-exp in base 2": (
         "attention",
         "tl.store(p_lse + o_out, b_total * LN2, mask=m_row)",
         "tl.store(p_lse + o_out, b_total, mask=m_row)",
@@ -273,7 +273,7 @@ MUTANTS = {
         "            b_r = tl.dot(b_s, tl.trans(b_k * (b_x if CHANNELS else 1.0)), acc=b_r",
         ["verify/float32/gate-decaying"],
     ),
-    "recorded decays in powers of 2": (
+    "recorded decays in base 2": (
         "gated_delta",
         "            tl.store(p_decays + o_r * HV, b_g * (1 / LOG2E), mask=m_r)",
         "            tl.store(p_decays + o_r * HV, b_g, mask=m_r)",
@@ -315,7 +315,7 @@ MUTANTS = {
         "    b_p = tl.where(o_t[None, :] >= 0, b_p, 0.0)\n    p_scores",
         ["prefill/float32/ragged"],
     ),
-    "gates rounded to multiples": (
+    "gates rounded to multiples of 1/1024": (
         "mamba2",
         "    b_rest = b_g - b_coarse\n",
         "    b_rest = b_g - b_g\n",
@@ -411,7 +411,7 @@ MUTANTS = {
         "b_row = tl.minimum(b_row + 0 * b_parent, b_row - 1)",
         ["verify/float32/trees"],
     ),
-    "a log-sum-exp over latents in powers of 2": (
+    "a log-sum-exp over latents in base 2": (
         "mla",
         "b_total * LN2, mask=m_once)",
         "b_total, mask=m_once)",

@@ -740,7 +740,7 @@ def test_commits_are_not_deferred_to_another_backend(
 def test_padding_reads_no_other_sequence(
     make_engine: Make, plain_engine: Any, verified_runtime: switchrail.Runtime
 ) -> None:
-    """Captured verifications have rows of padding. Before, caches contain only NaN.
+    """Captured verifications have rows of padding. Before each run, caches are filled with NaN.
 
     The sequences fill their last page; after it, the page table has entries of earlier sequences.
     """

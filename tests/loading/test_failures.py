@@ -74,12 +74,12 @@ CASES = {
         "raise RuntimeError('no driver')", "RuntimeError: no driver", frame="raise Runt"
     ),
     "its syntax is wrong": Case("def register(registry:", "SyntaxError: '(' was never closed"),
-    "it is no text": Case(b"name = '\xff\xfe'", "SyntaxError"),
+    "it is not UTF-8": Case(b"name = '\xff\xfe'", "SyntaxError"),
     "its module is missing": Case(
         None, "there is no module 'acme_bad'; valid: a module that acme-bad installs"
     ),
     "its package has no such module": Case("", "there is no module 'acme_bad.ops'", "acme_bad.ops:register"),
-    "it needs what is not installed": Case(
+    "it needs a module that is not installed": Case(
         "import acme_cuda_runtime",
         "ModuleNotFoundError: No module named 'acme_cuda_runtime'",
         frame="import acme",
@@ -128,7 +128,7 @@ CASES = {
     "it exits": half("raise SystemExit(3)", "SystemExit: 3"),
     "it raises half-way": half("raise ValueError('half-way')", "ValueError: half-way"),
     "it raises without a word": half("raise AssertionError", "AssertionError"),
-    "it raises what no handler expects": half("raise type('Odd', (BaseException,), {})('odd')", "Odd: odd"),
+    "it raises a BaseException": half("raise type('Odd', (BaseException,), {})('odd')", "Odd: odd"),
     "it raises GeneratorExit": half("raise GeneratorExit", "GeneratorExit"),
     "it recurses": half("def f(): f()\nf()", "RecursionError"),
     "its error can't be printed": half(
@@ -147,18 +147,18 @@ CASES = {
         "registry.register('good', 'a:B', op='kda')\nregistry.register('torch', 'a:B', op='kda')",
         "by switchrail",
     ),
-    "it registers for no op": half(
+    "it registers for an unknown op": half(
         "registry.register('x', 'a:X', op='gated_detla')", 'nearest: "gated_delta"'
     ),
     "it registers no class": half("registry.register('x', 42, op='kda')", "ArgumentError: target is 42"),
     "it registers a class that is no backend": half(
         "registry.register('x', dict, op='kda')", "it isn't derived from switchrail.ops.backend.Backend"
     ),
-    "it registers on no device": half(
+    "it registers on an unknown device": half(
         "registry.register('x', 'a:X', op='kda', devices=['gpu'])", "UnknownDevice"
     ),
-    "it registers no path": half("registry.register('x', 'X', op='kda')", 'is not "module:Qualified.name"'),
-    "it hooks with no kind": half(
+    "it registers a path without a module": half("registry.register('x', 'X', op='kda')", 'is not "module:Qualified.name"'),
+    "it hooks with an unknown kind": half(
         "registry.hook('acme_target.greet', before, 'instead')", "valid: before, after"
     ),
     "its hook takes something else": half(
@@ -168,7 +168,7 @@ CASES = {
     "it hooks nothing that can be called": half(
         "registry.hook('sys.maxsize', before)", "the target 'sys.maxsize' is of type int"
     ),
-    "it hooks by no path": half("registry.hook('greet', before)", "is not a dotted path"),
+    "it hooks a path without a module": half("registry.hook('greet', before)", "is not a dotted path"),
     "its hooks have no order": half(
         "registry.hook('acme_target.greet', lambda name: None, before=['user'], after=['user'])",
         "OrderError: no order is possible",
@@ -182,7 +182,7 @@ CASES = {
         "'acme_target.gret' does not exist: 'gret' was not found; nearest: greet",
         options={"strict": True},
     ),
-    "it replaces what is replaced, in strict mode": half(
+    "it replaces one target twice, in strict mode": half(
         "registry.hook('acme_target.greet', lambda name: 'mine', 'replace')\n"
         "registry.hook('acme_target.greet', lambda name: 'other', 'replace')",
         "is replaced more than once",
@@ -194,13 +194,13 @@ CASES = {
     "it loads plugins at import": Case(
         "import switchrail\nswitchrail.load()", "LoadReentryError", frame="switchrail.load"
     ),
-    "it clears what the user registered": half(
+    "it clears a backend of the user": half(
         "registry.clear('gated_delta', 'users')", "is registered by the user"
     ),
-    "it clears what a plugin registered": half(
+    "it clears a backend of another plugin": half(
         "switchrail.current_runtime().clear('short_conv', 'neighbours')", 'by plugin "acme-neighbour"'
     ),
-    "it configures what is not its own": half(
+    "it configures a backend of the user": half(
         "switchrail.current_runtime().configure('gated_delta', 'users', scale=2.0)",
         "is registered by the user",
     ),
@@ -239,7 +239,7 @@ CASES = {
         "TimeoutError: the driver is silent",
         frame="raise TimeoutError",
     ),
-    "its handler raises what Ctrl-C does": Case(
+    "its handler raises KeyboardInterrupt": Case(
         "import signal\n"
         "def late(*_): raise KeyboardInterrupt\n"
         "signal.signal(signal.SIGTERM, late)\n"
@@ -247,7 +247,7 @@ CASES = {
         "KeyboardInterrupt",
         frame="raise KeyboardInterrupt",
     ),
-    "it goes round its registry": half(
+    "it registers without its registry, and fails": half(
         "switchrail.register('x', 'a:X', op='gated_delta')\n"
         "switchrail.hook('acme_target.greet', lambda name: None)\n"
         "switchrail.current_runtime().hooks.add('acme_target.greet', lambda name: (('x',), {}))\n"
@@ -280,12 +280,12 @@ CASES = {
         "raise OSError('after the thread')",
         "OSError: after the thread",
     ),
-    "it declares no priority": Case(
+    "it declares a priority that is no number": Case(
         "import switchrail\n@switchrail.plugin(priority='high')\ndef register(registry): pass",
         "ArgumentError: priority is 'high'; valid: an integer from -2147483648 to 2147483647",
         frame="@switchrail.plugin",
     ),
-    "it declares one name": Case(
+    "it declares a name instead of a list": Case(
         "import switchrail\n@switchrail.plugin(before='acme-good')\ndef register(registry): pass",
         "before is 'acme-good'; valid: a list",
         frame="@switchrail.plugin",

@@ -239,7 +239,7 @@ def check(workers: int) -> None:
 
 
 def describe(mutation: Mutation) -> str:
-    """A change in one line."""
+    """One line that describes a change."""
     return f"{mutation.file}: {mutation.function}: {mutation.before!r:.120} -> {mutation.after!r:.120}"
 
 

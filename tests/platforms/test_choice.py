@@ -272,7 +272,7 @@ def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> 
 
 
 def check_reentry(runtime: Runtime, did: str) -> None:
-    """Checks that choosing a platform fails because the plugin made a forbidden call, `did` in the error."""
+    """Checks that choosing a platform fails, with an error that names the plugin's forbidden call, `did`."""
     with pytest.raises(PlatformPluginError, match=f"{did} while the platform was being chosen") as caught:
         runtime.platform  # noqa: B018
     assert isinstance(caught.value.__cause__, PlatformReentryError)

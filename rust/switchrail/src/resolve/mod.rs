@@ -56,11 +56,11 @@ pub struct Query {
     /// Numbers of heads, with which [`Measurement::of`] selects times. They reject no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the states never decay, with which [`Measurement::of`] selects times. Rejects no backend.
+    /// Whether the states never decay. [`Measurement::of`] selects times by it; it rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
-    /// Sliding window in tokens. Times are measured without a window: for calls whose rows attend to more
-    /// tokens than the window, those measured at the window's length are used.
+    /// Sliding window in tokens. Times are measured without a window: a call whose sequences are longer than
+    /// the window gets the times at the window's length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Measured times of calls on the device, one sample per load. See [`Measurement::of`].
@@ -155,7 +155,8 @@ pub struct Decision {
     /// The classes of loads, if several backends serve. The chosen backend serves one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Classes>,
-    /// All registrations of the op that don't serve: best first, overridden ones last.
+    /// All registrations of the op that don't serve: best first; of several with one name, all but the active one
+    /// last.
     pub rejected: Vec<Rejection>,
 }
 
@@ -367,7 +368,7 @@ impl Snapshot {
         ranked
     }
 
-    /// The candidates, each with at least one reason, and after them the overridden registrations.
+    /// The candidates, each with at least one reason, and after them the other registrations of their names.
     fn rejections(&self, query: &Query, candidates: Vec<Candidate<'_>>) -> Vec<Rejection> {
         let overridden = self.stacks_of(query.op).flat_map(|stack| {
             let serving = active(stack, query.phase);
