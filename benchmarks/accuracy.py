@@ -10,8 +10,9 @@
     close. Where two runs first differ, the two largest logits of a model in float64 must be within 1e-4 of
     each other, or this model must accept both tokens. It accepts a token whose logit is within 1e-4 of the
     largest logit, with its own experts or with the run's. The run's are used only if rounding explains them:
-    where they first differ, the router logits in float64 must be within 1e-4. Experts that differ because
-    earlier experts differed are not checked. At most 5 prompts may differ.
+    where they first differ, the router logits of the last chosen and the next expert must be within 1e-4 in
+    float64. Experts that differ because earlier experts differed are not checked. At most 5 prompts may
+    differ.
 *bfloat16*: the mean distance of the slice's log-probabilities in bfloat16 from those in float32, for prompt
     tokens and for the whole vocabulary. The engine's distance must not be larger than transformers' by more
     than chance explains; the ratio is printed with its 95% bootstrap interval over the prompts.

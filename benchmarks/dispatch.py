@@ -8,9 +8,9 @@ for the two layouts must match that of SGLang's real backend.
 
 Then measures decode steps of 48 layers. The times per layer are those of
 
-- a plain call with the same arguments,
-- a call object that is made and run without a dispatcher,
-- a call object that is made and dispatched,
+- a plain call by keyword,
+- a call object with the same arguments that is made and run without a dispatcher,
+- such a call object that is made and dispatched,
 - the planning of the step.
 
     python benchmarks/dispatch.py [--json FILE]

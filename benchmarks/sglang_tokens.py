@@ -15,9 +15,9 @@ Switchrail.
 
 *tokens*: new tokens must equal those of transformers in float32. They may only differ from a near tie on, and
     at most a tenth of all tokens may come after such a difference.
-*texts*: for each position of the prompts and of transformers' continuations, SGLang's most probable token
-    must be that of transformers in float32, except at near ties. At most a tenth of the positions may be near
-    ties. Also prints the mean distance of the log-probabilities from those in float32.
+*texts* (without drafts): for each position of the prompts and of transformers' continuations, SGLang's most
+    probable token must be that of transformers in float32, except at near ties. At most a tenth of the
+    positions may be near ties. Also prints the mean distance of the log-probabilities from those in float32.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "trees": {**_ALL, **_TREES},
     "own trees": _TREES,
 }
-"""Arguments of SGLang's engine by way of running: its own kernels, or Switchrail's in linear, attention or
-all layers. `eager`, `cache`, `chains` and `trees` use Switchrail's in all layers.
+"""Way of running -> arguments of SGLang's engine. `own` and `own trees` use SGLang's own kernels, `linear`
+uses Switchrail's in linear layers, `attention` in attention layers, and the others in all layers.
 
 Drafts come from the checkpoint's MTP head, because SGLang 0.5.11 updates no states after n-gram drafts.
 """

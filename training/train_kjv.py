@@ -102,8 +102,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("s
 """The sizes of each checkpoint's model, by model type.
 
 Every fourth layer of `qwen3_next` is full attention, and every second MLP a mixture of experts. One layer in
-four of `kimi_linear` is latent attention, and only the first MLP is dense. Each layer of `nemotron_h` is a mixer,
-experts or a dense MLP. `draft` is the model that drafts for `qwen3_next`.
+four of `kimi_linear` is latent attention, and only the first MLP is dense. Each layer of `nemotron_h` is a
+mixer, experts or a dense MLP. `draft` is the model that drafts for `qwen3_next`.
 """
 
 
@@ -397,7 +397,10 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES.keys() - {"draft"}, default="qwen3_next")
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
     parser.add_argument(
-        "--max-seconds", type=float, default=280.0, help="time limit of the training that precedes the repeat rounds"
+        "--max-seconds",
+        type=float,
+        default=280.0,
+        help="time limit of the training that precedes the repeat rounds",
     )
     for name, default in asdict(Recipe()).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)

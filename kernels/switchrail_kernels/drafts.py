@@ -303,7 +303,7 @@ def _each(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     CHANNELS: tl.constexpr, EXACT: tl.constexpr, KV: tl.constexpr, ROWS_KV: tl.constexpr,
 ):  # fmt: skip
-    """For each drafted row of one sequence, if it has a slot, write a [BV, K] block of one head's state after it.
+    """After each drafted row that has a slot, write a [BV, K] block of one head's state, for one sequence.
 
     The initial state is read before the first result is written, since a result may go to the slot of that
     state.

@@ -3,10 +3,10 @@
 For each call, Triton inspects every argument of each launch, and the op's contract checks every tensor. Both
 take tens of microseconds per layer. Whether a call is valid, and which kernels it launches with which
 numbers, depends only on the kind of layer (its options and the properties of its tensors) and on two
-arguments of `Calls.record`: the properties of `tensors` and the values in `options`. So if a call matches an earlier
-call of any layer of the same kind, it is valid too and launches the same kernels with the same numbers.
-`replay.c` repeats the launches in C, with the addresses of the new call and layer, and with new scratch
-memory. The records of a kind are freed with the last layer of that kind.
+arguments of `Calls.record`: the properties of `tensors` and the values in `options`. So if a call matches an
+earlier call of any layer of the same kind, it is valid too and launches the same kernels with the same
+numbers. `replay.c` repeats the launches in C, with the addresses of the new call and layer, and with new
+scratch memory. The records of a kind are freed with the last layer of that kind.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def _nothing_yet(tensors: Tensors, options: Options) -> bool:
 
 
 class _Table:
-    """The recorded calls of all layers of one kind.
+    """One owner's recorded calls of all layers of one kind; see `calls_of`.
 
     Attributes:
         records: The table of `replay.c`; None before the first recorded call.
-        number: The unique number of the kind, 1 or more.
+        number: The table's unique number, 1 or more.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Calls:
             the same tensor, these two arguments of the other call must be the same tensor, too. If hooks on
             Triton's launches are set (for example by a profiler) or another device is current, `again`
             launches nothing and returns False.
-        kind: A unique number for each kind of layer; 0 if the kind is unknown.
+        kind: A number for the kind of layer, unique for each owner and kind; 0 if the kind is unknown.
     """
 
     def __init__(self, layer: Layer, owner: object) -> None:
@@ -180,7 +180,7 @@ class Calls:
         self.again = self._calls.again
 
     def record(self, layer: Layer, tensors: Tensors, options: Options) -> Recording:
-        """Record the launches of a `with` block if it ends without an error.
+        """Record the launches of a `with` block if it ends without an error and all can be repeated.
 
         Args:
             layer: The layer.

@@ -129,7 +129,7 @@ MUTANTS = {
         "tl.exp2(b_z)",
         ["prefill/float32/soft-cap"],
     ),
-    "a soft cap that rounds small logits": (
+    "a soft cap that loses digits of small logits": (
         "attention",
         "tl.where(b_square < 0.01, b_near, ",
         "tl.where(b_square < 0, b_near, ",

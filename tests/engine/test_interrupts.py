@@ -436,7 +436,7 @@ def test_a_cancel_at_any_place_does_not_damage_other_requests(
     """A cancel at any place doesn't damage the running step of other requests.
 
     In real programs, the garbage collector or a signal handler may close a stream within a step. With drafts,
-    a request is cancelled at one in `INTERRUPT_EVERY` of the places that are passed without drafts as well.
+    the test uses all places that are passed only with drafts, and one in `INTERRUPT_EVERY` of the others.
     """
     plain = subject
     subject = {"subject": subject, "drafting": drafting, "capturing": capturing}[kind]

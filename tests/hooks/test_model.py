@@ -51,7 +51,7 @@ fixed = functools.partial(two, b=8)
 crc32 = binascii.crc32
 """
 
-# By target in the module `m`: expressions that call it.
+# Target in the module `m` -> expressions that call it.
 TARGETS = {
     "two": ["m.two(1)", "m.two(1, 3)", "m.two(b=4, a=5)"],
     "positional": ["m.positional(1)", "m.positional(1, 2, 3, k=4)"],

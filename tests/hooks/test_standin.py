@@ -1,4 +1,4 @@
-"""Hooks on objects without Python code: a stand-in replaces such an object in all that refer to it."""
+"""Hooks on objects without Python code: a stand-in takes the object's place in all changeable references."""
 
 import asyncio
 import collections

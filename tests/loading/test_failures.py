@@ -157,7 +157,9 @@ CASES = {
     "it registers on an unknown device": half(
         "registry.register('x', 'a:X', op='kda', devices=['gpu'])", "UnknownDevice"
     ),
-    "it registers a path without a module": half("registry.register('x', 'X', op='kda')", 'is not "module:Qualified.name"'),
+    "it registers a path without a module": half(
+        "registry.register('x', 'X', op='kda')", 'is not "module:Qualified.name"'
+    ),
     "it hooks with an unknown kind": half(
         "registry.hook('acme_target.greet', before, 'instead')", "valid: before, after"
     ),

@@ -238,7 +238,7 @@ def test_a_platform_that_hangs(
         files={"acme_class.py": "import acme_target\nacme_target.hang()\n"},
     )
     runtime.default_timeout = 0.5
-    told = "its function" if what == "its import" else what
+    told = "its function" if what == "its import" else what  # the function includes its module's import
     with pytest.raises(PlatformPluginError, match=f"{told} took longer than 0.5 s; its thread keeps running"):
         _ = runtime.platform
     assert (find("acme").state, (find("acme").reason or "")[: len(told)]) == ("hung", told)

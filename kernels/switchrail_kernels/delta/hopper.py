@@ -3,7 +3,7 @@
 Each warpgroup of a program has 64 rows of the state. With two of them, the inputs that all rows share are
 read half as often as with one. A chunk takes three products in sequence: S with k and q, then u, then the
 new state. The product P u runs together with the third. The program stores the previous chunk's output during
-the first product, and starts to load a later chunk during the last two.
+the first product, and starts to load a later chunk during the third product and P u.
 
 When segments are composed, M and S are each split into a sum of three bfloat16 matrices. Six of the nine
 products of these matrices give about the precision of float32.
@@ -24,7 +24,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.segments import locate
 
-# Triton 3.6 and later versions have different names for these functions.
+# These functions' names in Triton 3.6 differ from those in later versions.
 load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -330,9 +330,9 @@ def _scan(
 ):  # fmt: skip
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
-    In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B (for the first segment, the state after it) followed by memory
-    for a state, and `p_maps` holds the three parts of M.
+    A segment maps the state S before it to S M + B. In pass 1, the programs beyond the state's last row scan
+    rows of M. For each split sequence, segment and value head, `p_ends` holds B (for the first segment, the
+    state after it) followed by memory for a state, and `p_maps` holds the three parts of M.
     """
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])

@@ -173,9 +173,9 @@ def _scan(
 ):  # fmt: skip
     """Scan a segment of a sequence, for one value head and `BV` rows of the head's state.
 
-    In pass 1, the programs beyond the state's last row scan rows of the segment's M. For each split sequence,
-    segment and value head, `p_ends` holds B (for the first segment, the state after it) followed by memory
-    for a state, and `p_maps` holds M.
+    A segment maps the state S before it to S M + B. In pass 1, the programs beyond the state's last row scan
+    rows of M. For each split sequence, segment and value head, `p_ends` holds B (for the first segment, the
+    state after it) followed by memory for a state, and `p_maps` holds M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -291,7 +291,7 @@ class Prepared(NamedTuple):
         origin: Like `read`, k; with decays per channel, times the decay from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
         scores: P, [chunks * HV, 32, 32].
-        factors: [chunks * HV, factors] float32: the tokens' factors for from, read and write, then the
+        factors: [chunks * HV, factors] float32: the tokens' factors for origin, read and write, then the
             chunk's decay; with decays per channel, only the chunk's decay.
     """
 
@@ -327,7 +327,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and block_k == 128
         and value_size >= 64
         and key_size % 8 == value_size % 8 == 0  # each copy moves 16 bytes
-        and chunks.segments is not None  # None if checkpoints split chunks
+        and chunks.segments is not None  # None if checkpoints split blocks
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
         and not transposed
     )

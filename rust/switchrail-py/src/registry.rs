@@ -21,7 +21,7 @@ use crate::{
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Runtime {
     pub core: Arc<switchrail::Runtime>,
-    /// An object is stored here before its registration becomes visible, and removed after the registration.
+    /// Holds an object from before its registration becomes visible until after the registration's removal.
     pub objects: Objects,
 }
 

@@ -150,7 +150,7 @@ impl Snapshot {
         self.position_by_id(id).map(|position| &self.by_id[position])
     }
 
-    /// The state after a commit. Applying all commits of a runtime in order to [`Snapshot::default`] yields
+    /// The state after a commit. Applied one after another to [`Snapshot::default`], a runtime's commits yield
     /// all of its states.
     ///
     /// # Errors

@@ -155,8 +155,8 @@ pub struct Decision {
     /// The classes of loads, if several backends serve. The chosen backend serves one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Classes>,
-    /// All registrations of the op that don't serve: best first; of several with one name, all but the active one
-    /// last.
+    /// All registrations of the op that don't serve: best first; of several with one name, all but the active
+    /// one last.
     pub rejected: Vec<Rejection>,
 }
 
@@ -264,7 +264,7 @@ impl Snapshot {
     /// The first of these rules that applies decides. A denied backend ([`Preferences::denial`]) fits in none.
     ///
     /// 1. The user chose a backend ([`Preferences::choice`]): it serves. If it does not fit, that is an error.
-    /// 2. The user gave an order ([`Preferences::order`]): the first backend in it that fits serves.
+    /// 2. A backend in the user's order ([`Preferences::order`]) fits: the first such backend serves.
     /// 3. Times are known ([`Query::measured`]) for the backend that rule 4 would choose: the fastest measured
     ///    backend that fits serves. If different backends are the fastest at different loads, each serves its
     ///    class of loads ([`Classes`]). Between measured loads, times are interpolated linearly in logarithms.
