@@ -36,7 +36,7 @@ class SamplingParams:
         min_p: Draw among tokens whose probability is at least this fraction of the greatest probability.
         seed: Seed of the request's own random numbers, which other requests do not affect. None means a seed
             from the operating system.
-        stop: Strings that end the output: at most 64, each of at most 1,024 characters. The output is cut
+        stop: Strings that end the output: at most 64, each of at most 1,024 characters. The text is cut
             before the first occurrence, even if it spans several tokens. Each string makes each step slower,
             more so the longer it is.
         stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
