@@ -166,7 +166,7 @@ def compare(found: Tokens, expected: Expected) -> Compared:
 
 
 def check_tokens(way: str, sglang: SGLang, expected: Expected) -> bool:
-    """Compare the new tokens of two runs; in the second, prompts may come from SGLang's prefix cache."""
+    """Compare new tokens with transformers', in two runs: the second may use SGLang's prefix cache."""
     fine = True
     for run in ("first", "second"):
         answers = sglang.tokens(Work(expected.prompts, len(expected.tokens[0]), {}))

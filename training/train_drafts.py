@@ -30,7 +30,7 @@ from train_kjv import DEVICE, SHAPES, Recipe, Windows, optimizers, split_documen
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3NextConfig
 
 LENGTH, GIVEN = 192, (8, 16, 32, 64)
-"""The number of tokens of a sequence, and those of the passages of the book that are continued."""
+"""Tokens per sequence, and the possible lengths in tokens of the book's passages that are continued."""
 DRAFTS = 4
 """Number of tokens of a draft chain, in the head's training and in the progress lines."""
 SHARE = 4

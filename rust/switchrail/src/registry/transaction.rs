@@ -145,7 +145,7 @@ impl Registrar {
 
     /// Stages the removal of all registrations of an op and name except built-in ones. For a plugin, only
     /// its own registrations are removed. If a phase is given, only registrations for that phase alone are
-    /// removed. If no registration is removed, this is an error only in the case below.
+    /// removed. If none is removed, that is an error only in the case of [`RegisterError::NotOwn`].
     ///
     /// # Errors
     /// [`RegisterError::NotOwn`] if a plugin would clear only registrations of other origins, or

@@ -59,8 +59,8 @@ pub struct Query {
     /// Whether the states never decay. [`Measurement::of`] selects times by it; it rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
-    /// Sliding window in tokens. Times are measured without a window: a call whose sequences are longer than
-    /// the window gets the times at the window's length.
+    /// Sliding window in tokens. Times are measured without a window: a [`Load`] with a larger `length` than the
+    /// window gets the times at the window's length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Measured times of calls on the device, one sample per load. See [`Measurement::of`].
