@@ -1,7 +1,7 @@
 """Measured constants that the kernels' plans use, in one table per device.
 
-The constants affect speed, never results. Tile sizes are not among them: these are compiled into the kernels,
-and defined in the kernels' modules.
+The constants affect speed, and results only by rounding. Tile sizes are not among them: these are compiled
+into the kernels, and defined in the kernels' modules.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ suite are made from the same contracts.
 - A layer holds the tensors *of the layer*. Each call passes the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
   breaks the contract; `make(arguments)` makes a call from tensors and options by name.
-- `run` returns the record that `commit` takes if `commit` follows: for a `VerifyBatch` that is no
-  `RowStatesBatch` or `DeferredBatch`. Otherwise it returns None.
+- `run` returns a record for `commit` if the batch is a `VerifyBatch`, but neither a `RowStatesBatch` nor a
+  `DeferredBatch`. Otherwise it returns None.
 
 The page ends with the batches: [`PagedBatch`](#pagedbatch) for ops with a paged cache, and
 [`StateBatch`](#statebatch) for ops with a state per sequence.
