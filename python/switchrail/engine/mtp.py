@@ -72,7 +72,7 @@ class HeadModel(nn.Module):
         *,
         hidden: torch.Tensor,
         results: torch.Tensor | None,
-        newest: torch.Tensor,
+        of_slots: torch.Tensor,
     ) -> None:
         """Use the embeddings and the output layer of a model.
 
@@ -83,7 +83,7 @@ class HeadModel(nn.Module):
             hidden: [pages * page, hidden], the hidden state that each entry reads.
             results: [pages * page, hidden], receives the result of each entry, for the head's next step; None
                 for the last step.
-            newest: [slots, hidden], the hidden state that the next decode of each slot's sequence reads. A
+            of_slots: [slots, hidden], the hidden state that the next decode of each slot's sequence reads. A
                 decode writes its result there.
         """
         super().__init__()
@@ -91,9 +91,9 @@ class HeadModel(nn.Module):
         self.embed, self.head = target.get_input_embeddings(), target.get_output_embeddings()
         self.rotary = target.get_decoder().rotary_emb
         self._running = running
-        self._hidden, self._results, self._of_slots = hidden, results, newest
-        most = 2 * len(newest)  # the most rows of logits that a captured step has
-        self.register_buffer("newest", newest.new_zeros(most, newest.shape[1]), persistent=False)
+        self._hidden, self._results, self._of_slots = hidden, results, of_slots
+        most = 2 * len(of_slots)  # the most rows of logits that a captured step has
+        self.register_buffer("newest", of_slots.new_zeros(most, of_slots.shape[1]), persistent=False)
 
     def forward(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
@@ -167,7 +167,7 @@ class MtpDrafts(DraftModel):
         self._newest_hidden = weight.new_zeros(len(self._newest), weight.shape[1], dtype=model.dtype)
         for runner, own, results in zip(runners, hidden, [*hidden[1:], None], strict=True):
             runner.model = HeadModel(
-                runner.model, model, runner.running, hidden=own, results=results, newest=self._newest_hidden
+                runner.model, model, runner.running, hidden=own, results=results, of_slots=self._newest_hidden
             )
         self._done = np.zeros((len(runners), len(self._newest)), dtype=np.int64)
         keep = model.get_decoder().register_forward_hook(partial(_keep, hidden[0], target.running))
