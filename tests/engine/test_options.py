@@ -283,6 +283,11 @@ def test_a_platform_asks_for_no_more_sequences_than_a_step_has_rows(values: Any,
     assert EngineOptions.of(values, defaults).max_sequences == sequences
 
 
+@pytest.mark.parametrize(("rows", "sequences"), [(8, 8), (100, 32)])
+def test_no_more_sequences_run_by_default_than_a_step_has_rows(rows: int, sequences: int) -> None:
+    assert EngineOptions.of({"max_tokens_per_step": rows}).max_sequences == sequences
+
+
 @pytest.mark.parametrize(("gib", "sequences"), [(24, 32), (79, 256), (141, 256), (None, 32)])
 def test_large_gpus_run_as_many_sequences_as_were_measured(
     monkeypatch: pytest.MonkeyPatch, gib: int | None, sequences: int

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from switchrail.platforms import Platform
 
 
+MAX_SEQUENCES: Final = 32
 DRAFT_TOKENS: Final = 4
 NGRAM: Final = "ngram"
 MTP: Final = "mtp"
@@ -30,7 +31,8 @@ class EngineOptions:
 
     Attributes:
         max_sequences: Maximum concurrent sequences; each has one slot in the model's state pool, and two in
-            the state pools of a draft model or MTP head.
+            the state pools of a draft model or MTP head. If only `max_tokens_per_step` is requested, the default
+            is lowered to fit.
         max_tokens_per_step: Maximum rows of one forward pass, decode rows included; at least `max_sequences`,
             so that decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
@@ -76,7 +78,7 @@ class EngineOptions:
         ConfigError: A value is invalid; the error lists all invalid values.
     """
 
-    max_sequences: int = 32
+    max_sequences: int = MAX_SEQUENCES
     max_tokens_per_step: int = 2048
     prefill_chunk: int | None = None
     prompt_pause: float | None = None
@@ -196,10 +198,11 @@ class EngineOptions:
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
         # `max_sequences` was not requested, so its default is lowered to fit `rows`
-        if is_count(rows) and "max_sequences" in left:
+        if is_count(rows) and "max_sequences" not in given:
             drafts = given.get("draft_tokens", DRAFT_TOKENS) if given.get("draft") is not None else 0
             each = 1 + drafts if is_count(drafts) else 1
-            left["max_sequences"] = max(1, min(left["max_sequences"], rows // each))
+            most = left.get("max_sequences", MAX_SEQUENCES)
+            left["max_sequences"] = max(1, min(most, rows // each))
         return cls(**left, **given)
 
 
