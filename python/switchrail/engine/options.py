@@ -31,8 +31,8 @@ class EngineOptions:
 
     Attributes:
         max_sequences: Maximum concurrent sequences; each has one slot in the model's state pool, and two in
-            the state pools of a draft model or MTP head. If only `max_tokens_per_step` is requested, the default
-            is lowered to fit.
+            the state pools of a draft model or MTP head. If only `max_tokens_per_step` is requested, this
+            default is lowered to fit.
         max_tokens_per_step: Maximum rows of one forward pass, decode rows included; at least `max_sequences`,
             so that decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
