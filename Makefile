@@ -48,7 +48,10 @@ run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
 	  --prompt "In the beginning" --prompt "And the LORD" --prompt "The wicked"
 
-test: test-rust test-python
+# In a new environment pip mostly waits, so the Rust tests are built beside it.
+test:
+	$(MAKE) -j2 build test-rust
+	$(MAKE) test-python
 
 lint: lint-rust lint-python
 
