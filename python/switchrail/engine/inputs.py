@@ -44,8 +44,9 @@ class DecodeInputs:
     """The inputs of decodes, one row per sequence. Rows after the last sequence are padding, without a slot.
 
     The host sends only each row's position and slot. The device derives everything else from these and the
-    page table (`derive`), so that a step needs only one small transfer. If the next decode has the same
-    sequences, with one slot each, the device advances the positions itself, and the host sends nothing.
+    page table (`derive`), so that a step needs only one small transfer. If each sequence has one slot
+    (`apart` is 0), and the next decode has the same sequences in the same order, the device advances the
+    positions itself, and the host sends nothing.
 
     Attributes:
         padding: The number of cached tokens of a padding row, on the reserved page; 0 unless backends need
@@ -90,7 +91,8 @@ class DecodeInputs:
             tasks: The tasks.
             fresh: Whether states are read from the first slots; see `apart` in `__init__`.
         """
-        # unknown until `launched` is called, since the decode may fail before or after its launch
+        # The device's lengths are unknown until `launched` is called: a decode that fails may or may not have
+        # advanced them.
         known, self._next = self._next, None
         self._filled = lengths, slots = [task.length for task in tasks], [task.slot for task in tasks]
         if known == self._filled:
@@ -112,7 +114,11 @@ class DecodeInputs:
             self._next = [length + 1 for length in lengths], slots
 
     def store(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Store the newest tokens of the sequences in these slots, with 0 in place of -1."""
+        """Store the newest token of the sequence in each slot.
+
+        Slot -1 (padding) stores in the reserved slot 0. Token -1, which means that the row's largest logit
+        isn't finite, is stored as 0.
+        """
         self._last_tokens.scatter_(0, slots.clamp(min=0), tokens.clamp(min=0))
 
     def step(self, sequences: int, tokens: int) -> Step:
@@ -157,7 +163,9 @@ class DecodeInputs:
         return _bounded(made, (*lengths, *[self.padding] * (len(made.lengths) - len(lengths))))
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor, *, states: bool) -> None:
-        """Take the rows of the first decode from the device; each later decode's `derive` advances them.
+        """Start a series of decodes with rows that are on the device.
+
+        The first decode's `derive` uses these positions; each later one first advances them by one.
 
         Args:
             positions: [N] int64.
@@ -228,7 +236,7 @@ def decode_rows(
 ) -> None:
     """Compute the inputs of a captured decode, without waiting for the device.
 
-    Each further call with the same rows is for the sequences' next tokens.
+    Each call updates `rows`, so that the next call with this tensor is for the sequences' next tokens.
 
     Args:
         rows: [3, N] int64: each row's position, its slot, and a number that is first added to the position

@@ -53,5 +53,5 @@ def report(runtime=None):
 
 
 def restored(state):
-    """The report on the runtime that a worker restored from the state that it got as an argument."""
+    """Restore a runtime from `state`, which another process sent, and report on it."""
     return report(state.restore())
