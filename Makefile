@@ -94,8 +94,9 @@ $(STAMPS)/kernels: $(STAMPS)/package kernels/pyproject.toml
 wheel: $(STAMPS)/requirements
 	$(MATURIN) build --release --out target/wheels
 
+# Below `make -j`, rustdoc would warn that it can't reach make's job server.
 test-rust:
-	cargo test --quiet -p switchrail -p switchrail-py
+	env -u MAKEFLAGS -u MFLAGS cargo test --quiet -p switchrail -p switchrail-py
 	cargo test --quiet -p switchrail -p switchrail-py --test lookup_cost $(OPTIMISED)
 	CARGO_PROFILE_DEV_DEBUG=0 RUSTFLAGS="--cfg loom" cargo test --quiet -p switchrail --test loom --target-dir target/loom
 	$(or $(CARGO_TARGET_DIR),target)/debug/examples/embed
