@@ -14,8 +14,10 @@ class Hardware:
     """One device. Each family derives a class and implements the methods that its devices support.
 
     A method that has no default and is not implemented raises a NotProvidedError (a NotImplementedError) that
-    names the platform and the method. `name`, `total_memory` and `current_memory_usage` are mandatory.
-    Switchrail's engine does not call `distributed_backend`, which is for code that creates a process group.
+    names the platform and the method. `name`, `total_memory` and `current_memory_usage` are mandatory. An
+    engine also needs `get_device`, `set_device`, `supported_dtypes` and `empty_cache`, `synchronize` if it
+    sizes its pools by the free memory, and `seed` if it is created with a seed. `distributed_backend` is only
+    for code that creates a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.
