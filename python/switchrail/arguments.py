@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
+from switchrail.checks import shown
 from switchrail.errors import ArgumentError
 from switchrail.nearest import unknown
 
@@ -68,16 +68,8 @@ def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F
 
 def refused(argument: str, found: object, valid: str) -> ArgumentError:
     """The error for an invalid argument."""
-    problem = f"{argument} is {described(found)}; valid: {valid}"
+    problem = f"{argument} is {shown(found)}; valid: {valid}"
     return ArgumentError(problem, argument=argument, found=found)
-
-
-def described(found: object) -> str:
-    """The value's `repr`, shortened; the name of its type if `repr` fails."""
-    try:
-        return reprlib.repr(found)
-    except Exception:  # for example an integer with too many digits
-        return f"a {type(found).__name__}"
 
 
 def text(argument: str, found: object) -> str:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from switchrail.arguments import described
 from switchrail.checks import shown
 from switchrail.errors import ConfigError
 from switchrail.nearest import nearest
@@ -38,7 +37,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
     if not (dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)):
         raise ConfigError(
-            f"{where}: config is {described(config)}; valid: a dataclass or pydantic model, or an instance "
+            f"{where}: config is {shown(config)}; valid: a dataclass or pydantic model, or an instance "
             "of one",
             found=config,
         )
