@@ -109,7 +109,7 @@ class Forced(Drafts):
 
 
 class Nothing(Drafts):
-    """Proposes nothing, so that requests keep their lengths."""
+    """Proposes nothing. The engine gets ready for verifications; `time_step` gives it the tokens."""
 
     def propose(self, tasks: Any, limits: Any) -> Drafted:
         return Drafted([()] * len(tasks))

@@ -132,7 +132,8 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
         planned.append((start - begun) / 1e3)
         first.append((ended - start) / 1e3)
     for call in firsts:
-        made, features = call.made, tuple(call.contract.features)  # on a new layer, not checked yet
+        # `made` makes a new layer. Checks are remembered by layer, so this call isn't checked yet.
+        made, features = call.made, tuple(call.contract.features)
         start = time.perf_counter_ns()
         call.contract.check_call(made, call.batch, features)
         checked.append((time.perf_counter_ns() - start) / 1e3)

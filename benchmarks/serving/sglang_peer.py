@@ -72,7 +72,8 @@ class SGLang(AbstractContextManager["SGLang"]):
             {
                 "model_path": str(checkpoint),
                 "skip_tokenizer_init": True,
-                "disable_radix_cache": True,  # SGLang's radix cache keeps prompts and prevents overlap
+                # It would reuse repeated prompts and, for some models, turn off SGLang's overlap schedule.
+                "disable_radix_cache": True,
                 "grammar_backend": "none",
                 "mem_fraction_static": 0.5,
                 "max_running_requests": sequences,

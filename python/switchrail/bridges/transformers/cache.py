@@ -36,7 +36,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return 0 if self.memory is None else self.memory.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1, which means no limit to transformers; Switchrail itself checks the limit of a fixed size."""
+        """-1, transformers' value for no limit. Switchrail checks the size of a cache of fixed size."""
         return -1
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -111,8 +111,9 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         """
         if self.memory is not None and (self.memory.columns or not self.memory.grows):
             raise BridgeError(
-                "this cache was filled by a model that Switchrail serves, or made by its handle, so it has "
-                "no tensors for transformers; valid: the same model while it is served, or a new cache"
+                "this cache was filled by a model that Switchrail serves, or made by the handle's method "
+                "`cache`, so it has no tensors for transformers; valid: to pass it to that model while "
+                "Switchrail serves the model, or a new cache"
             )
         del self.memory
         self.__class__ = type(self).__bases__[1]

@@ -35,7 +35,10 @@ replaced: Final[dict[type, Replacement]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """A class's attributes, except instances' storage, those in `_LEFT_OUT` and those that hooks have set."""
+    """A class's attributes, except those that hooks have set.
+
+    Leaves out the descriptors of `__slots__` and `__dict__`, and the names in `_LEFT_OUT`.
+    """
     put = attributes_of(cls)
     return {
         name: value
@@ -53,10 +56,11 @@ def original_namespace(cls: type) -> dict[str, Any]:
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
-    """The class's own attributes; for a replaced class its original attributes plus later additions.
+    """The class's own attributes, except those that hooks have set.
 
-    Leaves out attributes that hooks have set, and attributes of the replacing class that shadow an inherited
-    attribute. So a dotted path means the same function with and without hooks.
+    A replaced class has its original attributes and, under other names, its present ones, except attributes
+    of the replacing class that shadow an inherited attribute. So a dotted path means the same function with
+    and without hooks.
     """
     with change_lock:
         # These three values are read before other code runs: a finalizer that runs in this thread can change
@@ -75,7 +79,7 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether `by`, which replaces `cls`, derives from `cls`, which then keeps methods that `by` lacks."""
+    """Whether `by`, which replaces `cls`, is its direct subclass. Then `cls` keeps methods that `by` lacks."""
     return cls in by.__bases__
 
 
