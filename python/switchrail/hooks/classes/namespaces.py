@@ -79,7 +79,7 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether `by`, which replaces `cls`, is its direct subclass. Then `cls` keeps methods that `by` lacks."""
+    """Whether `by`, which replaces `cls`, is its direct subclass; then `cls` keeps methods `by` lacks."""
     return cls in by.__bases__
 
 
