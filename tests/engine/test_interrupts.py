@@ -54,7 +54,7 @@ interrupted.
 `make soak` interrupts all passes.
 """
 PAGE = 4
-SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
+SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 12}
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
@@ -158,7 +158,7 @@ class Subject:
         self._checkpoint = checkpoint
         self._options: dict[str, Any] = dict(SMALL)
         if draft is not None:
-            self._options |= {"max_tokens_per_step": 9, "draft_tokens": 2, "draft": draft}
+            self._options |= {"draft_tokens": 2, "draft": draft}
         self.ahead = 0
         self.renew()
         self.free = params or FREE
@@ -363,7 +363,7 @@ def test_an_interrupt_leaves_captured_verifications_and_commits_consistent(
 ) -> None:
     """Interrupts strike the first verifications, and later ones, which apply deferred commits."""
     monkeypatch.setattr(places, "OFTEN", 3)
-    passed = interrupt_everywhere(capturing, [generating, stepping], 150, CAPTURED)
+    passed = interrupt_everywhere(capturing, [generating, stepping], 197, CAPTURED)
     steps = {"run", "fill", "replay", "_accept_rows", "_replay", "settle"}
     assert steps <= {place[0].co_name for place in passed}
     assert {place[2] for place in passed} == {0, 1, 2}
