@@ -23,6 +23,7 @@ class Host:
         how: How users select Switchrail for all layers; empty if there is no bridge, or if the choice depends
             on the kind of layer (see `kinds`).
         since: The oldest version that is served; None if only the listed `versions` are served.
+        before: The oldest later version that is not served; None if all later ones are.
         versions: The versions that the bridge was tested with.
         kinds: By version, the kinds of layers that the bridge serves, and how users select Switchrail for
             each kind. In versions without an entry the bridge serves all kinds.
@@ -32,6 +33,7 @@ class Host:
     name: str
     how: str = ""
     since: str | None = None
+    before: str | None = None
     versions: tuple[str, ...] = ()
     kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -41,9 +43,11 @@ class Host:
         if not (self.how or self.kinds):
             return "there is no bridge"
         if self.since is not None:
-            return (
-                None if release(version) >= release(self.since) else f"the bridge needs {self.since} or later"
-            )
+            if release(version) < release(self.since):
+                return f"the bridge needs {self.since} or later"
+            if self.before is not None and release(version) >= release(self.before):
+                return f"the bridge needs a version before {self.before}"
+            return None
         known = ", ".join(self.versions)
         return None if version in self.versions else f"the bridge supports the versions {known}"
 
@@ -55,6 +59,7 @@ HOSTS: Final = (
         name="transformers",
         how="switchrail.bridges.transformers.use(model)",
         since="5.17",
+        before="5.24",  # renames caches' arguments, and passes rotary functions one more argument
         versions=("5.23.0",),
     ),
     Host(

@@ -62,6 +62,20 @@ def test_any_version_has_numbers_to_compare(version: str, expected: tuple[int, .
     assert release(version) == expected
 
 
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("5.16.2", "the bridge needs 5.17 or later"),
+        ("5.17.0", None),
+        ("5.23.1", None),
+        ("5.24.0", "the bridge needs a version before 5.24"),
+    ],
+)
+def test_other_versions_of_transformers_are_refused(version: str, problem: str | None) -> None:
+    (host,) = (host for host in HOSTS if host.name == "transformers")
+    assert host.problem(version) == problem
+
+
 def test_the_versions_are_those_of_the_bridge() -> None:
     assert next(host.versions for host in HOSTS if host.name == "sglang") == VERSIONS
 
