@@ -436,7 +436,7 @@ def test_a_cache_without_tokens_serves_any_model(model_type: str, small_of: Get)
             assert torch.equal(model(IDS, past_key_values=one).logits, expected)
             assert type(one) is DynamicCache
             assert one.get_seq_length() == 5
-        with pytest.raises(BridgeError, match="made by its handle"):
+        with pytest.raises(BridgeError, match="made by the handle"):
             model(IDS, past_key_values=fixed)
 
 
