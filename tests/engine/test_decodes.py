@@ -87,6 +87,7 @@ def test_eager_steps_between_captured_ones_are_noticed(make_engine: Make, engine
     assert run(engine) == run(make_engine(options=OPTIONS))
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_captured_decode_leaves_no_garbage(engine: Engine) -> None:
     """A step leaves no reference cycles; only the test's own backend keeps an object of each step."""
     requests = [engine.submit(prompt, params(40)) for prompt in make_prompts()[:3]]
