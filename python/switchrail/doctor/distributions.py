@@ -83,23 +83,26 @@ def _is_source_of(name: str, source: str, folder: str) -> bool:
 
 def _groups() -> Iterator[Finding]:
     """Reports entry points in groups that begin with `switchrail` but that Switchrail doesn't read."""
-    seen: set[tuple[str, str, str]] = set()
+    unread: set[tuple[str, str, str]] = set()
     for distribution in metadata.distributions():
         try:
-            seen.update((distribution.name, point.name, point.group) for point in distribution.entry_points)
+            unread.update(
+                (distribution.name, point.name, point.group)  # reading the name parses all metadata
+                for point in distribution.entry_points
+                if point.group.partition(".")[0] == CORE and point.group not in GROUPS
+            )
         except Exception:  # another check reports unreadable metadata
             continue
-    for owner, name, group in sorted(seen, key=str):
-        if group.partition(".")[0] == CORE and group not in GROUPS:
-            valid = {known.removeprefix(f"{CORE}."): known for known in GROUPS}
-            close, _ = nearest(group.removeprefix(f"{CORE}."), tuple(valid))
-            names = [valid[name] for name in close] or GROUPS
-            yield Finding(
-                "groups",
-                f"{owner}:{name}",
-                f"it is an entry point in {group}, which Switchrail doesn't read",
-                f"rename the group to {' or '.join(names)}, and install {owner} again",
-            )
+    for owner, name, group in sorted(unread, key=str):
+        valid = {known.removeprefix(f"{CORE}."): known for known in GROUPS}
+        close, _ = nearest(group.removeprefix(f"{CORE}."), tuple(valid))
+        names = [valid[name] for name in close] or GROUPS
+        yield Finding(
+            "groups",
+            f"{owner}:{name}",
+            f"it is an entry point in {group}, which Switchrail doesn't read",
+            f"rename the group to {' or '.join(names)}, and install {owner} again",
+        )
 
 
 def _names(runtime: Runtime) -> Iterator[Finding]:
