@@ -1,4 +1,4 @@
-"""Compares the tokens of the engine, in each way of running, and its probabilities with transformers'.
+"""Compares the engine with transformers: its tokens in each way of running, and its probabilities.
 
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
@@ -10,8 +10,9 @@
     close. Where two runs first differ, the two largest logits of a model in float64 must be within 1e-4 of
     each other, or this model must accept both tokens. It accepts a token whose logit is within 1e-4 of the
     largest logit, with its own experts or with the run's. The run's are used only if rounding explains them:
-    where they first differ, the router logits of the last chosen and the next expert must be within 1e-4 in
-    float64. Experts that differ because earlier experts differed are not checked. At most 5 prompts may
+    wherever they first differ from the model's own, the smallest router logit of a chosen expert and the
+    largest of the others must be within 1e-4 in float64. Experts that differ because earlier ones did are
+    not checked. At most 5 prompts may
     differ.
 *bfloat16*: the mean distance of the slice's log-probabilities in bfloat16 from those in float32, for prompt
     tokens and for the whole vocabulary. The engine's distance must not be larger than transformers' by more
@@ -168,9 +169,10 @@ class Side:
         if self.causes:
             layer, position, gap = max(self.causes, key=lambda cause: cause[2])
             told += (
-                f"; its experts differ from those of float64 at {self.others} layers and positions, at "
-                f"{len(self.causes)} of them first, by router logits at most {gap:.1e} apart (layer {layer}, "
-                f"position {position}); with its experts, the logit is {self.behind_routed:.1e} below"
+                f"; its experts differ from those of float64 at {self.others} (layer, position) pairs; "
+                f"{len(self.causes)} of these follow from no earlier difference, and the router logits in float64 "
+                f"are at most {gap:.1e} apart there (layer {layer}, position {position}); with its experts, "
+                f"the logit is {self.behind_routed:.1e} below"
             )
         return told
 

@@ -74,7 +74,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     def wrong(*args, **kwargs):
         return attend(*args, **{**kwargs, "is_causal": False})
 
-    importlib.import_module("switchrail.ops.attention.torch")  # imports the original function
+    importlib.import_module("switchrail.ops.attention.torch")  # binds the real function before the patch
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
@@ -113,8 +113,8 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
 
 class WithAWrongRow(TorchGatedDelta):
-    """Wrong in one row of timed calls, which the benchmark compares with another backend. Calls that it
-    compares with the reference are right."""
+    """Wrong in one row at the timed shape, where the benchmark compares backends with each other. Right for
+    ragged inputs, where it compares them with the reference."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)

@@ -56,6 +56,6 @@ def test_properties_that_only_failures_have():
         case("decode/float32/d", passed=True),
     ]
     assert summarise(results)[2:] == [
-        "  only cases with gate=decaying fail, and all 2 of them",
+        "  all 2 failing cases have gate=decaying, and no passing case does",
         "  all 2 cases with gate=one pass",
     ]

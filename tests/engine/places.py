@@ -84,9 +84,9 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
 
 
 class Visiting:
-    """Within this context, the action runs at the place, after as many earlier passes as the place says.
+    """Within this context, runs the action once: when the instruction has run as often as the place says.
 
-    Only the instructions of the place's function are traced, which takes half of the time.
+    Traces only the place's function, which takes half as long as tracing all functions of the files.
     """
 
     def __init__(self, place: Place, action: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ def register(registry):
 
 @pytest.fixture
 def parent(runtime: Runtime, install: Callable[..., Path], userland: Any) -> Runtime:
-    """A runtime with every kind of change that a state can have."""
+    """A runtime with loaded, failed and blocked plugins, and with every kind of change made by a user."""
     install("acme-one", ONE)
     install("acme-two", TWO)
     install("acme-broken", "def register(registry): raise ValueError('half-way')")

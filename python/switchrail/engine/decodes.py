@@ -54,7 +54,8 @@ class Decodes:
             inputs: The inputs of the decodes.
             eager: The ops whose decodes can't be captured.
             keys: All keys of the engine; only keys of the kind `decode` are used here.
-            choose: Chooses the engine's tokens; None if they are not chosen from these decodes' logits.
+            choose: The function that chooses the engine's tokens, which a graph may contain; None if no graph
+                chooses tokens.
 
         Raises:
             DispatchError: Methods `graph_fill_value` of two backends return different values; see

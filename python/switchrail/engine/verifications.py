@@ -49,7 +49,8 @@ class Verifications:
             bound: The routes of captured verifications.
             inputs: The inputs of the verifications.
             accept: Commits accepted drafts.
-            choose: Chooses the engine's tokens; None if they are not chosen from these logits.
+            choose: The function that chooses the engine's tokens, which a graph may contain; None if no graph
+                chooses tokens.
         """
         sequences, width = inputs.numbers.shape[1], inputs.width
         self._deferred = inputs.deferred
@@ -107,7 +108,7 @@ class Verifications:
         return self._replay(captured.accept, len(chosen) // self._width)
 
     def _replay(self, accept: Pieces, sequences: int) -> torch.Tensor:
-        # set before the replay, since an exception may be raised after it
+        # set first: after an exception right behind the replay, `settle` must not skip the deferred commits
         self._is_settled = self._deferred is None
         accept.replay(self._dispatcher.dispatch)
         return self._news[:sequences]

@@ -1,4 +1,4 @@
-"""Splits batches into calls, for the plain-torch backends over a paged cache."""
+"""Splits a batch into blocks of rows, each computed by one attention call, for plain-torch backends."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Block(_Rows):
     Attributes:
         first: The first position of the call's keys.
         seen: The last position of the call's keys, plus 1.
-        mask: [rows, seen - first] bool, the positions visible to each row; None if the rows need only causal
-            attention in which the last row attends to all positions.
+        mask: [rows, seen - first] bool, the positions visible to each row; None if plain causal
+            attention does: the last row sees all keys, and each earlier row one key fewer.
     """
 
     first: int

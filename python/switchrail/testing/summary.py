@@ -77,7 +77,7 @@ def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Itera
     common = [facet for facet in failed[0].facets if all(facet in facets for facets in every)]
     only = [facet for facet in common if facet not in among_passed]
     if only and len(failed) > 1:
-        yield f"only cases with {', '.join(only)} fail, and all {len(failed)} of them"
+        yield f"all {len(failed)} failing cases have {', '.join(only)}, and no passing case does"
     counts = Counter(facet for result in passed for facet in result.facets)
     for facet, count in counts.most_common():
         if count > 1 and not any(facet in facets for facets in every):

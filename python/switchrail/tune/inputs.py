@@ -14,10 +14,10 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Sample, size: Batch) -> Sample:
     """A call like the given one, with the rows and the cached tokens of the batch `size`.
 
-    The rows of the small call are repeated, but without the gaps between its tensors, which a model's tensors
-    don't have either. With such gaps, addresses are not multiples of 16 bytes, and kernels take up to three
-    times as long (docs/tune.md). Pools are filled with new random numbers. Each sequence has a state or
-    cached tokens.
+    The rows of the small call are repeated. Its rows may end with unused elements, which a model's rows don't
+    have. They are left out where they would move addresses off multiples of 16 bytes, since kernels then take
+    up to three times as long (docs/tune.md). Pools are filled with new random numbers. Each sequence has a
+    state or cached tokens.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)

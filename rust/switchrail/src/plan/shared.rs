@@ -46,7 +46,7 @@ pub(super) fn resolve(
             Err(error) => refusal = refusal.or(Some(error)),
         }
     }
-    Err(refusal.expect("backends that don't agree have forms"))
+    Err(refusal.expect("forms() returns at least one form"))
 }
 
 fn decide(
