@@ -125,8 +125,10 @@ def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row's experts by descending logit, their weights, and whether the last one is not tied with the
-    next."""
+    """Each row's TOP_K experts by descending logit, their weights, and whether the choice is unambiguous.
+
+    The choice is ambiguous if the first expert that was not chosen has the same logit as the last chosen one.
+    """
     own = logits[:, :-1].float()
     found, order = own.sort(dim=-1, descending=True, stable=True)
     p = own.softmax(-1).gather(1, order[:, :TOP_K])

@@ -414,7 +414,8 @@ def main() -> None:
 
     torch.manual_seed(recipe.seed)
     torch.set_float32_matmul_precision("high")
-    if DEVICE.type == "cpu":  # four times as fast as chunks of 64, with the same results
+    if DEVICE.type == "cpu":
+        # Chunks of 16 tokens are four times as fast as transformers' 64, with the same results.
         scan = modeling_kimi_linear.chunk_kimi_delta_attention
         modeling_kimi_linear.chunk_kimi_delta_attention = partial(scan, chunk_size=16)
     split = split_documents(text.read_text(encoding="utf-8"))

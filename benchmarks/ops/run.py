@@ -173,6 +173,6 @@ def usual(times: Mapping[str, Any]) -> float:
 
 
 def compared(times: Mapping[str, Any]) -> float:
-    """The seconds of a call by which backends are compared: of an eager call if an engine can't capture the
+    """The time for comparing backends, in seconds: that of an eager call if an engine can't capture the
     backend's decodes, otherwise `usual`."""
     return times["eager_s"]["median"] if times.get("way") == "eager" else usual(times)

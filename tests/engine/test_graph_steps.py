@@ -1,4 +1,4 @@
-"""Optional steps of captured decodes: backends' memory for graphs, and the length of padding sequences."""
+"""Backends with optional methods for captured decodes: `init_graph_state` and `graph_fill_value`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS = {"max_sequences": 4, "max_length": 100, "page_size": 16, "capture": "d
 
 
 class Static(CapturableAttention):
-    """A backend with memory for its largest decode, which can't run a sequence without tokens."""
+    """A backend that allocates memory for its largest decode, and can't run a sequence without tokens."""
 
     instances: list[Static] = []  # noqa: RUF012
 

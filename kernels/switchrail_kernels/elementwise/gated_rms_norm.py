@@ -47,7 +47,7 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *,
     """Normalise rows and gate them; see `switchrail.platforms.operations.GatedRMSNorm`.
 
     Args:
-        x: [..., D]. A strided view is copied only if two strides can't describe its rows, or if its last
+        x: [..., D]. A strided view is copied only if its rows need more than two strides, or if its last
             axis is not contiguous.
         gate: [..., D]; copied like x.
         weight: [D], of x's dtype or float32.

@@ -26,14 +26,14 @@ from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.mla.absorbed import find_piece
 from switchrail_kernels.softmax import find_rows
 
-# Triton 3.6 and later versions have different names for these functions.
+# The second name of each function is that of Triton 3.6; later versions renamed them.
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
 def _token_offsets(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
-    """The offsets of tokens in the cache. Positions from `stop` on repeat token `stop - 1`."""
+    """The offsets of tokens in the cache. Positions past the end get the offset of the last token."""
     o_seen = gl.minimum(o_n, stop - 1)
     page = gl.load(p_pages + o_seen // PAGE).to(gl.int64)
     return (page * PAGE + o_seen % PAGE) * L

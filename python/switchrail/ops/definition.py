@@ -1,4 +1,4 @@
-"""Definitions of ops, for code that iterates over all ops: names, typical sizes, and paths of the parts."""
+"""The definition of an op: its name, its typical sizes, and access to its modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 SLOTS = ("device_parents", "index_views", "null_slot", "read_only_states")
-"""Features that allow further values or forms of a batch's fields, for any op with a state."""
+"""Features of backends that accept more batches than the basic contract allows, for any op with a state."""
 
 STATES = (*SLOTS, "checkpoints", "row_states", "strided_out", "strided_pool", "transposed_state")
 """The features that all ops with a state have."""
@@ -39,14 +39,15 @@ RECURRENT: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OpDefinition:
-    """An op, as its folder exports it. The parts are imported on first use.
+    """An op, as its folder exports it. The folder's modules are imported on first use.
 
     Attributes:
         op: The op's name, in the core and as the name of its folder.
         claims: The claims of the op's `torch` and `reference` backends, beyond the claims that all ops share.
         steps: The optional steps of the op's `torch` backend.
-        arguments: By axis of the contract, the argument of `generator` that sets the axis's size.
-        head_size: The axes that a head size refers to: for q and k, and for v. None for an op without heads.
+        arguments: Maps each axis of the contract to the argument of `generator` that sets the axis's size.
+        head_size: Two axes: that of the head size of q and k, and that of v's head size. None for an op
+            without heads.
         heads: The axes that count the heads of q and of v. An axis is None if there is always one head; the
             attribute is None for an op without heads.
         sizes: Sizes in widely used models, by axis.
@@ -110,7 +111,7 @@ class OpDefinition:
         return timed
 
     def served(self, phase: Phase) -> Mapping[str, Any]:
-        """The generator's arguments for calls of a phase in the form in which models make them."""
+        """Arguments of the generator. With them it makes calls of a phase in the form that models use."""
         served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
         return served.get(phase, {})
 
@@ -125,7 +126,11 @@ class OpDefinition:
         return 0.0 if flops is None else flops(case, axes)
 
     def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The generator's arguments for sizes of axes. One missing size of each sum is computed."""
+        """The generator's arguments for sizes of axes.
+
+        Some axes are the sum of others (see the contract's `sums`). If exactly one addend is missing, it is
+        computed.
+        """
         sizes = dict(sizes)
         for whole, *parts in self.contract.sums:
             missing = [part for part in parts if part not in sizes]
@@ -136,8 +141,8 @@ class OpDefinition:
     def has_head_size(self, key: int, value: int) -> bool:
         """Whether the op can have these head sizes; False for an op without heads.
 
-        If both are sizes of one axis, they must be equal. If `value`'s axis is a part of `key`'s axis, `key`
-        must be larger.
+        If both are sizes of one axis, they must be equal. If `value`'s axis is an addend of `key`'s axis,
+        `key` must be larger.
         """
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value

@@ -36,7 +36,7 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         return 0 if self.memory is None else self.memory.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1, transformers' value for no limit. Switchrail checks the size of a cache of fixed size."""
+        """-1, transformers' value for no limit: Switchrail itself refuses tokens that don't fit."""
         return -1
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -112,8 +112,8 @@ class ServedCache(DynamicCache):  # type: ignore[misc]
         if self.memory is not None and (self.memory.columns or not self.memory.grows):
             raise BridgeError(
                 "this cache was filled by a model that Switchrail serves, or made by the handle's method "
-                "`cache`, so it has no tensors for transformers; valid: to pass it to that model while "
-                "Switchrail serves the model, or a new cache"
+                "`cache`, so it has no tensors for transformers; valid: a new cache, or this cache "
+                "while Switchrail serves its model"
             )
         del self.memory
         self.__class__ = type(self).__bases__[1]
@@ -160,7 +160,7 @@ def check_adoptable(found: Any) -> None:
     elif any(
         getattr(layer, "record_past", False) and hasattr(layer, "conv_states") for layer in found.layers
     ):
-        problem = "got a cache for drafts (assisted generation), which recurrent states can't roll back"
+        problem = "got a cache for assisted generation, which needs to roll back recurrent states"
     elif _holds_tokens(found):
         problem = "got a cache with tokens from before the model was served"
     else:

@@ -1,4 +1,4 @@
-"""Stand-in: places in the cache, and whether drafts' convolution windows share memory."""
+"""Stand-in for SGLang's class of cache locations and its switch for shared convolution windows."""
 
 from dataclasses import dataclass
 from typing import Any
