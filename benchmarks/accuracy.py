@@ -171,8 +171,8 @@ class Side:
             told += (
                 f"; its experts differ from those of float64 at {self.others} (layer, position) pairs; "
                 f"{len(self.causes)} of these follow from no earlier difference, and the router logits in "
-                f"float64 are at most {gap:.1e} apart there (layer {layer}, position {position}); with its experts, "
-                f"the logit is {self.behind_routed:.1e} below"
+                f"float64 are at most {gap:.1e} apart there (layer {layer}, position {position}); with its "
+                f"experts, the logit is {self.behind_routed:.1e} below"
             )
         return told
 
