@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+_state: list[Mapping[Any, Any]] = []
+"""The state after the last test, which is the state before the next one; empty if a fixture that several tests
+share has been set up or torn down since then."""
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    if fixturedef.scope != "function":
+        _state.clear()
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    if fixturedef.scope != "function":
+        _state.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_by_fixtures() -> Iterator[None]:
     before = leftovers.read()
@@ -137,11 +152,13 @@ def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
 
     Also seeds torch's default generator.
     """
-    before = leftovers.read()
+    before = _state.copy() or leftovers.read()
     torch.default_generator.manual_seed(0)
     yield
     leftovers.put_back_triton()
-    if left := leftovers.put_back(before):
+    left = leftovers.put_back(before)
+    _state[:] = before
+    if left:
         pytest.fail("\n".join(["this test left something behind:", *left]), pytrace=False)
 
 
