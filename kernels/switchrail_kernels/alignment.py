@@ -28,7 +28,7 @@ def gaps(cache: torch.Tensor) -> tuple[int, ...]:
 
 
 def nonzero(strides: Iterable[int]) -> tuple[int, ...]:
-    """The strides, with 1 in place of 0, which kernels take to mean dense memory."""
+    """The strides, with 1 in place of 0: as an argument of a kernel, 0 means dense memory."""
     return tuple(stride or 1 for stride in strides)
 
 

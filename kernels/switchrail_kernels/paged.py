@@ -78,8 +78,8 @@ class TritonPaged(Backend[CallT, PagedBatch]):
 
         Raises:
             ArgumentError: Another backend made the plan.
-            ContractError: The plan has no bounds, the batch is not within them, or its tables have forms
-                other than those of the planned batch.
+            ContractError: The plan has no bounds; the batch is not within them; its tables have forms other
+                than those of the planned batch; or, in a verification, its `seqlens` differ from the plan's.
         """
         if isinstance(plan, self.decode_plan) and _has_tables_of(plan.batch, batch):
             plan.check_refresh(batch)

@@ -85,7 +85,7 @@ class TritonState(Backend[CallT, StateBatch]):
         """Update the plan of a decode, or of drafted rows of the same lengths, for another batch.
 
         Raises:
-            ArgumentError: The plan is for neither decode nor verify.
+            ArgumentError: The plan is a prefill's, or of a type that this backend does not make.
             ContractError: The batch differs from the planned one in the number of sequences, in the
                 lengths of rows, or in the forms of its tables.
         """

@@ -69,7 +69,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
 
 @triton.jit
 def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
-    """Add a block of keys to the sums: values `b_v`, logits to base 2 of `unit` times `b_s`."""
+    """Add a block of keys to the sums. Its values are `b_v`; its logits, to base 2, are `unit * b_s`."""
     b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
     b_ref = b_new
     if MASKED:

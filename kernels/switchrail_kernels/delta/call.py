@@ -10,7 +10,7 @@ _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
 def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
-    """g, beta, A_log and dt_bias. In place of an absent A_log or dt_bias is g, which is not read there."""
+    """g, beta, A_log and dt_bias. g takes the place of an absent A_log or dt_bias, and is not read there."""
     layer, g = call.layer, call.g
     rate = g if layer.A_log is None else layer.A_log
     return g, call.beta, rate, g if layer.dt_bias is None else layer.dt_bias

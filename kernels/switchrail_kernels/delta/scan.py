@@ -286,9 +286,12 @@ class Prepared(NamedTuple):
     """The scan's inputs for all chunks. They don't depend on a state.
 
     Attributes:
-        read: [T, H or HV, K], q; with decays per channel, times the decay from the chunk's start.
-        write: Like `read`, k; with decays per channel, times the decay to the chunk's end.
-        origin: Like `read`, k; with decays per channel, times the decay from the chunk's start.
+        read: [T, H, K], the call's q. With decays per channel [T, HV, K]: q, normalised if the layer says so,
+            times the scale and the decay from the chunk's start.
+        write: [T, H, K], the call's k. With decays per channel [T, HV, K]: k, normalised likewise, times the
+            decay to the chunk's end.
+        origin: [T, H, K], the call's k. With decays per channel [T, HV, K]: k, normalised likewise, times the
+            decay from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
         scores: P, [chunks * HV, 32, 32].
         factors: [chunks * HV, factors] float32: the tokens' factors for origin, read and write, then the

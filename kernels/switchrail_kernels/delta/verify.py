@@ -10,8 +10,8 @@ Rows are processed in blocks of 16, and each block reads S once. Within a block,
 as in a chunk of a prefill. The terms of the sums that belong to earlier blocks are added block by block.
 
 With a deferred commit, the pending rows of an earlier verification are applied to each part of the state when
-the part is read. If there may be more than 16 pending rows, they are applied in a pass of their own, before
-the rows of this verification.
+the part is read. They are applied in a pass of their own if there may be more than 16 of them, or if the
+sequence has no rows in this verification. This pass comes before the rows of this verification.
 
 G is kept as an integer part and a remainder, so that differences keep their small digits after a huge gate.
 """
@@ -38,10 +38,16 @@ from switchrail_kernels.drafts import Drafts, Record, apply_rows
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
-"""Unit of the integer part of G, in base 2. After 40,000 rows of the smallest decay, it fits in 32 bits."""
+"""Unit of the integer part of G, in base 2.
+
+Even after 40,000 rows of the smallest decay, the integer part fits in 32 bits.
+"""
 
 PROGRAMS = 256
-"""The number of programs that keeps a GPU busy. To reach it, blocks of values are halved, down to 16."""
+"""The number of programs that keeps a GPU busy.
+
+To reach it, blocks of values are halved, down to 16, unless channels have decays of their own.
+"""
 
 
 @triton.jit

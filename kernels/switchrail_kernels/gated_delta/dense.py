@@ -31,7 +31,10 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """For each row of [R, D]: the power of 2 that scales its norm to 1/2 to 1, and 1 / the scaled norm."""
+    """A power of 2 and a factor for each row of [R, D].
+
+    Multiplied by the power, the row has a norm between 1/2 and 1. The factor is 1 / this norm.
+    """
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))

@@ -207,7 +207,7 @@ class Step:
 
     @cute.jit
     def part(self, address, i_p, i_c):
-        """The `i_c`-th of the vectors that this lane holds of its `i_p`-th row of the state.
+        """The lane's `i_c`-th vector in the lane's `i_p`-th row of the state.
 
         `address` is the address of the lane's first vector in the lane's first row.
         """

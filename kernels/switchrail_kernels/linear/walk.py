@@ -244,7 +244,8 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
     heads, group, key_size, value_size = operands.sizes
     dtype, device = operands.v.dtype, operands.v.device
     has_steps, _, _, has_skip = operands.flags
-    # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state for heads of 16 channels.
+    # Triton 3.6 miscompiled this kernel for blocks of 16 channels and 64 rows of a state. At that time, the
+    # kernel scaled keys instead of values. Blocks of 32 channels avoid this.
     block_k, block_v = padded(key_size, 16 if has_steps else 32), padded(value_size, 16)
     large = has_large_shared_memory(device)
     if dtype == torch.float32:

@@ -191,7 +191,7 @@ def each(
     W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, S_W: tl.constexpr, S_C: tl.constexpr,
     R_W: tl.constexpr, R_C: tl.constexpr,
 ):  # fmt: skip
-    """Write `BC` channels of one sequence's states after each row.
+    """Write `BC` channels of one sequence's state after each row that has a slot.
 
     The old state is read before the first new state is written, since a new state may go to the old state's
     slot.

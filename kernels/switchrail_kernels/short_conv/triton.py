@@ -164,7 +164,11 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
 def _arguments(
     call: ShortConvCall, most: int | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool | int, ...]]:
-    """The arguments that kernels share: first tensors, first numbers, the number of taps, last constants.
+    """Arguments that several kernels take.
+
+    Returns:
+        The first tensors of these kernels, their first numbers, the number of taps, and constants: whether
+        there is a bias, whether the activation is SiLU, and the two strides within a state.
 
     Raises:
         ContractError: There are more than `most` taps.
