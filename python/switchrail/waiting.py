@@ -22,7 +22,7 @@ THREADS = "switchrail "
 TOLD_AFTER = 5.0
 """Seconds of waiting after which a log line names the foreign code.
 
-Further lines follow after 2, 4, 8 and so on times as many seconds.
+Further lines follow 10, 20, 40 seconds and so on after the start.
 """
 
 

@@ -15,7 +15,7 @@ from switchrail.hooks.standin import Replaced
 
 _CACHE: Final = type(functools.lru_cache(lambda: None))
 
-# Packages that compile functions from source, each with the attribute of its objects that has the function.
+# Packages that compile functions from source, and the attribute in which their objects keep the function.
 _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 

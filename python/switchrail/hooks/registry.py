@@ -229,10 +229,10 @@ class Hooks:
     def retry(self) -> tuple[Hook, ...]:
         """Puts waiting hooks on targets that exist now. Returns this object's hooks that still wait.
 
-        Hooks on an imported module are put on it before the import returns. Other modules need a retry: those
-        that are loaded from a file path (as transformers loads a model's own code), put into `sys.modules` by
-        hand, or found by a finder in front of Switchrail's. Attributes that a module gets after its import
-        need a retry too. `add`, `enable`, `list` and `explain` retry as well.
+        When a module is imported, its hooks are put in place before the import returns. Other modules need a
+        retry: those that are loaded from a file path (as transformers loads a model's own code), put into
+        `sys.modules` by hand, or found by a finder in front of Switchrail's. Attributes that a module gets
+        after its import need a retry too. `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
         return self.waiting()

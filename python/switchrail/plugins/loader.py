@@ -308,7 +308,11 @@ class Loader:
         self._discovery, self.paths, self._is_selected = discovery, given, False
 
     def _known(self, discovery: Discovery) -> dict[tuple[str, str], Plugin]:
-        """The records of all discovered and all loaded plugins, with the states known so far."""
+        """The records of all discovered and all loaded plugins.
+
+        A `loaded` record is kept, and a `failed` or `hung` one if the plugin is unchanged. All other records
+        are those of the discovery.
+        """
         known = {}
         for found in discovery.plugins:
             plugin = self._plugins.get(_key(found), found)
