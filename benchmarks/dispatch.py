@@ -54,8 +54,13 @@ SGLANG = {48: 1196, 320: 2080}
 on another machine."""
 
 BOUNDS = {"overhead_ratio": 0.1, "equivalence": 0.2, "growth": 0.1}
-"""The largest allowed values: of our overhead relative to the other dispatcher's, of the other dispatcher's
-relative deviation from SGLang's ratio, and of our lookup's relative growth from 48 to 320 layers."""
+"""The largest allowed values.
+
+- `overhead_ratio`: our overhead relative to the other dispatcher's.
+- `equivalence`: how far the ratio of the other dispatcher's times, with 320 and with 48 layers, is from that
+  of SGLang, as a fraction.
+- `growth`: how much our lookup's time changes from 48 to 320 layers, as a fraction.
+"""
 
 FORMS = {
     "direct": "direct",

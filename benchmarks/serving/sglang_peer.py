@@ -72,7 +72,8 @@ class SGLang(AbstractContextManager["SGLang"]):
             {
                 "model_path": str(checkpoint),
                 "skip_tokenizer_init": True,
-                # It would reuse repeated prompts and, for some models, turn off SGLang's overlap schedule.
+                # The radix cache would reuse repeated prompts, and for some models turn off SGLang's overlap
+                # schedule.
                 "disable_radix_cache": True,
                 "grammar_backend": "none",
                 "mem_fraction_static": 0.5,
