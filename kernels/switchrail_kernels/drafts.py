@@ -5,8 +5,8 @@ would be expensive: a [V, K] state per head is many times larger than the keys a
 is done only for a `RowStatesBatch`. Otherwise `verify` leaves the state that precedes the drafts unchanged,
 and records each row's effect on a state: a decay by exp(g) and an added u k^T. `commit` applies the rows on
 the path to the last accepted one. For up to 16 rows, `verify` and `commit` together read each state twice and
-write it once. If the next verification commits (`DeferredBatch`), it reads the state once, applies the
-recorded rows, and writes the result.
+write it once. With a `DeferredBatch`, there is no `commit`: the next verification applies the recorded rows.
+For up to 16 rows, it reads each state once and writes it once.
 """
 
 # Triton infers the types of kernel arguments at the call.
