@@ -125,8 +125,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 _state: list[Mapping[Any, Any]] = []
-"""The state after the last test, which is the state before the next one; empty if a fixture that several tests
-share has been set up or torn down since then."""
+"""The state after the last test, which is the state before the next one. Empty if a fixture of several tests
+has been set up or torn down in between."""
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:

@@ -31,6 +31,7 @@ def avoid_repeated_work() -> None:
 
         core, semantic = interpreter.tl.core, interpreter.TritonSemantic
         types, _ = _Types(core, interpreter._get_np_dtype), semantic.make_tensor
+        load_data = interpreter._interpreter.load
     except (ImportError, AttributeError):
         return  # Triton is missing, or its version is not supported
     if torch.cuda.is_available():
@@ -65,7 +66,7 @@ def avoid_repeated_work() -> None:
         return scope
 
     interpreter._patch_lang = replace_language
-    shortcuts = Operators(core, interpreter.TensorHandle)
+    shortcuts = Operators(core, interpreter.TensorHandle, load_data)
     interpreter._patch_builtin = _replace_builtins(
         core.is_builtin, interpreter.interpreter_semantic, core.tensor, shortcuts
     )
@@ -156,7 +157,9 @@ def _replace_builtins(
             kwargs["_semantic"] = semantic
             return function(*args, **kwargs)
 
-        return (shortcuts.find(name, call) if place is tensor else None) or call
+        return (
+            shortcuts.find(name, call) if place is tensor else shortcuts.find_function(name, call)
+        ) or call
 
     def replace(place: Any, builder: Any, scope: Any) -> None:
         if place not in found:

@@ -23,6 +23,11 @@ where_replaced = pytest.mark.skipif(
 )
 
 
+def forget():
+    for known in operators.KNOWN.values():
+        known.clear()
+
+
 @triton.jit
 def doubled(b_x):
     return b_x * 2 + tl.zeros_like(b_x)
@@ -84,10 +89,6 @@ def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
         operate[(1,)](a, b, out, N=8, B=4)
         return out
 
-    def forget():
-        for known in operators.KNOWN.values():
-            known.clear()
-
     forget()
     with monkeypatch.context() as patch:
         patch.setattr(operators, "_compare", lambda *_: None)
@@ -97,6 +98,44 @@ def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
     assert any(result for known in operators.KNOWN.values() for result in known.values())
     assert len(expected.unique()) > 8
     assert all(torch.equal(result.view(torch.int32), expected.view(torch.int32)) for result in results)
+
+
+@triton.jit
+def load_and_multiply(p_x, p_y, p_out, p_ints):
+    o_n = tl.arange(0, 16)
+    o_wide = o_n.to(tl.int64)
+    o_nn = o_n[:, None] * 16 + o_wide[None, :]
+    m_nn = (o_n < 9)[:, None] & (o_n < 12)[None, :]
+    b_x = tl.load(p_x + o_nn)
+    b_out = tl.dot(b_x, tl.load(p_y + 3 + o_nn, mask=m_nn, other=0.0), input_precision="ieee")
+    b_out = tl.dot(b_x, tl.load(p_y + -3 + o_nn, mask=m_nn & (o_nn > 2)), acc=b_out, input_precision="ieee")
+    tl.store(p_out + o_nn, tl.where(o_nn % 3 == 0, b_out, tl.where(m_nn, 0.5, b_x)))
+    o_less = o_n - tl.load(p_ints + 1)
+    tl.store(p_ints + 2 + o_n, o_less // 3 * 10000 + o_less // tl.load(p_ints) * 100 + (o_less >> 2) + o_wide)
+
+
+@where_replaced
+def test_shortcuts_of_functions_compute_the_same_bits(monkeypatch):
+    x, y = torch.randn(2, 16, 16)
+
+    def compute():
+        out, ints = torch.zeros(16, 16), torch.tensor([-4, 7, *[0] * 16], dtype=torch.int32)
+        load_and_multiply[(1,)](x, y, out, ints)
+        return torch.cat([out.flatten(), ints])
+
+    forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "_compare", lambda *_: None)
+        expected = compute()
+    forget()
+    results = [compute(), compute()]  # the second time with shortcuts
+    served = {"load", "where", "dot", "__floordiv__", "__rshift__"}
+    assert served <= {name for name, known in operators.KNOWN.items() if any(known.values())}
+    assert all(torch.equal(result, expected) for result in results)
+    rows = torch.arange(16) - 7
+    quotients = [torch.div(rows, each, rounding_mode="trunc") for each in (3, -4)]
+    ints = quotients[0] * 10000 + quotients[1] * 100 + (rows >> 2) + torch.arange(16)
+    assert results[1][258:].tolist() == ints.tolist()
 
 
 @triton.jit
