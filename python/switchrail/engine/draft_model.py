@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,7 +102,8 @@ class DraftModel(Drafts):
         For sampled tasks, the tokens are drawn from the draft model's distribution.
         """
         found = self._captured(tasks, limits)
-        left = [task for task in _wanted(tasks, limits) if not any(task in each.rows for each in found)]
+        known = {task for each in found for task in each.rows}
+        left = [task for task in _wanted(tasks, limits) if task not in known]
         if left or not found:
             found.append(self._step_by_step(left, dict(zip(tasks, limits, strict=True))))
         return self._drafted(tasks, limits, _Proposed.joined(found))
@@ -160,7 +162,7 @@ class DraftModel(Drafts):
     def _drafted(self, tasks: Sequence[Task], limits: Sequence[int], known: _Proposed) -> Drafted:
         """Convert proposals to the result of `propose`; tasks without a row get no drafts."""
         counts = [limit if task in known.rows else 0 for task, limit in zip(tasks, limits, strict=True)]
-        parents = [self._parents(count) for count in counts] if self.are_trees else None
+        parents = [*map(cache(self._parents), counts)] if self.are_trees else None
         if not any(counts):
             return Drafted([()] * len(tasks), parents=parents)
         rows, table, odds = [known.rows.get(task, 0) for task in tasks], known.table, known.odds
@@ -301,9 +303,9 @@ class DraftTrees(DraftModel):
     def _step_by_step(self, tasks: Sequence[Task], limit: Mapping[Task, int]) -> _Proposed:
         active, logits = self._extend(tasks)
         found = _Proposed.empty(active, self._most, logits)
-        counts = dict.fromkeys(active, 0)
+        counts, tokens = dict.fromkeys(active, 0), found.table.unbind(0)
         while active:
-            drafted = {task: found.table[found.rows[task], : counts[task]] for task in active}
+            drafted = {task: tokens[found.rows[task]][: counts[task]] for task in active}
             is_first = not counts[active[0]]
             owners, logits = self._verify(active, drafted, limit)
             for _ in range(self.branches if is_first else 1):

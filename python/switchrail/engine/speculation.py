@@ -149,7 +149,7 @@ def _reject(
 def flat_tokens(drafted: Drafted, device: torch.device) -> torch.Tensor:
     """All drafted tokens, [D] int64 on the device."""
     if not any(isinstance(tokens, torch.Tensor) and len(tokens) for tokens in drafted.tokens):
-        values = [token for tokens in drafted.tokens for token in tokens]
+        values = [*chain.from_iterable(drafted.tokens)]
         return sent(values, torch.int64, device, pin_memory=device.type == "cuda")
     parts = [torch.as_tensor(tokens, device=device) for tokens in drafted.tokens if len(tokens)]
     return torch.cat(parts)
