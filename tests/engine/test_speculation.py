@@ -57,14 +57,14 @@ def weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the weights of equal rows once."""
 
     def weigh(logits: torch.Tensor, params: Any) -> torch.Tensor:
-        if len(set(map(id, params))) > 1:
+        if params.count(params[0]) < len(params):
             return weigh_all(logits, params)
-        keys = (logits.view(torch.int32).long() * odd).sum(-1)  # faster to sort than rows
+        keys = (logits.view(torch.int64) * odd).sum(-1)  # faster to sort than rows
         values, places = keys.unique(return_inverse=True)
         first = torch.empty_like(values).scatter_(0, places, torch.arange(len(keys)))
         return weigh_all(logits[first], params[: len(first)])[places]
 
-    odd = torch.randint(2**62, (VOCABULARY,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    odd = torch.randint(2**62, (VOCABULARY // 2,), generator=torch.Generator().manual_seed(0)) * 2 + 1
 
     weigh_all = sampling.weigh
     monkeypatch.setattr(sampling, "weigh", weigh)
@@ -93,7 +93,7 @@ def verify(
 ) -> torch.Tensor:
     """The new tokens, [sequences, most rows of a sequence]: accepted drafts, the model's token, ABSENT."""
     widths = [1 + len(tokens) for tokens in drafted.tokens]
-    states = [one.getstate() for one in draws]
+    states = [one.getstate() for one in draws] if drafted.probabilities is None else []
     chosen = choose_rows(logits, widths, drafted, params, draws, choose)
     table, tokens, parents = table_of(chosen, widths, drafted)
     last, count, path, accepted = follow(table, tokens, parents)
@@ -109,6 +109,13 @@ def verify(
             for _ in range(1 + accepted_drafts):
                 one.random()
     return table.gather(1, path).masked_fill(torch.arange(path.shape[1]) > count, ABSENT)
+
+
+def draws_of(count: int, seed: int, *, rewinds: bool = False) -> list[Any]:
+    """The sources of random numbers of sequences; they share one, which is fast, unless they rewind it."""
+    if not rewinds:
+        return [random.Random(seed)] * count
+    return [Tape(numbers) for numbers in torch.rand(count, 16, dtype=torch.float64).tolist()]
 
 
 def table_of(
@@ -149,6 +156,11 @@ def exact(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return torch.tensor(kept, dtype=torch.float64) / sum(kept)
 
 
+def drawn(odds: torch.Tensor) -> torch.Tensor:
+    """A token [count] from each distribution [count, 16]; faster than `multinomial`."""
+    return torch.searchsorted(odds.cumsum(-1), torch.rand(len(odds), 1).double(), right=True)[:, 0]
+
+
 def sequences(
     params: SamplingParams,
     proposal: Proposal | None,
@@ -168,7 +180,7 @@ def sequences(
         tree: Whether drafts are trees.
     """
     torch.manual_seed(seed)
-    draws: list[Any] = [Tape(numbers) for numbers in torch.rand(count, 16, dtype=torch.float64).tolist()]
+    draws = draws_of(count, seed, rewinds=proposal is None)
     p = torch.stack([exact(row, params) for row in logits])
     if proposal is None:
         first = p[0].topk(4).indices[torch.arange(count) % 4]
@@ -178,15 +190,15 @@ def sequences(
             own = [first, other, first.flip(0), other.flip(0)]
     else:
         q = proposal(p)
-        first = q[:1].expand(count, -1).multinomial(1)[:, 0]
-        second = q[1 + first].multinomial(1)[:, 0]
+        first = drawn(q[:1].expand(count, -1))
+        second = drawn(q[1 + first])
         own, odds = [first, second], [q[:1].expand(count, -1), q[1 + first]]
         if tree:
             without = odds[0].scatter(1, first.unsqueeze(1), 0)  # siblings are drawn without replacement
             without = without.where(without.sum(-1, keepdim=True) > 0, 1 - q[:1].ceil())
             without = without / without.sum(-1, keepdim=True)
-            other = without.multinomial(1)[:, 0]
-            third = q[1 + other].multinomial(1)[:, 0]
+            other = drawn(without)
+            third = drawn(q[1 + other])
             own, odds = [first, other, second, third], [odds[0], without, odds[1], q[1 + other]]
         probabilities = torch.stack(odds, 1).flatten(0, 1)
     rows = torch.stack([logits[:1].expand(count, -1), *(logits[1 + each] for each in own)], 1)
@@ -199,7 +211,7 @@ def sequences(
         if proposal is None:
             again, probabilities = before, None
         else:
-            again = q[1 + before].multinomial(1)[:, 0]
+            again = drawn(q[1 + before])
             probabilities = q[1 + before]
         rows = torch.stack([logits[1 + before], logits[1 + again]], 1).flatten(0, 1)
         drafted = Drafted([[token] for token in again.tolist()], probabilities)
@@ -247,7 +259,7 @@ def chance_of(
     ("kind", "temperature"),
     [
         *(("not drawn", 0.7), ("not drawn", 1.3), ("equal", 1.3), ("near", 0.7)),
-        *(("bad", 0.7), ("bad", 1.3), ("elsewhere", 0.7)),
+        *(("bad", 0.7), ("elsewhere", 0.7)),
     ],
 )
 def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: float) -> None:
@@ -257,7 +269,7 @@ def test_pairs_of_tokens_have_the_models_distribution(kind: str, temperature: fl
 
 @pytest.mark.parametrize(
     ("kind", "temperature"),
-    [("not drawn", 0.7), ("not drawn", 1.3), ("near", 0.7), ("bad", 0.7), ("bad", 1.3)],
+    [("not drawn", 0.7), ("not drawn", 1.3), ("near", 0.7), ("bad", 1.3)],
 )
 def test_pairs_of_tokens_after_trees(kind: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=9, top_p=0.9, min_p=0.05)
@@ -279,6 +291,8 @@ class Tables(NamedTuple):
 class Asked:
     """A sampled task. Its text ends with the token `newest`, unless this is -1."""
 
+    __slots__ = ("draws", "newest", "params", "slot")
+
     def __init__(self, slot: int, params: SamplingParams, draws: Any, newest: int = -1) -> None:
         self.slot, self.params, self.draws, self.newest = slot, params, draws, newest
 
@@ -299,10 +313,11 @@ def tabled(kind: type[DraftModel], tables: Tables, **attributes: Any) -> Any:
             return tables.second[drafted[:, -1]]
 
         def _verify(self, tasks: Any, tokens: Any, limit: Any) -> Any:
-            if not len(tokens[tasks[0]]):
+            drafts = torch.stack([*tokens.values()])  # as many of each task
+            if not drafts.numel():
                 return self._extend(tasks)
-            owners = [task for task in tasks for _ in range(len(tokens[task]))]
-            return owners, tables.second[torch.cat([tokens[task] for task in tasks])]
+            owners = [task for task in tasks for _ in range(drafts.shape[1])]
+            return owners, tables.second[drafts.flatten()]
 
     return Tabled()
 
@@ -354,8 +369,7 @@ KINDS: dict[str, tuple[str, type[DraftModel], dict[str, Any]]] = {
 
 def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: int) -> torch.Tensor:
     """[CHUNK, 2], the first two new tokens of sequences with these drafts."""
-    torch.manual_seed(seed)
-    draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 14, dtype=torch.float64).tolist()]
+    draws = draws_of(CHUNK, seed)
     tokens = torch.full((CHUNK, 2), -1)
     tasks = [Asked(slot, params, one) for slot, one in enumerate(draws)]
     for limit in (4 if drafts.are_trees else 2, 1):
@@ -370,8 +384,9 @@ def pairs_of(drafts: Any, params: SamplingParams, logits: torch.Tensor, seed: in
             tokens[[task.slot for task in tasks], 1] = found[:, 0]
             break
         tokens = found
-        short = (tokens[:, 1] < 0).nonzero()[:, 0].tolist()
-        tasks = [Asked(slot, params, draws[slot], int(tokens[slot, 0])) for slot in short]
+        short = (tokens[:, 1] < 0).nonzero()[:, 0]
+        places = zip(short.tolist(), tokens[short, 0].tolist(), strict=True)
+        tasks = [Asked(slot, params, draws[slot], newest) for slot, newest in places]
     return tokens
 
 
@@ -434,11 +449,28 @@ def test_the_better_the_proposal_the_more_is_accepted() -> None:
         torch.manual_seed(0)
         drafts = q.expand(CHUNK, -1).multinomial(1).tolist()
         rows = logits.expand(2 * CHUNK, -1)
-        draws = [Tape(numbers) for numbers in torch.rand(CHUNK, 4, dtype=torch.float64).tolist()]
+        draws = draws_of(CHUNK, seed=0)
         runs = verify(rows, Drafted(drafts, q.expand(CHUNK, -1)), [params] * CHUNK, draws, choose)
         share = (runs[:, 1] >= 0).sum().item() / CHUNK
         wanted = torch.minimum(p, q).sum().item()
         assert abs(share - wanted) < 4 * math.sqrt(0.25 / CHUNK)
+
+
+def test_a_sequence_takes_its_own_numbers_only() -> None:
+    """A sequence gets the same tokens alone as beside others."""
+    torch.manual_seed(0)
+    count, params = 40, SamplingParams(temperature=1.0)
+    logits, q = torch.randn(3 * count, VOCABULARY), torch.rand(2 * count, VOCABULARY).double()
+    q /= q.sum(-1, keepdim=True)
+    drafts = drawn(q).view(count, 2).tolist()
+    draws = [random.Random(n) for n in range(count)]
+    together = verify(logits, Drafted(drafts, q), [params] * count, draws)
+    assert (together[:, 1] < 0).any()
+    assert (together[:, 2] >= 0).any()
+    for n in range(count):
+        own = Drafted([drafts[n]], q[2 * n : 2 * n + 2])
+        alone = verify(logits[3 * n : 3 * n + 3], own, [params], [random.Random(n)])
+        assert torch.equal(alone[0], together[n])
 
 
 def test_greedy_rows_and_rows_without_finite_logits() -> None:
