@@ -1,9 +1,9 @@
 """The plain-torch backends pass the quick cases of the suite; the reference passes some of them.
 
 The suite compares results with the reference, so it can't find wrong results of the reference itself. The
-reference runs only scenarios that also check which memory is read and written, and each part of its code once:
-its decode is a prefill, sizes are only shapes to it, and the references of `AS_GATED_DELTA` add only the formula
-of one row. The checks `EVERYWHERE` run for these, too.
+reference runs only scenarios that also check which memory is read and written, and each part of its code
+once: decode is a prefill, sizes are only shapes, and the references of `AS_GATED_DELTA` add only the
+formula of one row. The checks `EVERYWHERE` run for these, too.
 """
 
 import pytest
