@@ -62,21 +62,24 @@ class Memory:
         assert not np.any(np.asarray(self.address) % align), f"an address is not a multiple of {align}"
         self.size = size
 
-    def _numbers(self):
+    def _bytes(self):
+        """The bytes from the lowest to the highest number, and the places [lanes, bytes] of each lane's."""
         size = self.dtype.width // 8 * self.size
-        for address in np.atleast_1d(self.address).tolist():
-            memory = (ctypes.c_char * size).from_address(address)
-            yield torch.frombuffer(memory, dtype=self.dtype.dtype)
+        addresses = np.array(self.address, dtype=np.int64, ndmin=1)
+        start = int(addresses.min())
+        memory = (ctypes.c_uint8 * (int(addresses.max()) - start + size)).from_address(start)
+        return np.frombuffer(memory, np.uint8), (addresses - start)[:, None] + np.arange(size)
 
     def read(self):
-        found = np.stack(
-            [t.double().numpy() if t.is_floating_point() else t.numpy() for t in self._numbers()], -1
-        )
-        return found.astype(self.dtype.number)
+        memory, places = self._bytes()
+        numbers = torch.from_numpy(memory[places]).view(self.dtype.dtype).T
+        numbers = numbers.double() if numbers.is_floating_point() else numbers
+        return numbers.numpy().astype(self.dtype.number)
 
     def write(self, values):
-        for lane, numbers in enumerate(self._numbers()):
-            numbers.copy_(torch.tensor(values[:, lane]))
+        memory, places = self._bytes()
+        numbers = torch.empty(len(places), self.size, dtype=self.dtype.dtype).copy_(torch.tensor(values.T))
+        memory[places] = numbers.view(torch.uint8).numpy()
 
     def __getitem__(self, index):
         numbers = self.read()[index]
