@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from switchrail.platforms.graph import Graph
 
@@ -47,7 +46,14 @@ _Call = tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+    """The tensors among an operation's arguments or results; faster than torch's `tree_leaves`."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, dict):
+        found = found.values()
+    elif not isinstance(found, list | tuple):
+        return []
+    return [one for part in found for one in _tensors(part)]
 
 
 def _memory(tensor: torch.Tensor) -> int:
