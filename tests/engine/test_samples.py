@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from switchrail.engine import Engine, SamplingParams
+import switchrail
+from switchrail.engine import Engine, Output, SamplingParams
 from switchrail.errors import RequestError
 
 from .test_requests import is_idle
@@ -19,14 +21,20 @@ PARAMS = SamplingParams(n=4, max_new_tokens=9, temperature=1.0, seed=11, ignore_
 LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, 16, 23]  # prompts within a page, at its border, of several chunks
 
 
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    """An engine for tests that leave it idle."""
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SIZES) as engine:
+        yield engine
+
+
 def separate(params: SamplingParams) -> list[SamplingParams]:
     assert params.seed is not None
     return [replace(params, n=1, seed=params.seed + i) for i in range(params.n)]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_samples_equal_prompts_with_their_seeds(make_engine: Callable[..., Engine], length: int) -> None:
-    engine = make_engine(options=SIZES)
+def test_samples_equal_prompts_with_their_seeds(engine: Engine, length: int) -> None:
     prompt = [(7 * i + 3) % 250 for i in range(length)]
     expected = engine.generate([prompt] * 4, separate(PARAMS))
     assert len({output.tokens for output in expected}) == 4
@@ -40,20 +48,18 @@ def test_samples_equal_prompts_with_their_seeds(make_engine: Callable[..., Engin
     "changes", [{"max_sequences": 2}, {"num_pages": 12}, {"prefill_chunk": 3}], ids=json.dumps
 )
 def test_samples_that_do_not_fit_together_run_one_after_another(
-    make_engine: Callable[..., Engine], changes: dict[str, int]
+    engine: Engine, make_engine: Callable[..., Engine], changes: dict[str, int]
 ) -> None:
-    engine = make_engine(options=SIZES | changes)
+    tight = make_engine(options=SIZES | changes)
     prompts = ["seven days and", "x", "the beginning"]
     params = [PARAMS, replace(PARAMS, n=1, seed=2), replace(PARAMS, n=5, seed=90)]
     each = [param for whole in params for param in separate(whole)]
     repeated = [prompt for prompt, whole in zip(prompts, params, strict=True) for _ in range(whole.n)]
-    expected = make_engine(options=SIZES).generate(repeated, each)
-    assert engine.generate(prompts, params) == expected
-    assert is_idle(engine)
+    assert tight.generate(prompts, params) == engine.generate(repeated, each)
+    assert is_idle(tight)
 
 
-def test_more_samples_than_sequences(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SIZES)
+def test_more_samples_than_sequences(engine: Engine) -> None:
     params = replace(PARAMS, n=20, max_new_tokens=3)
     assert engine.generate(["the end"], params) == engine.generate(["the end"] * 20, separate(params))
     assert is_idle(engine)
@@ -81,15 +87,21 @@ def test_samples_share_the_full_pages_of_their_prompt(make_engine: Callable[...,
     assert is_idle(engine)
 
 
+@pytest.fixture(scope="module")
+def three_chunks(checkpoint: Path) -> Iterator[tuple[Engine, list[int], list[Output]]]:
+    """An engine that prefills a prompt in three chunks, this prompt, and the outputs of its samples."""
+    options, prompt = SIZES | {"prefill_chunk": 6}, [*range(14)]
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
+        yield engine, prompt, engine.generate([prompt] * 4, separate(PARAMS))
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("ended", [0, 2])
 def test_a_sample_that_is_cancelled_leaves_the_others(
-    make_engine: Callable[..., Engine], steps: int, ended: int
+    three_chunks: tuple[Engine, list[int], list[Output]], steps: int, ended: int
 ) -> None:
     """A sample cancelled before, during or after the common prefill leaves the other samples intact."""
-    engine = make_engine(options=SIZES | {"prefill_chunk": 6})
-    prompt = list(range(14))  # three chunks
-    expected = engine.generate([prompt] * 4, separate(PARAMS))
+    engine, prompt, expected = three_chunks
     samples = engine.submit(prompt, PARAMS).samples
     for _ in range(steps):
         engine.step()
@@ -102,8 +114,8 @@ def test_a_sample_that_is_cancelled_leaves_the_others(
     assert is_idle(engine)
 
 
-def test_samples_without_a_seed_differ(make_engine: Callable[..., Engine]) -> None:
-    outputs = make_engine(options=SIZES).generate(["x"], replace(PARAMS, seed=None))
+def test_samples_without_a_seed_differ(engine: Engine) -> None:
+    outputs = engine.generate(["x"], replace(PARAMS, seed=None))
     assert len({output.tokens for output in outputs}) == 4
 
 
