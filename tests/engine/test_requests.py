@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import switchrail
 import torch
 from switchrail.engine import Engine, EngineOptions, Event, Output, SamplingParams
 from switchrail.errors import RequestError, SwitchrailError
@@ -28,12 +29,18 @@ def checkpoint(small_checkpoint: Path) -> Path:
     return small_checkpoint
 
 
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    """An engine for tests that leave it idle."""
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL) as engine:
+        yield engine
+
+
 def texts(events: list[Event], request: Any) -> str:
     return "".join(event.text for event in events if event.request is request)
 
 
-def test_outputs_hold_prompt_tokens_and_text(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_outputs_hold_prompt_tokens_and_text(engine: Engine) -> None:
     first, second = engine.generate(["the end", [5, 6, 7]], FREE)
     assert first.prompt == "the end"
     assert first.prompt_tokens == tuple(engine._tokenizer("the end")["input_ids"])
@@ -54,12 +61,11 @@ def test_crowded_requests_get_the_same_tokens_as_alone(make_engine: Callable[...
     assert [alone.generate([prompt], FREE)[0] for prompt in PROMPTS] == crowd
 
 
-def test_sampled_tokens_do_not_depend_on_the_batch(make_engine: Callable[..., Engine]) -> None:
+def test_sampled_tokens_do_not_depend_on_the_batch(engine: Engine) -> None:
     params = [
         SamplingParams(max_new_tokens=12, temperature=1.0, top_k=40, top_p=0.95, seed=i, ignore_eos=True)
         for i in range(len(PROMPTS))
     ]
-    engine = make_engine(options=SMALL)
     crowd = engine.generate(PROMPTS, params)
     assert [
         engine.generate([prompt], param)[0] for prompt, param in zip(PROMPTS, params, strict=True)
@@ -72,8 +78,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(make_engine: Callable[..., En
     assert [output.tokens for output in other] != [output.tokens for output in crowd]
 
 
-def test_stream_gives_each_token_and_the_whole_text(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_stream_gives_each_token_and_the_whole_text(engine: Engine) -> None:
     expected = engine.generate(PROMPTS, FREE)
     events = list(engine.stream(PROMPTS, FREE))
     requests = sorted({event.request for event in events}, key=lambda request: request.id)
@@ -124,8 +129,7 @@ def test_the_checkpoint_names_the_end_token(make_engine: Callable[..., Engine]) 
     assert make_engine()._end_tokens == {256}
 
 
-def test_stop_strings(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_stop_strings(engine: Engine) -> None:
     full = greedy(engine, "seven days")
     stop = full.text[4:6]
     at = full.text.index(stop)
@@ -164,8 +168,7 @@ def test_submit_step_and_cancel(make_engine: Callable[..., Engine]) -> None:
     assert is_idle(engine)
 
 
-def test_other_requests_continue_during_generate(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_other_requests_continue_during_generate(engine: Engine) -> None:
     alone = greedy(engine, "x")
     request = engine.submit("x", FREE)
     engine.generate(["the other"], FREE)
@@ -250,10 +253,7 @@ def test_steps_keep_to_their_rows(
         ([1] * 146, SamplingParams(max_new_tokens=12), "need 40 pages of 4 tokens; the pool has 39"),
     ],
 )
-def test_requests_that_can_never_run(
-    make_engine: Callable[..., Engine], prompt: Any, params: Any, words: str
-) -> None:
-    engine = make_engine(options=SMALL)
+def test_requests_that_can_never_run(engine: Engine, prompt: Any, params: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         engine.submit(prompt, params)
     with pytest.raises(RequestError, match=f"^prompt 2 of 2.*: .*{words}") as caught:
@@ -263,8 +263,7 @@ def test_requests_that_can_never_run(
     assert greedy(engine).finish_reason == "length"
 
 
-def test_the_largest_request_that_fits_runs(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_the_largest_request_that_fits_runs(engine: Engine) -> None:
     (output,) = engine.generate([[1] * 145], FREE)
     assert output.finish_reason == "length"
     assert len(output.tokens) == 12
@@ -289,25 +288,20 @@ def test_the_largest_request_that_fits_runs(make_engine: Callable[..., Engine]) 
         (["a"], [None], "params must be SamplingParams, got None"),
     ],
 )
-def test_generate_called_wrongly(
-    make_engine: Callable[..., Engine], prompts: Any, params: Any, words: str
-) -> None:
-    engine = make_engine()
+def test_generate_called_wrongly(engine: Engine, prompts: Any, params: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         engine.generate(prompts, params)
     with pytest.raises(RequestError, match=words):
         list(engine.stream(prompts, params))
 
 
-def test_arrays_are_sequences(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(options=SMALL)
+def test_arrays_are_sequences(engine: Engine) -> None:
     expected = engine.generate(([5, 6], [7, 8]), (FREE, FREE))
     assert engine.generate(np.array([[5, 6], [7, 8]]), FREE) == expected  # type: ignore[arg-type]
     assert engine.generate(torch.tensor([[5, 6], [7, 8]]), FREE) == expected  # type: ignore[arg-type]
 
 
-def test_nothing_to_generate(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine()
+def test_nothing_to_generate(engine: Engine) -> None:
     assert engine.generate([]) == []
     assert list(engine.stream([])) == []
 
