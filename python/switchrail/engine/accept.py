@@ -89,9 +89,10 @@ def accept_rows(
     Args:
         chosen: [R] int64, the token chosen after each row of a step; -1 if its logits are not finite.
         ids: [R or more] int64, the token of each row.
-        rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
+        rows: [N, X] int64, the rows of each sequence in the step, including its padding rows. Unused entries
+            repeat the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, and -2 for
-            padding.
+            padding rows and unused entries.
         slots: [N] int64, the slots of the sequences; -1 for padding.
         last_tokens: [slots] int64, receives the newest token of each sequence, 0 in place of -1.
         are_trees: Whether the rows may form trees, not only chains.

@@ -141,8 +141,8 @@ def commits(verify: RoutePlan) -> dict[str, str]:
     """When captured verifications commit states, by op and phase.
 
     A value is `DEFERRED`, or says that the commit follows each verification, and why. A backend can't read
-    another backend's records, and one table says which records are pending in all ops. So no op defers its
-    commits if an op that could defer them has several backends, each for some sizes.
+    another backend's records, and all ops share one table of pending records. So no op defers its commits if
+    an op that could defer them has several backends, each for some sizes.
     """
     able = {
         (one.op, one.name) for one in verify.backends if "deferred_commit" in one.capabilities["features"]

@@ -31,10 +31,10 @@ class Captured:
         pieces: The graphs of the step's pieces.
         step: The inputs that the graphs read.
         prepared: The plans of the backends in the pieces, refreshed for each step.
-        accept: The graph that commits accepted drafts; None if the step has no drafts.
+        accept: The graph that commits accepted drafts; None except for verifications.
         choose: The graph that chooses the likeliest tokens, and in verifications also commits accepted
             drafts; None if tokens are chosen eagerly.
-        chosen: The tokens that `choose` writes, [R] int64.
+        chosen: The tokens that a decode's `choose` writes, [R] int64; otherwise None.
         others: All steps of captured proposals with their plans; empty for steps of other kinds.
     """
 
@@ -83,7 +83,7 @@ class Capturer:
         return self._record(run)
 
     def capture_after(self, work: Callable[[], None]) -> Pieces:
-        """Run work that follows a captured step once, then capture it."""
+        """Run work once, then capture it as one piece, without eager calls."""
         work()
         return self._record(lambda elsewhere: work())
 

@@ -310,8 +310,8 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
     """Refuse rotary embeddings whose factors depend on the longest sequence of a step.
 
     Raises:
-        CheckpointError: The config has such embeddings: sequences in one step would change each other's
-            factors.
+        CheckpointError: The config has such embeddings, and a sequence may be long enough to change the
+            factors of the other sequences in its step.
     """
     given = getattr(model_config.get_text_config(), "rope_parameters", None)
     own = given if isinstance(given, dict) else {}

@@ -42,7 +42,8 @@ class Text:
     Attributes:
         slot: The slot of the sequence's states.
         length: The number of tokens before the step's rows.
-        ids: All tokens of the sequence; empty for decodes.
+        ids: The input tokens of the sequence's rows, from its first to the last one to run; empty for
+            decodes.
     """
 
     slot: int
@@ -97,9 +98,10 @@ class DraftModel(Drafts):
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[Task], limits: Sequence[int]) -> Drafted:
-        """Propose the tokens that the draft model generates, without waiting for the device.
+        """Propose the tokens that the draft model generates.
 
-        For sampled tasks, the tokens are drawn from the draft model's distribution.
+        Only an MTP head with several steps waits for the device, since the host reads its drafts. For
+        sampled tasks, the tokens are drawn from the draft model's distribution.
         """
         found = self._captured(tasks, limits)
         known = {task for each in found for task in each.rows}

@@ -19,8 +19,8 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     """The name of the requested or default dtype. Doesn't import torch.
 
     Args:
-        dtype: A name or a dtype; None for the checkpoint's dtype. On a CPU, where float32 is the fastest, and
-            if the configuration names no dtype, None stands for float32.
+        dtype: A name or a dtype; None for the checkpoint's dtype, or for float32 if the configuration names
+            no dtype or the device is a CPU, where float32 is the fastest.
         config: The checkpoint's configuration.
         hardware: The hardware of the model.
 

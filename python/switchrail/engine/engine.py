@@ -116,7 +116,8 @@ class Engine(AbstractContextManager["Engine"]):
             CheckpointError: The folder is not a checkpoint that the engine runs.
             PlatformError: There is no such device, or the platform returns something invalid.
             NotProvidedError: The platform does not provide something that the engine needs.
-            ConfigError: An option is unknown or out of range, or there is not enough memory.
+            ConfigError: An option is unknown or invalid, the model can't use the draft, or there is not
+                enough memory.
             UnknownDtypeError: `dtype`, or the checkpoint's dtype if `dtype` is None, is not supported.
             NoBackendError: No backend supports one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
@@ -230,7 +231,7 @@ class Engine(AbstractContextManager["Engine"]):
     def _find_drafts(
         self, runtime: Runtime, path: Path, config: dict[str, Any]
     ) -> Drafts | DraftCheckpoint | list[Layout] | None:
-        """The drafts, or the checkpoint of a draft model, or the layouts of the model's own head."""
+        """The drafts, a draft model's checkpoint, or the layouts of the MTP head; None without drafts."""
         draft = self.options.draft
         if draft == NGRAM:
             return NgramDrafts()
@@ -331,6 +332,8 @@ class Engine(AbstractContextManager["Engine"]):
     ) -> Iterator[Event]:
         """Run prompts and yield their events as they occur. Leaving early cancels the remaining prompts.
 
+        The prompts are checked and queued when the first event is requested.
+
         Args:
             prompts: Texts or token ids.
             params: Parameters for all prompts, or a sequence with one `SamplingParams` per prompt; None for
@@ -340,8 +343,7 @@ class Engine(AbstractContextManager["Engine"]):
             The events of all prompts. The requests' ids increase in the order of the prompts.
 
         Raises:
-            RequestError: A prompt can't be served; then no prompt is run. Raised when the first event is
-                requested.
+            RequestError: A prompt can't be served; then no prompt is run.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
             BaseException: The exception of a step with one of these prompts, even if another thread ran the
                 step; all requests of this call have then ended.
@@ -388,7 +390,8 @@ class Engine(AbstractContextManager["Engine"]):
         Raises:
             EngineError: The engine was made before a fork, or runs a step in this thread.
             BaseException: The exception that ended the step, for example from a backend. The requests of the
-                step have then ended with reason `error`; the other requests continue with the next step.
+                step have then ended with reason `error`; the other requests continue with the next step,
+                unless the device can't be activated: then all requests have ended.
         """
         self._check_process()
         events: list[Event] = []

@@ -86,8 +86,9 @@ def read_weights(path: Path) -> dict[str, int]:
         The name of each tensor -> its number of values.
 
     Raises:
-        CheckpointError: A file is missing or broken; the index has paths outside the folder, or tensors that
-            its files don't contain; or a tensor is duplicate or not floating-point.
+        CheckpointError: A file is missing or broken; the index has paths outside the folder, has tensors that
+            its files don't contain, or leaves out a `model.safetensors` in the folder; or a tensor is
+            duplicate or not floating-point.
     """
     index = path / INDEX
     listed = _read_index(index) if index.is_file() else {}

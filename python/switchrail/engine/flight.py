@@ -60,8 +60,9 @@ class Verification:
         number: The number of tokens generated before the step.
         drafts: The number of the task's drafts.
         state: The state of the task's random number generator before the step. After the step the generator
-            returns to this state, and advances by one number for each new token. None if the numbers that the
-            step takes don't depend on the number of accepted drafts.
+            returns to this state, and advances by one number for each new token. None if the generator keeps
+            the state that the step leaves: for greedy tasks, for tasks without drafts, and if the drafts were
+            drawn from distributions.
     """
 
     task: Task

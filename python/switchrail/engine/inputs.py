@@ -170,7 +170,7 @@ class DecodeInputs:
         Args:
             positions: [N] int64.
             slots: [N] int64, -1 for padding.
-            states: Whether the model has states, which this decode reads from the first slots.
+            states: Whether the model has states. The first decode reads them from the first slots.
         """
         count = len(slots)
         self._rows[_POSITIONS, :count].copy_(positions)
@@ -240,7 +240,7 @@ def decode_rows(
 
     Args:
         rows: [3, N] int64: each row's position, its slot, and a number that is first added to the position
-            and then set to 1. Slot -1 is padding, whose position doesn't change.
+            and then set to 1. Slot -1 is padding: its position doesn't change, and its number is set to 0.
         last_tokens: [slots] int64, the newest token of the sequence in each slot.
         page_table: [slots, pages] int32, the pages of the sequence in each slot. The entries of slot 0, which
             is never assigned, are page 0.

@@ -140,7 +140,8 @@ class Pools:
             state_dtype: The dtype of recurrent states.
 
         Raises:
-            ConfigError: The state pool, the page table and the pages (at least two) don't fit.
+            ConfigError: The state pool, the page table and the pages (at least two) don't fit, or `num_pages`
+                is None and the platform does not report its memory.
             PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
         classes = PoolClasses(shapes, platform)

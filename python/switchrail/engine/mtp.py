@@ -83,8 +83,8 @@ class HeadModel(nn.Module):
             hidden: [pages * page, hidden], the hidden state that each entry reads.
             results: [pages * page, hidden], receives the result of each entry, for the head's next step; None
                 for the last step.
-            of_slots: [slots, hidden], the hidden state that the next decode of each slot's sequence reads. A
-                decode writes its result there.
+            of_slots: [slots, hidden], the hidden state that the next decode of each slot's sequence reads.
+                Decodes and verifications write their newest results there.
         """
         super().__init__()
         self.step = step

@@ -29,7 +29,7 @@ class NgramDrafts(Drafts):
 
 
 def _follow(task: Task, count: int) -> list[int]:
-    """Up to `count` proposed tokens; none if the last tokens did not occur before."""
+    """The `count` proposed tokens; none if the last tokens did not occur before."""
     text = np.concatenate([task.ids, np.array(task.tokens, dtype=np.int64)]).astype(np.int32)
     period = _period(text)
     if period is None:

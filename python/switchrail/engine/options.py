@@ -31,8 +31,8 @@ class EngineOptions:
 
     Attributes:
         max_sequences: Maximum concurrent sequences; each has one slot in the model's state pool, and two in
-            the state pools of a draft model or MTP head. If only `max_tokens_per_step` is requested, this
-            default is lowered to fit.
+            the state pools of a draft model or MTP head. If a mapping has `max_tokens_per_step` but not
+            `max_sequences`, the default is lowered to fit.
         max_tokens_per_step: Maximum rows of one forward pass, decode rows included; at least `max_sequences`,
             so that decoding never waits for prefill.
         prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
@@ -43,11 +43,12 @@ class EngineOptions:
         num_pages: Pages of the key-value pool, the reserved page 0 included. None for as many as
             `max_sequences` sequences of `max_length` tokens can need, or as fit, if these are fewer.
         max_length: Maximum tokens per sequence, prompt and output together; None for the model's limit.
-        memory_fraction: The fraction of the memory free after the weights are loaded that the engine may use.
-            The pools get this memory, less the memory that steps need if a trial run has measured it. None
-            for 0.95 with a trial run and 0.85 without; 0.25 on a CPU.
+        memory_fraction: The fraction of free memory that the engine may use, measured after the weights are
+            loaded. The pools get this memory, less the memory that steps need if a trial run has measured it.
+            None for 0.95 with a trial run and 0.85 without; 0.25 on a CPU.
         capture: The steps captured in graphs, if the platform supports graphs: `decode` for steps without
-            prompt tokens, `all` for these and for steps of up to 2,048 rows with prompt tokens, or `off`.
+            prompt tokens, `all` for these and, if the platform captures steps in pieces, for steps of up to
+            2,048 rows with prompt tokens, or `off`.
         compile: Whether torch.compile compiles the decoder layers: `blocks` if so, or `off`, the only valid
             value with a draft.
         overlap: Whether the host reads a step's tokens while the device runs the next step, if the device

@@ -70,7 +70,8 @@ def weigh(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tenso
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p = numbers.unsqueeze(1).unbind(-1)
     finite = best.isfinite()
-    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # other rows' tokens are ignored
+    # the tokens of rows whose largest logit is not finite are ignored
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)
     # otherwise a subnormal temperature would give 0 / 0, and an infinite one infinity / infinity
     scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * _UNIT).long()

@@ -49,8 +49,8 @@ def choose_rows(
         widths: Each sequence's number of rows.
         drafted: The drafted tokens of each sequence.
         params: N sampling parameters.
-        draws: N sources of random numbers. A sampled sequence without a distribution takes a number for each
-            token that it may get.
+        draws: N sources of random numbers. A sampled sequence takes a number for each token that it may get;
+            if its drafts have distributions, a number for each draft, and one more.
         choose: Chooses one token from each row.
 
     Returns:

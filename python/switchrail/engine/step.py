@@ -25,9 +25,10 @@ class DraftRows:
     """The rows to verify of a step's first N sequences, in tables of X columns.
 
     Attributes:
-        rows: [N, X] int64, the rows of each sequence in the step; padding repeats the sequence's first row.
+        rows: [N, X] int64, the rows of each sequence in the step, including its padding rows. Unused entries
+            repeat the sequence's first row.
         parents: [N, X] int64, the column of the row that each row follows; -1 for the first row, `NONE` for
-            padding.
+            padding rows and unused entries.
         widths: The number of rows of each sequence in the step, padding included.
         are_trees: Whether the rows may form trees. If so, keys and values of accepted rows are moved within
             the caches.
@@ -53,7 +54,8 @@ class Step:
         logit_slots: int64, the slots of the sequences with `logit_rows`; -1 for padding sequences.
         parts: First the decode rows (with drafts, the rows to verify), then the prefill rows. A phase without
             rows has no part.
-        real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
+        real_rows: [1] int32, the number of rows before the final padding (rows of padding sequences, or of no
+            sequence). None if the step can have no such rows.
         drafts: The rows to verify; None if the step verifies no drafts.
     """
 

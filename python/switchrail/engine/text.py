@@ -118,7 +118,7 @@ class TextStream:
         return self._tail
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
-        """The final part of the text, the part to hold back, and whether a stop string was found."""
+        """The certain part of the text, the part to hold back, and whether a stop string was found."""
         for stop in self._stop:
             if stop[0] in text:
                 break

@@ -258,8 +258,8 @@ def verify_rows(
             is never assigned, are page 0.
         page_size: Page size in tokens.
         pending: None without deferred commits; otherwise five tensors (for records see `DeferredCommits`):
-            - [slots] int64, the record of each slot that remains to be applied, or -1; set to -1 for these
-              sequences.
+            - [slots] int64, for each slot the record that remains to be applied, or -1. The entries of the N
+              sequences are set to -1.
             - [slots, X] bool, the rows of this record to apply.
             - The last three receive the `pending_records`, `pending_rows` and `records` of a `DeferredBatch`.
               Slot s fills record 2 s, or record 2 s + 1 if record 2 s remains to be applied.
@@ -268,9 +268,9 @@ def verify_rows(
             - [N * X] int64, the positions.
             - [N, P] int32, the pages of each sequence, padded with its first page.
             - [N * X] int64, the row of the caches for each token; 0 past the sequence's last page.
-            - [N] int32, the number of cached tokens, including the X rows.
+            - [N] int32, the number of cached tokens, including the X rows; 0 for padding.
             - [N * X] int32, the slots.
-            - [1] int32, the number of rows without padding.
+            - [1] int32, the number of rows of all sequences that are not padding: X for each.
     """
     ids, positions, pages, kv_rows, kv_lens, sequence_ids, real = out
     lengths, slots, owned = tasks
