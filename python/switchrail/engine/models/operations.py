@@ -168,7 +168,8 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # traced code would keep `_is_hooked`'s result, so use `look`'s
+    # Tracing would make the result of `_is_hooked` a constant. `look` keeps `is_passed_hooked` up to date.
+    if torch.compiler.is_compiling():
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
@@ -238,7 +239,7 @@ def serves(*parts: nn.Module) -> bool:
 
 
 def keep_normal(norm: nn.Module, x: torch.Tensor, normal: torch.Tensor) -> None:
-    """Make the norm's next call with `x` return `normal`, which was already computed."""
+    """Make the norm's next call return `normal`, which was already computed, if the call is with `x`."""
     norm.__dict__[_NORMAL] = x, normal
 
 
