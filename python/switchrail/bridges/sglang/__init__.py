@@ -2,9 +2,10 @@
 
 Each process of SGLang finds this bridge by its entry point. With `--linear-attn-backend switchrail`,
 Switchrail chooses the backends of the layers with states; `switchrail:NAME` names one backend.
-`--linear-attn-decode-backend` and `--linear-attn-prefill-backend` also accept these names, and so does
-`--attention-backend`, for softmax attention (MLA too). A server without these names runs its layers with
-SGLang's own kernels, unless a plugin's platform makes them the default (see `platform`).
+`--linear-attn-decode-backend`, `--linear-attn-prefill-backend` and, in SGLang 0.5.23,
+`--linear-attn-verify-backend` also accept these names, and so does `--attention-backend`, for softmax
+attention (MLA too). A server without these names runs its layers with SGLang's own kernels, unless a plugin's
+platform makes them the default (see `platform`).
 """
 
 from __future__ import annotations

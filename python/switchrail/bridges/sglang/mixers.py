@@ -181,7 +181,7 @@ class Mamba2(Kind):
         mup_vector: torch.Tensor | None = None,
         use_triton_causal_conv: bool = False,
     ) -> Any:
-        """Runs a layer, with SGLang's projections and norm; a hook around the module's `forward`."""
+        """Runs a layer, with SGLang's projections and norm; a hook around the backend's `forward`."""
         served: ServedLayers | None = backend.switchrail
         if served is None or not served.serves(forward_batch):
             return original(
