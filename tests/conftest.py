@@ -129,14 +129,23 @@ _state: list[Mapping[Any, Any]] = []
 has been set up or torn down in between."""
 
 
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    if fixturedef.scope != "function":
-        _state.clear()
+class SharedFixtures:
+    """Forgets `_state` when fixtures come or go.
+
+    This is a plugin, because pytest calls no hook of this file for the fixtures of a session.
+    """
+
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function":
+            _state.clear()
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function":
+            _state.clear()
 
 
-def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    if fixturedef.scope != "function":
-        _state.clear()
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SharedFixtures())
 
 
 @pytest.fixture(scope="session", autouse=True)
