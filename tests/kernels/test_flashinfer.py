@@ -496,6 +496,7 @@ def test_a_negative_scale_and_addresses_that_the_library_cannot_read(make, op, g
         call.run(backend)
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_one_plan_serves_layers_of_other_shapes_and_its_wrappers_the_next_plan(make, monkeypatch):
     backend = make("attention", "FlashInferAttention")
     monkeypatch.setattr(PrefillWrapper, "made", 0)
