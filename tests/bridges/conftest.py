@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from tests.families.made import make
 
 KJV = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 TIE = 0.1
 """If the two largest logits are nearer than this, rounding may choose either token."""
 
