@@ -156,6 +156,13 @@ def roomy(checkpoint: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def drafting(checkpoint: Path) -> Iterator[Engine]:
+    """An engine for tests that replace its drafts and leave it idle."""
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=DRAFTED) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def ended(roomy: Engine) -> tuple[list[list[int]], list[SamplingParams], list[Output]]:
     """Requests that end by length, token or text, some with several samples, and their outputs."""
     prompts, params = make_prompts(24), make_params(24)
@@ -170,15 +177,14 @@ def ended(roomy: Engine) -> tuple[list[list[int]], list[SamplingParams], list[Ou
 
 
 @pytest.mark.parametrize("kind", FORCED)
-def test_all_ways_to_end_and_to_sample(kind: str, make_engine: Make, ended: Any) -> None:
+def test_all_ways_to_end_and_to_sample(kind: str, drafting: Engine, ended: Any) -> None:
     """With drafts, outputs end by length, token or text where they end without drafts."""
     prompts, params, expected = ended
-    engine = make_engine(options=DRAFTED)
-    oracle = use_samples(engine, kind, params, expected)
-    assert engine.generate(prompts, params) == expected
+    oracle = use_samples(drafting, kind, params, expected)
+    assert drafting.generate(prompts, params) == expected
     assert {"stop", "length"} <= {output.finish_reason for output in expected}
     assert len(oracle.steps) > 10
-    assert is_idle(engine)
+    assert is_idle(drafting)
 
 
 def test_a_step_has_a_row_per_draft_and_one_more(make_engine: Make, plain_engine: Any) -> None:
@@ -263,17 +269,17 @@ class Turns(Drafts):
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_requests_without_drafts_beside_and_after_others(
-    turn: int, make_engine: Make, plain_engine: Any
+    turn: int, drafting: Engine, plain_engine: Any
 ) -> None:
     prompts = [[7] * 6, [3, 1, 2], [9] * 11]
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
-    engine = make_engine(options=DRAFTED)
-    use(engine, Turns(Oracle(expected, FORCED["all"], ragged=False), turn))
-    assert engine.generate(prompts, FREE) == expected
-    use(engine, Repeats(lambda task: False))
-    before = engine.stats.verifications
-    assert engine.generate(prompts, FREE) == expected
-    assert engine.stats.verifications == before > 0
+    use(drafting, Turns(Oracle(expected, FORCED["all"], ragged=False), turn))
+    first = drafting.stats.verifications
+    assert drafting.generate(prompts, FREE) == expected
+    use(drafting, Repeats(lambda task: False))
+    before = drafting.stats.verifications
+    assert drafting.generate(prompts, FREE) == expected
+    assert drafting.stats.verifications == before > first
 
 
 def test_tokens_after_an_end_are_not_counted(make_engine: Make, plain_engine: Any) -> None:
@@ -372,14 +378,13 @@ def test_only_delivered_tokens_become_keys(end: str, make_engine: Make, plain_en
 
 
 def test_sequences_reordered_between_verify_and_commit(
-    make_engine: Make, plain_engine: Any, monkeypatch: pytest.MonkeyPatch
+    drafting: Engine, plain_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit belongs to the rows that were verified, whatever happens to the list of sequences."""
     prompts = make_prompts(12)
     expected = plain_engine(OPTIONS).generate(prompts, FREE)
-    engine = make_engine(options=DRAFTED)
-    use(engine, Oracle(expected, FORCED["random"]))
-    choose, live = core.choose_rows, engine._core.sequences.live
+    use(drafting, Oracle(expected, FORCED["random"]))
+    choose, live = core.choose_rows, drafting._core.sequences.live
 
     def reordering(*given: Any) -> Any:
         for task in list(live)[:-1]:
@@ -387,20 +392,19 @@ def test_sequences_reordered_between_verify_and_commit(
         return choose(*given)
 
     monkeypatch.setattr(core, "choose_rows", reordering)
-    assert engine.generate(prompts, FREE) == expected
-    assert is_idle(engine)
+    assert drafting.generate(prompts, FREE) == expected
+    assert is_idle(drafting)
 
 
-def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
-    engine = make_engine(options=DRAFTED)
-    use(engine, Repeats())
-    requests = [engine.submit(prompt, FREE) for prompt in make_prompts(9)]
-    while engine.busy:
-        engine.step()
+def test_a_cancel_between_steps_frees_everything(drafting: Engine) -> None:
+    use(drafting, Repeats())
+    requests = [drafting.submit(prompt, FREE) for prompt in make_prompts(9)]
+    while drafting.busy:
+        drafting.step()
         live = [request for request in requests if request.finish_reason is None]
         if live:
-            engine.cancel(live[len(live) // 2])
-    assert is_idle(engine)
+            drafting.cancel(live[len(live) // 2])
+    assert is_idle(drafting)
 
 
 @pytest.mark.parametrize(
@@ -418,18 +422,17 @@ def test_a_cancel_between_steps_frees_everything(make_engine: Make) -> None:
         ),
     ],
 )
-def test_a_wrong_proposal_ends_the_requests_of_its_step(found: Any, text: str, make_engine: Make) -> None:
+def test_a_wrong_proposal_ends_the_requests_of_its_step(found: Any, text: str, drafting: Engine) -> None:
     class Wrong(Drafts):
         def propose(self, tasks: Any, limits: Any) -> Any:
             return found
 
-    engine = make_engine(options=DRAFTED)
-    use(engine, Wrong())
+    use(drafting, Wrong())
     with pytest.raises(EngineError, match=text):
-        engine.generate([[1, 2], [3]], FREE)
-    assert is_idle(engine)
-    use(engine, NgramDrafts())
-    assert engine.generate([[1, 2]], FREE)[0].finish_reason == "length"
+        drafting.generate([[1, 2], [3]], FREE)
+    assert is_idle(drafting)
+    use(drafting, NgramDrafts())
+    assert drafting.generate([[1, 2]], FREE)[0].finish_reason == "length"
 
 
 class Wrong(Drafts):
