@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -42,7 +43,23 @@ class RecordedGraph(Graph):
 
 
 _Call = tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]
-"""An operation, its arguments, and its results; no results if all of them share memory with the arguments."""
+"""An operation, its arguments, and the results to copy; none if they share memory with the arguments."""
+
+
+@cache
+def _writing(func: Any) -> tuple[Any, str] | None:
+    """The variant of an operation that writes its only result to an argument, and this argument's name.
+
+    Returns None if the operation has no such variant.
+    """
+    given = [(one.name, str(one.type)) for one in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        outs = [one.name for one in variant._schema.arguments if one.is_out]
+        others = [(one.name, str(one.type)) for one in variant._schema.arguments if not one.is_out]
+        if len(outs) == 1 and others == given:
+            return variant, outs[0]
+    return None
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
@@ -85,6 +102,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_view = bool(results) and func.is_view
         if all(_memory(one) in given for one in results):
             results = []
-        if results or not is_view:  # an operation without results may write to memory, or raise
-            self._calls.append((func, args, kwargs or {}, results))
+        kwargs = kwargs or {}
+        if len(results) == 1 and (writing := _writing(func)):
+            variant, name = writing
+            self._calls.append((variant, args, {**kwargs, name: found}, []))
+        elif results or not is_view:  # an operation without results may write to memory, or raise
+            self._calls.append((func, args, kwargs, results))
         return found
