@@ -97,7 +97,7 @@ class Adapted:
         batch: The plain form.
         plan: The backend's plan.
         bounds: The bounds of the batches that the plan can be updated for; None if it can't be updated.
-        first: The layer that is called first in each step; None before the first call.
+        first: The layer that is called first in each step; None before the first call, and without bounds.
     """
 
     batch: Any

@@ -117,7 +117,7 @@ class PagedBatchPlan:
 
     @property
     def kv_seqlens(self) -> tuple[int, ...]:
-        """The numbers of cached tokens of the batch's sequences."""
+        """The numbers of cached tokens of the batch's sequences; with `kv_bounds`, upper bounds of them."""
         return self._batch.kv_seqlens
 
 

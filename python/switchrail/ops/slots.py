@@ -121,7 +121,7 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
-    """Check the slots that are read and written. Return a sequence that uses each of these slots."""
+    """Check the slots that are read and written. Return, by slot, a nonempty sequence that uses it."""
     reads: list[int] = normal(batch.read_slots, batch).tolist()
     writes: list[int] = normal(batch.write_slots, batch).tolist()
     owners: dict[int, int] = {}

@@ -71,7 +71,8 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
         since_start = gates.transpose(1, 2).contiguous()
         until_end = torch.zeros_like(since_start)
-        # [2, n, HV, C, C], the products of keys (0) and of queries (1) with earlier keys, computed by halves
+        # [2, n, HV, C, C], the products of keys (0) and of queries (1) with earlier keys, computed by halves.
+        # Queries are also multiplied by the key of their own token.
         products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
         products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
         half = 1

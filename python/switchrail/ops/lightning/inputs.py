@@ -25,7 +25,7 @@ def lightning_call(
     zero_keys: bool = False,
     **shared: Any,
 ) -> Sample:
-    """Makes a random sample of `lightning`; the argument `norm` multiplies q, k, v, its square the state.
+    """Makes a random sample of `lightning`; `norm` multiplies q, k and v, `norm` squared the state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.

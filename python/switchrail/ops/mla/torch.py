@@ -19,20 +19,22 @@ class MlaPlan(PagedPlan):
     """A step's plan.
 
     Attributes:
-        prefix: Set by `plan_chunked_prefix`; None if `run` splits the batch itself.
+        prefix: The pieces that `plan_chunked_prefix` made; None if it made none or was not called.
     """
 
     prefix: ChunkedPrefix | None = None
 
 
 class TorchMla(MlaBackend):
-    """Absorbed for single rows, expanded in pieces for several, in float32 (float64 for float64 inputs).
+    """Absorbed attention for single-row sequences, expanded attention in pieces for all others.
+
+    Computes in float32 (float64 for float64 inputs).
 
     Single-row sequences of similar length are batched and attend to the latents, as one key that all heads
     share. For a sequence with several rows, keys and values are expanded for `KEYS` positions at a time, and
-    the results are merged by their log-sum-exps. After `plan_chunked_prefix`, a prefill is expanded in larger
-    pieces, all sequences together. On CUDA, torch's settings determine the precision of float32 products; the
-    default is IEEE.
+    the results are merged by their log-sum-exps. If `plan_chunked_prefix` made pieces and the layer has both
+    weights, all sequences are expanded together in these pieces, also those with a single row. On CUDA,
+    torch's settings determine the precision of float32 products; the default is IEEE.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> MlaPlan:
