@@ -26,8 +26,12 @@ from .test_graphs import GraphPlatform
 from .test_overlap import make_prompts
 
 Make = Callable[..., Engine]
-FREE = SamplingParams(max_new_tokens=18, ignore_eos=True)
-"""18 tokens take at least four verifications of at most four drafts each."""
+SMALL = {**DRAFTED, "max_sequences": 4, "max_tokens_per_step": 24}
+"""Three sequences are padded to four, and most prompts are chunked."""
+FREE = SamplingParams(max_new_tokens=24, ignore_eos=True)
+"""24 tokens take at least five verifications of at most four drafts each."""
+REFUSED = SamplingParams(max_new_tokens=8, ignore_eos=True)
+"""For drafts that are mostly refused, so that nearly every token takes a verification."""
 WAITS = {
     torch.ops.aten.item.default,
     torch.ops.aten._local_scalar_dense.default,
@@ -106,7 +110,7 @@ def drafted(
 def engines(request: pytest.FixtureRequest, drafted: tuple[Path, Any]) -> Iterator[tuple[Engine, Engine]]:
     """An engine without graphs, and one that captures its proposals."""
     path, draft = drafted
-    options = {**DRAFTED, "draft": draft, "draft_branches": request.param}
+    options = {**SMALL, "draft": draft, "draft_branches": request.param}
     with (
         Engine(path, runtime=switchrail.Runtime(), device="cpu", options=options) as eager,
         Engine(path, runtime=make_runtime(), device=GraphPlatform(), options=options) as capturing,
@@ -130,8 +134,8 @@ def test_proposals_are_those_of_eager_steps(
     """
     place = request.node.callspec.indices
     kind = ["own", *FORCED][(place["drafted"] + place["engines"]) % 2 * 2 + half]
-    prompts = make_prompts(12)
-    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    prompts, params = make_prompts(9), REFUSED if kind in ("own", "none") else FREE
+    expected = plain_engine(OPTIONS).generate(prompts, params)
     found = []
     for engine in engines:
         core = engine._core
@@ -144,7 +148,7 @@ def test_proposals_are_those_of_eager_steps(
             )
         core.drafts = replaced = Replaced(drafts, oracle)
         try:
-            assert engine.generate(prompts, FREE) == expected
+            assert engine.generate(prompts, params) == expected
         finally:
             core.drafts = drafts
         assert is_idle(engine)
@@ -191,19 +195,18 @@ class Launches(TorchDispatchMode):
 
 
 def test_a_step_launches_four_graphs_and_reads_once(
-    make_engine: Make, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    make_engine: Make, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graphs are a verification, the acceptance, the copy of the accepted tokens, and the next proposal;
     then the host reads the tokens.
 
     Without captured proposals, each step of the draft is launched separately.
     """
+    options = {**OPTIONS, "draft": "mtp", "max_sequences": 1, "max_tokens_per_step": 8}
+    path = make_head(checkpoint, tmp_path)
     found = []
     for at_once in (True, False):
-        draft = make_head(checkpoint, checkpoint.parent / f"launches-{at_once}")
-        engine = make_engine(
-            draft, runtime=make_runtime(), device=GraphPlatform(), options={**OPTIONS, "draft": "mtp"}
-        )
+        engine = make_engine(path, runtime=make_runtime(), device=GraphPlatform(), options=options)
         drafts = drafts_of(engine)
         if not at_once:
             drafts._form = None
