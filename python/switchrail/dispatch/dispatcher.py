@@ -26,7 +26,7 @@ _log = logging.getLogger("switchrail.dispatch")
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
 Target = tuple[Callable[[Any, Any, Any], Any], int, bool]
-"""A backend's `run`, the index of the `_User` that runs it, and whether `run` returns a record to commit."""
+"""A backend's `run`, the index of the `_User` that runs it, and whether `_Step.keep` gets its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class _Step:
     Attributes:
         prepared: The step's parts and plans.
         planned: `prepared.planned`, kept here because each call reads it.
-        is_single: Whether the step has one part; see `_Table.targets`.
+        is_single: Whether `left` has a single target per layer instead of a tuple: the step has one part, and
+            `elsewhere` is None.
         left: The layers that have not been called yet, with their targets.
         elsewhere: Runs the calls of layers without targets, which the step's plans don't cover.
         verified: The calls to commit, each with the index of its user and its record.
@@ -123,7 +124,13 @@ class _Step:
             self.keep(index, call, record)
 
     def keep(self, index: int, call: Any, record: object) -> None:
-        """Keeps the call and its record for `commit`."""
+        """Keeps the call and its record for `commit`, or the call alone if its commit is deferred.
+
+        Keeps nothing for a `RowStatesBatch`, which needs no commit.
+
+        Raises:
+            DispatchError: The record is None, but `commit` needs it.
+        """
         batch = self.planned[index][0]
         if isinstance(batch, DeferredBatch):
             self.deferred.append((index, call))
@@ -401,10 +408,11 @@ class Dispatcher:
         self.dispatch(take_rows(call, parts[0].rows) if len(parts) == 1 else call)
 
     def commit(self, accepted: torch.Tensor, *, again: bool = False) -> None:
-        """Writes the states after the accepted tokens of the last step's verification, in all layers.
+        """Writes the states after the accepted tokens of the last step's verification.
 
-        Each layer's state is written once, even if a backend fails and `commit` is called again. The next
-        step discards verifications that were not committed.
+        Layers whose batch is a `RowStatesBatch` or a `DeferredBatch` are skipped. The state of each other
+        layer is written once, even if a backend fails and `commit` is called again. The next step discards
+        verifications that were not committed.
 
         Args:
             accepted: See `Backend.commit`.
