@@ -133,7 +133,7 @@ def kv_bounds(sample: Sample, odd: bool) -> Sample:
 
 
 def strided_out(sample: Sample, odd: bool) -> Sample:
-    """A result tensor with a gap after each vector along its last axis."""
+    """A result tensor with gaps along the last axis."""
     shape = [*sample.out.shape[:-1], sample.out.shape[-1] + (3 if odd else 64)]
     whole = torch.full(shape, torch.nan, dtype=sample.out.dtype, device=sample.out.device)
     out = whole[..., : sample.out.shape[-1]]
