@@ -43,7 +43,10 @@ class RecordedGraph(Graph):
 
 
 _Call = tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]
-"""An operation, its arguments, and the results to copy; none if they share memory with the arguments."""
+"""An operation, its arguments, and the capture's results that a replay copies its own results to.
+
+The list is empty if all results share memory with the arguments.
+"""
 
 
 @cache

@@ -55,7 +55,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     """Measures the error of `actual` (any shape and float dtype) against `expected` of the same shape.
 
     A denominator below the dtype's smallest normal number is replaced by that number, because subnormal
-    numbers have fewer digits.
+    numbers have fewer digits. If all expected numbers are 0, the errors are 0 or infinite.
 
     Raises:
         ValueError: The shapes differ.

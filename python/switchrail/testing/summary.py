@@ -69,7 +69,7 @@ def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]
 
 
 def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Iterator[str]:
-    """Lines about traits that only failed cases have, or only cases that passed."""
+    """Lines about facets that all failed and no passed cases have, and about facets of passed cases only."""
     if not passed:
         return
     every = [set(result.facets) for result in failed]

@@ -76,7 +76,7 @@ def deferred_commit(setting: Setting) -> Measured:
 
 
 def _in_order(call: Sample, slots: torch.Tensor, order: torch.Tensor) -> Sample:
-    """The call with its sequences on the slots `slots[order]`."""
+    """The call with its sequences on the slots `slots[order]`, and `has_initial_state` True."""
     own = slots[order.to(slots.device)]
     assert isinstance(call.batch, VerifyBatch)
     batch = dataclasses.replace(

@@ -43,7 +43,10 @@ def on_engine_memory(setting: Setting, features: Collection[str]) -> Measured:
 
 
 def _smallest(setting: Setting) -> list[dict[str, int]]:
-    """The generator's arguments for pages of one token, or for states of one column."""
+    """The generator's arguments for pages of one token, or for states of one column.
+
+    Empty for other ops with a state, and if the backend claims page sizes without 1.
+    """
     if setting.op == "short_conv":
         return [{"width": 2}]
     claimed = setting.subject.claims("page_sizes")

@@ -21,7 +21,10 @@ Common = tuple[str, torch.Tensor, bool]
 
 
 def rows_in_common(d: Difference) -> Finding | None:
-    """A property that all wrong rows have, but few other rows."""
+    """A property that all wrong rows have, but few other rows.
+
+    If all rows are wrong, the finding has only possible causes: the properties that all rows have.
+    """
     wrong = d.wrong_rows
     owners = torch.tensor(d.owners, dtype=torch.int64)
     if wrong.all():

@@ -148,7 +148,7 @@ def moved_rows(d: Difference) -> Finding | None:
 
 
 def rounding(d: Difference) -> Finding | None:
-    """A small error over all rows, at least half of which are wrong."""
+    """A small error over all rows, if at least half of the rows are wrong."""
     if not d.got.isfinite().all() or d.bound.norm == 0:
         return None
     error = float((d.got - d.expected).norm() / d.expected.norm().clamp_min(1e-300))
@@ -174,7 +174,7 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 
 
 def _named(d: Difference, ratio: float) -> str:
-    """The name of a ratio that kernels often forget, such as 1/scale; empty for other ratios."""
+    """The name of a ratio that a common mistake gives, such as 1/scale if scale is forgotten; else empty."""
     first = d.call.contract.inputs[0]
     axis = d.call.contract.tensors[first].axes[-1]
     size = d.call.tensor(first).shape[-1]
