@@ -116,12 +116,12 @@ _SMALLER = 16
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of batches for an op in a phase.
 
-    For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length, with
-    at least 8 rows each. For prefill with a cache, each number of rows is combined with several numbers of
-    cached tokens; no sequence has more rows than cached tokens. Large numbers of rows are also combined with
-    as many cached tokens (nothing was cached before) and with an eighth more: some backends are much faster
-    if nothing was cached before. For decode and verify, the grid has several numbers of sequences, and with a
-    cache several numbers of cached tokens.
+    For prefill without a cache, each number of rows is divided into 1 to 64 sequences of equal length (1 to
+    16 if not `large`), with at least 8 rows each. For prefill with a cache, each number of rows is combined
+    with several numbers of cached tokens; no sequence has more rows than cached tokens. Large numbers of rows
+    are also combined with as many cached tokens (nothing was cached before) and with an eighth more: some
+    backends are much faster if nothing was cached before. For decode and verify, the grid has several numbers
+    of sequences, and with a cache several numbers of cached tokens.
 
     Args:
         op: The op.

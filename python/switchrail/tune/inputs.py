@@ -14,10 +14,10 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Sample, size: Batch) -> Sample:
     """A call like the given one, with the rows and the cached tokens of the batch `size`.
 
-    The rows of the small call are repeated. Its rows may end with unused elements, which a model's rows don't
-    have. They are left out where they would move addresses off multiples of 16 bytes, since kernels then take
-    up to three times as long (docs/tune.md). Pools are filled with new random numbers. Each sequence has a
-    state or cached tokens.
+    The rows of the small call are repeated. Its buffers may have unused elements before and after each row,
+    which a model's buffers don't have. They are left out where they would move addresses off multiples of 16
+    bytes, since kernels then take up to three times as long (docs/tune.md). Pools are filled with new random
+    numbers. Each sequence has a state or cached tokens.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)
@@ -63,7 +63,7 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # elements around each row
+        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # to cut at both ends of a row
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).view(-1, width)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
         storages[key] = whole[index, gap : width - gap], gap

@@ -173,7 +173,10 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 
 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
-    """The settings of the backends that fit and pass the check `ragged`; records why the others don't."""
+    """The settings of the backends that fit and pass the check `ragged`; records why others don't.
+
+    Backends of negative priority, or that don't serve the phase, are skipped without a record.
+    """
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
         registration = runtime.backend(timing.op, name, timing.phase)
@@ -273,7 +276,11 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
 
 
 def _calls(platform: Platform, call: Sample) -> list[Sample]:
-    """Copies of a call, so many that running all of them evicts each call's data from the L2 cache."""
+    """The call; on a GPU also copies of it, so that the data of all calls is twice as large as the L2 cache.
+
+    So running all of them evicts each call's data from the cache. Calls with little data may not fill it,
+    because there are at most `LAYERS` calls.
+    """
     device = torch.device(platform.device)
     if device.type != "cuda":
         return [call]
