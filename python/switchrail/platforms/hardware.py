@@ -131,7 +131,7 @@ class Hardware:
         return False
 
     def support_piecewise_cuda_graph(self) -> bool:
-        """Whether the parts of a step between calls of ops that run eagerly can be captured and replayed."""
+        """Whether a step can be captured and replayed in pieces, with eager op calls between them."""
         return False
 
     def _not_provided(self, method: str) -> NotProvidedError:

@@ -101,8 +101,8 @@ class Identity:
         total_memory: The device's memory in bytes; None if unknown.
         cpu_architecture: The architecture of the host's processor.
         support_cuda_graph: Whether a whole step can be captured and replayed.
-        support_piecewise_cuda_graph: Whether the parts of a step between calls of ops that run eagerly can be
-            captured and replayed.
+        support_piecewise_cuda_graph: Whether a step can be captured and replayed in pieces, with eager op
+            calls between them.
     """
 
     kind: str

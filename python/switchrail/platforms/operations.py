@@ -164,10 +164,10 @@ class Experts(Operation):
     (silu(gate_e x) (up_e x)) over the experts e of each row. x and the result are [T, H] with the hidden
     size H, logits [T, E] of x's dtype, gate_up [E, 2 I, H] with gate's rows before up's, and down [E, H, I].
 
-    The last `shared` experts are shared. Of the others, a row uses the `top_k` with the greatest logits (ties
-    are broken arbitrarily), weighted by the float32 softmax over the others' logits, divided by the sum of
-    the chosen weights if `normalize` is set. Every row also uses the shared experts, weighted by the sigmoid
-    of their logits.
+    The last `shared` experts are shared; the others are routed. A row uses the `top_k` routed experts with
+    the greatest logits (ties are broken arbitrarily), weighted by the float32 softmax over the logits of all
+    routed experts. If `normalize` is set, these weights are divided by the sum of the chosen ones. Every row
+    also uses the shared experts, weighted by the sigmoid of their logits.
 
     `rows` is None or the number of real rows, [1] int32 on the device. The rows after them are padding: they
     read no expert's weights, and their results are zeros. The function must neither wait for the device nor
