@@ -16,7 +16,8 @@ from tests.platforms.test_engine import experts
 
 
 @pytest.fixture(autouse=True)
-def runtime(monkeypatch):
+def runtime(monkeypatch, small_heap):
+    """An isolated runtime. The benchmark collects garbage between its runs, here in a small heap."""
     monkeypatch.setattr(accuracy, "WAYS", {"eager": accuracy.WAYS["eager"]})
     monkeypatch.setattr(accuracy, "NEW_TOKENS", 4)
     with isolated():

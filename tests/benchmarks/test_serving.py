@@ -49,7 +49,8 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-def runtime():
+def runtime(small_heap):
+    """An isolated runtime. The benchmark collects garbage between its runs, here in a small heap."""
     with isolated():
         yield
 
