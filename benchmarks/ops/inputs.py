@@ -18,7 +18,10 @@ from benchmarks.ops.tensors import tensors_of
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
     """A random call of a case. Per-token inputs such as q, k and v are views of one tensor."""
-    torch.manual_seed(seed)
+    # `torch.manual_seed` formats its caller's stack for each kind of device that torch has not initialised.
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)
     views = [
