@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from .test_speculation import exact
 __all__ = ["captured_runtime"]
 
 Make = Callable[..., Engine]
+REFUSED = replace(FREE, max_new_tokens=12)
+"""For drafts that are mostly refused, so that nearly every token takes a verification."""
 LINEAR, FULL = "linear_attention", "full_attention"
 LAYOUTS = {
     "linear first": [LINEAR, FULL, LINEAR],
@@ -78,26 +80,39 @@ def recorded(engine: Engine) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def alone(make_engine: Make, draft: Path, texts: list[list[int]], count: int) -> list[tuple[int, ...]]:
-    """The tokens that the draft model generates after each text, without another model."""
-    engine = make_engine(draft, options={**OPTIONS, "max_length": 128, "num_pages": 200})
-    params = SamplingParams(max_new_tokens=count, ignore_eos=True)
-    return [output.tokens for output in engine.generate(texts, params)]
+@pytest.fixture(scope="module")
+def alone(draft: Path) -> Iterator[Callable[[list[list[int]], int], list[tuple[int, ...]]]]:
+    """A function that returns the tokens that the draft model generates after each text, without another
+    model."""
+    options = {
+        **OPTIONS,
+        "max_sequences": 20,
+        "max_tokens_per_step": 256,
+        "max_length": 128,
+        "num_pages": 600,
+    }
+    with Engine(draft, runtime=switchrail.Runtime(), device="cpu", options=options) as engine:
+
+        def generate(texts: list[list[int]], count: int) -> list[tuple[int, ...]]:
+            params = SamplingParams(max_new_tokens=count, ignore_eos=True)
+            return [output.tokens for output in engine.generate(texts, params)]
+
+        yield generate
 
 
 def test_outputs_are_those_of_the_model_and_proposals_those_of_the_draft(
-    make_engine: Make, plain_engine: Any, draft: Path
+    make_engine: Make, plain_engine: Any, draft: Path, alone: Any
 ) -> None:
     """Outputs are those without drafts. Proposals are those that the draft model generates alone."""
     prompts = make_prompts(12)
-    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, REFUSED)
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     found = recorded(engine)
-    assert engine.generate(prompts, FREE) == expected
+    assert engine.generate(prompts, REFUSED) == expected
     assert is_idle(engine)
     assert len(found) > 100
     texts = random.Random(0).sample(found, 40)
-    scratch = alone(make_engine, draft, [text for text, _ in texts], 4)
+    scratch = alone([text for text, _ in texts], 4)
     assert [tuple(tokens) for _, tokens in texts] == [
         full[: len(tokens)] for full, (_, tokens) in zip(scratch, texts, strict=True)
     ]
@@ -109,7 +124,10 @@ def test_a_draft_equal_to_the_model_is_always_accepted(make_engine: Make, checkp
     plain = make_engine(options=OPTIONS)
     engine = make_engine(options={**DRAFTED, "draft": str(checkpoint)})
     greedy = [number for number, param in enumerate(params) if param.temperature == 0]
-    expected = {number: plain.generate([prompts[number]], params[number]) for number in greedy}
+    outputs = iter(
+        plain.generate([prompts[number] for number in greedy], [params[number] for number in greedy])
+    )
+    expected = {number: [next(outputs) for _ in range(params[number].n)] for number in greedy}
     for _ in range(2):
         outputs = iter(engine.generate(prompts, params))
         found = [[next(outputs) for _ in range(param.n)] for param in params]
@@ -172,19 +190,19 @@ def test_steps_of_the_draft_are_captured(
     assert is_idle(engine)
 
 
-def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, draft: Path) -> None:
+def test_trees_of_a_draft(make_engine: Make, plain_engine: Any, draft: Path, alone: Any) -> None:
     """A tree has two branches, which begin with the best and the second best token."""
     prompts = make_prompts(12)
-    expected = plain_engine(OPTIONS).generate(prompts, FREE)
+    expected = plain_engine(OPTIONS).generate(prompts, REFUSED)
     engine = make_engine(options={**DRAFTED, "draft": draft, "draft_branches": 2})
     found = recorded(engine)
-    assert engine.generate(prompts, FREE) == expected
+    assert engine.generate(prompts, REFUSED) == expected
     assert is_idle(engine)
     texts = [(text, [int(token) for token in tokens]) for text, tokens in found if len(tokens) == 4]
     texts = random.Random(0).sample(texts, 20)
-    scratch = alone(make_engine, draft, [text for text, _ in texts], 2)
+    scratch = alone([text for text, _ in texts], 2)
     assert [(tokens[0], tokens[2]) for _, tokens in texts] == scratch
-    after = alone(make_engine, draft, [[*text, tokens[1]] for text, tokens in texts], 1)
+    after = alone([[*text, tokens[1]] for text, tokens in texts], 1)
     assert [(tokens[3],) for _, tokens in texts] == after
     assert all(tokens[0] != tokens[1] for _, tokens in texts)
 
@@ -218,12 +236,13 @@ def test_samples_do_not_depend_on_other_requests(make_engine: Make, tmp_path: Pa
     engine = make_engine(options={**DRAFTED, "draft": str(draft)})
     long = SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=1.3, seed=77)
     for seed in range(8):
-        own = replace(long, max_new_tokens=8, seed=seed)
+        own, beside = replace(long, max_new_tokens=8, seed=seed), replace(long, max_new_tokens=10)
         alone = engine.generate([[1, 2, 3]], own)[0]
-        assert engine.generate([[1, 2, 3], [9, 8, 7]], [own, long])[0] == alone
+        assert engine.generate([[1, 2, 3], [9, 8, 7]], [own, beside])[0] == alone
 
 
 SAMPLES = 600
+"""The number of sampled texts. Half as many show that drafts are drawn from another distribution."""
 
 
 def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +259,9 @@ def claims_another(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(draft_model, "probabilities", lambda logits, params: logits.double().softmax(-1))
 
 
-def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: SamplingParams) -> float:
+def chance_of(
+    engine: Engine, checkpoint: Path, prompt: list[int], params: SamplingParams, samples: int = SAMPLES
+) -> float:
     """The p-value of a chi-square test of an engine's texts against the model's exact probabilities."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     expected: dict[tuple[int, ...], float] = {(): 1.0}
@@ -253,14 +274,27 @@ def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: Sampl
             for token, odds in enumerate(exact(row, params).tolist())
             if odds
         }
-    outputs = engine.generate([prompt] * SAMPLES, [replace(params, seed=seed) for seed in range(SAMPLES)])
+    outputs = engine.generate([prompt] * samples, [replace(params, seed=seed) for seed in range(samples)])
     found = Counter(output.tokens for output in outputs)
     assert found.keys() <= expected.keys()
-    cells = [(found[text], SAMPLES * odds) for text, odds in expected.items() if SAMPLES * odds >= 5]
+    cells = [(found[text], samples * odds) for text, odds in expected.items() if samples * odds >= 5]
     if len(cells) < len(expected):  # all rare texts form one cell
-        cells.append((SAMPLES - sum(count for count, _ in cells), SAMPLES - sum(mean for _, mean in cells)))
+        cells.append((samples - sum(count for count, _ in cells), samples - sum(mean for _, mean in cells)))
     square = sum((count - mean) ** 2 / mean for count, mean in cells)
     return torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(square / 2)).item()
+
+
+@pytest.fixture(scope="module")
+def noisy(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with noise added to its weights."""
+    noisy = Path(shutil.copytree(checkpoint, tmp_path_factory.mktemp("noisy"), dirs_exist_ok=True))
+    generator = torch.Generator().manual_seed(3)
+    weights = load_file(noisy / "model.safetensors")
+    for weight in weights.values():
+        if weight.dim() > 1:
+            weight += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file(weights, noisy / "model.safetensors", metadata={"format": "pt"})
+    return noisy
 
 
 @pytest.mark.parametrize(
@@ -269,26 +303,19 @@ def chance_of(engine: Engine, checkpoint: Path, prompt: list[int], params: Sampl
 def test_samples_have_the_models_distribution(
     make_engine: Make,
     checkpoint: Path,
-    tmp_path: Path,
+    noisy: Path,
     monkeypatch: pytest.MonkeyPatch,
     mutant: str,
     branches: int,
 ) -> None:
     """A chi-square test of texts of three tokens. The draft has the model's weights with noise added."""
-    noisy = Path(shutil.copytree(checkpoint, tmp_path / "noisy"))
-    generator = torch.Generator().manual_seed(3)
-    weights = load_file(noisy / "model.safetensors")
-    for weight in weights.values():
-        if weight.dim() > 1:
-            weight += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
-    save_file(weights, noisy / "model.safetensors", metadata={"format": "pt"})
     params = SamplingParams(
         max_new_tokens=3, ignore_eos=True, temperature=1.3, top_k=3, top_p=0.95, min_p=0.05
     )
     claims_another(mutant, monkeypatch)
-    options = {**DRAFTED, "max_sequences": 32, "max_tokens_per_step": 256, "num_pages": 200}
+    options = {**DRAFTED, "max_sequences": 128, "max_tokens_per_step": 1024, "num_pages": 700}
     engine = make_engine(options={**options, "draft": str(noisy), "draft_branches": branches})
-    chance = chance_of(engine, checkpoint, [5, 6, 7], params)
+    chance = chance_of(engine, checkpoint, [5, 6, 7], params, SAMPLES // 2 if mutant else SAMPLES)
     assert 0.1 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
     assert (chance < 1e-6) if mutant else (chance > 1e-3)
 
