@@ -84,6 +84,13 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("small"), **changes)
 
 
+@pytest.fixture(scope="session")
+def odd_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with its first three layers, of which the first and the last are linear."""
+    changes = {"num_hidden_layers": 3, "layer_types": CONFIG["layer_types"][:3]}
+    return make_checkpoint(tmp_path_factory.mktemp("odd"), **changes)
+
+
 @pytest.fixture
 def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
     """Make engines of the tiny checkpoint on a runtime of its own, and close them after the test."""

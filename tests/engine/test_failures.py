@@ -23,6 +23,11 @@ SMALL = {"max_sequences": 3, "num_pages": 12, "page_size": 4, "max_tokens_per_st
 FREE = SamplingParams(max_new_tokens=6, ignore_eos=True)
 
 
+@pytest.fixture(scope="session")
+def checkpoint(odd_checkpoint: Path) -> Path:
+    return odd_checkpoint
+
+
 class Broken(Exception):
     pass
 

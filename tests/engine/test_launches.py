@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ from .test_graphs import GraphPlatform
 
 MOST = {"linear_attn": 6, "self_attn": 5}
 """Maximum launches per mixer. After a mixer or feed-forward layer, a sum fused with a norm adds one."""
+
+
+@pytest.fixture(scope="session")
+def checkpoint(odd_checkpoint: Path) -> Path:
+    return odd_checkpoint
 
 
 class Launches(TorchDispatchMode):
