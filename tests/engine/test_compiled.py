@@ -87,8 +87,8 @@ def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def few_compilations() -> Iterator[None]:
-    """Let torch compile a function at most three times, instead of eight times."""
-    with torch._dynamo.config.patch(recompile_limit=3):
+    """Let torch compile a function at most twice, instead of eight times."""
+    with torch._dynamo.config.patch(recompile_limit=2):
         yield
 
 
@@ -121,13 +121,13 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(compiled: Mak
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
     """In Zamba2, a layer gets its number as an argument, and torch compiles it again for each number."""
-    path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 4)
+    path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 3)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]
     expected = tokens(compiled(path=path, compile="off"), prompts, 3)
     assert tokens(engine, prompts, 3) == expected
     assert reasons(engine) == {"mamba2": None, "hybrid": None}
-    assert sum(len(state.layers) for state in engine.blocks if state.kind == "hybrid") == 4
+    assert sum(len(state.layers) for state in engine.blocks if state.kind == "hybrid") == 3
 
 
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
@@ -318,11 +318,10 @@ def test_other_engines_do_not_use_up_torchs_limit_of_compilations(
 
     engine = make()
     plain = tokens(engine, ONE, 2)
-    for _ in range(2):
-        other = make(compile="off")
-        assert tokens(engine, ONE, 2) == plain
-        other.close()
-        assert tokens(engine, ONE, 2) == plain
+    other = make(compile="off")
+    assert tokens(engine, ONE, 2) == plain
+    other.close()
+    assert tokens(engine, ONE, 2) == plain
     assert set(reasons(engine).values()) == {None}
 
 
@@ -331,7 +330,7 @@ def test_a_hook_that_recompiles_in_each_step_leaves_its_kind_eager(
 ) -> None:
     runtime = switchrail.Runtime()
     engine = compiled()
-    plain = tokens(engine, ONE, 8)
+    plain = tokens(engine, ONE, 5)
     steps = 0
 
     def counting(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -340,8 +339,8 @@ def test_a_hook_that_recompiles_in_each_step_leaves_its_kind_eager(
         return result[0] * min(1, steps), None
 
     hook = runtime.hook(f"{MODULE}.torch_chunk_gated_delta_rule", counting, "after")
-    assert tokens(engine, ONE, 8) == plain
-    assert steps == 8
+    assert tokens(engine, ONE, 5) == plain
+    assert steps == 5
     assert "counting" in str(reasons(engine)["gated_delta"])
     runtime.hooks.remove(hook)
 
