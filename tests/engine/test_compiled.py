@@ -121,13 +121,13 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(compiled: Mak
 @pytest.mark.usefixtures("few_compilations")
 def test_numbers_of_layers_do_not_exhaust_compilations(compiled: Make, tmp_path: Path) -> None:
     """In Zamba2, a layer gets its number as an argument, and torch compiles it again for each number."""
-    path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 3)
+    path = make("zamba2", tmp_path, layers_block_type=["mamba", "hybrid"] * 4)
     engine = compiled(path=path)
     prompts = make_prompts()[:4]
     expected = tokens(compiled(path=path, compile="off"), prompts, 3)
     assert tokens(engine, prompts, 3) == expected
     assert reasons(engine) == {"mamba2": None, "hybrid": None}
-    assert sum(len(state.layers) for state in engine.blocks if state.kind == "hybrid") == 3
+    assert sum(len(state.layers) for state in engine.blocks if state.kind == "hybrid") == 4
 
 
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
