@@ -62,6 +62,21 @@ def test_generation_without_a_cache(small: Small) -> None:
         compare(small.generate(4, use_cache=False), expected)
 
 
+def test_keys_and_values_stay_right_when_a_cache_grows(small: Small) -> None:
+    """The cache grows for the second and the third piece of a text. Logits are those of the whole text."""
+    ids = torch.randint(256, (3, 400), generator=torch.Generator().manual_seed(0))
+    found, sizes = [], []
+    with torch.no_grad():
+        expected = small.model(ids).logits
+        with sr.use(small.model):
+            cache = DynamicCache(config=small.model.config)
+            for piece in ids.split([50, 200, 150], dim=1):
+                found.append(small.model(piece, past_key_values=cache).logits)
+                sizes.append(cache.memory.tokens)
+    assert sizes[0] < sizes[1] < sizes[2]
+    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.families
 @pytest.mark.parametrize("model_type", OWN)
 def test_a_definition_without_caches(model_type: str, small_of: Get) -> None:
