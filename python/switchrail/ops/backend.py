@@ -91,9 +91,9 @@ class Backend(Generic[CallT, BatchT]):
         """Update a plan, in place, for another batch within its bounds, without waiting for the device.
 
         For each step of a captured decode, an engine passes a batch with the same tensors as the plan's
-        batch, so a backend needs to check these tensors only once. `refresh` may use the batch's lengths on
-        the host, which are already those of the step, but not tables such as `page_table` and `kv_lens`: the
-        graph may write these afterwards, so a backend reads them in `run`.
+        batch, so a backend needs to check these tensors only once. The batch's lengths on the host are
+        already those of the step. Tables such as `page_table` and `kv_lens` must not be read here, only in
+        `run`: the graph may write them after `refresh`.
 
         A backend without this method is never captured in a graph.
         """
@@ -102,8 +102,9 @@ class Backend(Generic[CallT, BatchT]):
     def optional_steps(self) -> Mapping[str, Call]:
         """The backend's optional steps (see `switchrail.ops.steps`), each called with all arguments by name.
 
-        A backend has an optional step if it has a method of that name, which takes some or all of its
-        arguments. A wrapper overrides this method to add its parts' steps; see `switchrail.ops.delegate`.
+        A backend has an optional step if it has a method of the step's name. The method may leave out some of
+        the step's arguments; the returned function drops them. A wrapper overrides this method to add its
+        parts' steps; see `switchrail.ops.delegate`.
         """
         return own_steps(self)
 
@@ -120,8 +121,8 @@ class Backend(Generic[CallT, BatchT]):
             plan: The result of `plan` for this batch.
 
         Returns:
-            For a `VerifyBatch` of neither of these two classes, a record for `commit`: the state after each
-            token, or the inputs to recompute the states. Otherwise None.
+            For a `VerifyBatch` that is neither a `RowStatesBatch` nor a `DeferredBatch`, a record for
+            `commit`: the state after each token, or the inputs to recompute the states. Otherwise None.
         """
         raise NotImplementedError
 

@@ -27,8 +27,8 @@ def attend(
         sinks: Broadcast to [..., R], one more logit for each row, without a value.
 
     Returns:
-        [..., R, V], and the log-sum-exp [..., R]. Rows that attend to nothing have zeros and, without sinks,
-        -inf.
+        The results [..., R, V] and the log-sum-exps [..., R]. For a row that attends to nothing, the result
+        is zeros, and without sinks the log-sum-exp is -inf.
     """
     logits = (q * scale) @ k.mT
     if soft_cap is not None:

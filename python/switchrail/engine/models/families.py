@@ -42,8 +42,9 @@ class Family:
         mixers: By kind of layer (as in the layout), the mixers of such a layer. The inner key is the dotted
             attribute of the layer that holds the mixer.
         layers: The dotted attribute that leads from the model with its head to the decoder layers.
-        operations: Class of the modelling module, or the dotted path of another class -> its operations and
-            how to run them. At most one operation of a class has `prepare`, and at most one `call`.
+        operations: Maps the name of a class of the modelling module, or another class's dotted path, to the
+            class's operations and how to run them. Of these, at most one has a `Binding.prepare`, and at
+            most one has a `Binding.call`.
         opaque: Classes of the modelling module that a compiled layer runs unchanged, because torch.compile
             can't trace them. Their modules take one tensor and return one of the same shape and dtype.
         since: The first transformers version with the module; None if all supported versions have it.

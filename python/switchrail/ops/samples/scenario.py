@@ -93,7 +93,7 @@ class Timed:
 
     @property
     def seen(self) -> float:
-        """The number of pairs of a row and a position that it sees."""
+        """The number of visible positions, summed over all rows."""
         return sum(n * self.past + n * (n + 1) / 2 for n in self.lengths)
 
 

@@ -143,7 +143,7 @@ def select_named(
     dtype: str | None = None,
     quick: bool = False,
 ) -> Selection:
-    """The cases of all backends with a name, or only of the backend for one op.
+    """The cases of all backends that have the given name, or only of the one for one op.
 
     Args:
         runtime: The runtime with the backends.
