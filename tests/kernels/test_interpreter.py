@@ -62,6 +62,16 @@ def test_calls_of_device_functions_replace_nothing_again(monkeypatch):
     assert 0 < counts[1] == counts[2]
 
 
+def without_and_with_shortcuts(monkeypatch, compute):
+    """The result without shortcuts, and two with them: the first call compares each, the second uses it."""
+    forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "_compare", lambda *_: None)
+        expected = compute()
+    forget()
+    return expected, [compute(), compute()]
+
+
 @triton.jit
 def operate(p_a, p_b, p_out, N: tl.constexpr, B: tl.constexpr):
     o_n = tl.arange(0, N)
@@ -89,12 +99,7 @@ def test_shortcuts_compute_the_same_bits(monkeypatch, dtype, other):
         operate[(1,)](a, b, out, N=8, B=4)
         return out
 
-    forget()
-    with monkeypatch.context() as patch:
-        patch.setattr(operators, "_compare", lambda *_: None)
-        expected = compute()
-    forget()
-    results = [compute(), compute()]  # the second time with shortcuts
+    expected, results = without_and_with_shortcuts(monkeypatch, compute)
     assert any(result for known in operators.KNOWN.values() for result in known.values())
     assert len(expected.unique()) > 8
     assert all(torch.equal(result.view(torch.int32), expected.view(torch.int32)) for result in results)
@@ -123,12 +128,7 @@ def test_shortcuts_of_functions_compute_the_same_bits(monkeypatch):
         load_and_multiply[(1,)](x, y, out, ints)
         return torch.cat([out.flatten(), ints])
 
-    forget()
-    with monkeypatch.context() as patch:
-        patch.setattr(operators, "_compare", lambda *_: None)
-        expected = compute()
-    forget()
-    results = [compute(), compute()]  # the second time with shortcuts
+    expected, results = without_and_with_shortcuts(monkeypatch, compute)
     served = {"load", "where", "dot", "__floordiv__", "__rshift__"}
     assert served <= {name for name, known in operators.KNOWN.items() if any(known.values())}
     assert all(torch.equal(result, expected) for result in results)
