@@ -3,8 +3,8 @@
     TEST_RECORD=FOLDER python -m pytest -p tests.mutants.record ...
 
 A line is a JSON object: `test`, `outcome`, wall seconds (`wall`, and `setup`, `call`, `teardown`), CPU
-seconds of this process (`own`) and of the children that it waited for (`children`), and the number of
-children started (`started`).
+seconds of this process (`own`) and of its children (`children`), and the number of children started
+(`started`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,28 @@ import os
 import sys
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+
+def children_seconds() -> float:
+    """The CPU seconds of this process's children, and of the processes that these waited for.
+
+    Includes children that are still running, such as the helper of `tests/processes.py`.
+    """
+    waited = os.times()
+    total = waited.children_user + waited.children_system
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for child in listed.read_text().split():
+            with suppress(OSError):  # it may have ended
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 class Recorder:
@@ -40,6 +56,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         before, wall, started = os.times(), time.monotonic(), self._started
+        children = children_seconds()
         self._outcomes.clear()
         self._walls.clear()
         result = yield
@@ -50,7 +67,7 @@ class Recorder:
             "outcome": min(bad) if bad else "passed",
             "wall": time.monotonic() - wall,
             "own": after.user + after.system - before.user - before.system,
-            "children": sum(after[2:4]) - sum(before[2:4]),
+            "children": children_seconds() - children,
             "started": self._started - started,
             **self._walls,
         }
