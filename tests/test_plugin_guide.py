@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,11 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, found, re.DOTALL) is not None
 
 
-PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
+PROGRAMS = {
+    "switchrail": "from switchrail.cli import main; main()",
+    "pytest": "import pytest, sys; sys.exit(pytest.main(['-pno:cacheprovider', '-Wignore', *sys.argv[1:]]))",
+}
+"""The commands that run in forked processes."""
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +54,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
     )
     parent = sysconfig.get_path("purelib")
     (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
-    scripts = {
-        "pip": f'#!/bin/sh\nexec {python} -m pip "$@"\n',
-        "pytest": f'#!/bin/sh\nexec {python} -m pytest -p no:cacheprovider "$@"\n',
-    }
-    for name, text in scripts.items():
-        script = folder / "bin" / name
-        script.write_text(text)
-        script.chmod(0o755)
+    pip = folder / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {python} -m pip "$@"\n')
+    pip.chmod(0o755)
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -70,7 +70,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory, processes: Helper) -> 
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    with command(folder / "bin" / "switchrail", processes, PROGRAM.format(site=str(site))):
+    with ExitStack() as stack:
+        for name, program in PROGRAMS.items():
+            program = f"import site; site.addsitedir({str(site)!r}); {program}"
+            stack.enter_context(command(folder / "bin" / name, processes, program))
         yield variables
 
 
