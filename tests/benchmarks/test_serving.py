@@ -11,7 +11,7 @@ from switchrail.errors import CheckpointError, ConfigError
 from switchrail.testing import isolated
 
 from benchmarks.serving import __main__ as command
-from benchmarks.serving import runs, slices
+from benchmarks.serving import host, runs, slices
 from benchmarks.serving.ours import Ours
 from benchmarks.serving.sglang_peer import SGLang
 from benchmarks.serving.slices import TINY, Work, make_checkpoint, make_prompts, random_weights
@@ -61,6 +61,15 @@ def python(python_with_sglang):
     return python_with_sglang(STAND_IN)
 
 
+@pytest.fixture
+def short_runs(monkeypatch):
+    """Let the benchmark generate few tokens, and run no prompt of more than 700 tokens."""
+    for module in (slices, command):
+        monkeypatch.setattr(module, "LONG", 700)
+    monkeypatch.setattr(runs, "NEW_TOKENS", 4)
+    monkeypatch.setattr(host, "NEW_TOKENS", 2 * host.SKIPPED + 8)
+
+
 def start(python, log, **options):
     return SGLang(CHECKPOINT, python=python, sequences=2, new_tokens=4, options=options, log=log)
 
@@ -101,8 +110,8 @@ def test_options_have_the_names_of_the_version_that_runs(python, tmp_path, versi
     assert [name for name in found if "cuda_graph" in name or "mamba" in name] == names
 
 
-def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypatch):
-    monkeypatch.setattr(runs, "NEW_TOKENS", 4)
+@pytest.mark.usefixtures("short_runs")
+def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all():
     with Engine(CHECKPOINT, device="cpu", options={"max_sequences": 4, "max_length": 700}) as engine:
         ours = Ours(engine)
         seen = []
@@ -130,12 +139,11 @@ def test_a_slice_without_weight_files_is_served(tmp_path):
         Engine(path, device="cpu")
 
 
-def test_the_benchmark_runs(python, tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures("short_runs")
+def test_the_benchmark_runs(python, tmp_path, capsys):
     path, folder = tmp_path / "found.json", tmp_path / "plots"
     small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "2", "--rows", "4096"]
     asked = ["--sglang", python, "--host", "--sampled", "--no-check"]
-    for module in (slices, command):
-        monkeypatch.setattr(module, "LONG", 700)
     command.main([*small, *asked, "--json", str(path), "--plot", str(folder)])
     found = json.loads(path.read_text())
     assert [(row["name"], row["chosen"]) for row in found["rows"]] == [
@@ -173,10 +181,9 @@ def test_the_engine_gets_the_options():
         command.main([*small, "--options", '{"page_size": -1}'])
 
 
-def test_the_table_has_sglang_with_switchrails_kernels(python, capsys, monkeypatch):
+@pytest.mark.usefixtures("short_runs")
+def test_the_table_has_sglang_with_switchrails_kernels(python, capsys):
     small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "1", "--rows", "4096"]
-    for module in (slices, command):
-        monkeypatch.setattr(module, "LONG", 700)
     command.main([*small, "--no-check", "--sglang", python, "--sglang-served"])
     printed = capsys.readouterr().out
     assert "| step, ms: SGLang | step, ms: SGLang with Switchrail's kernels |" in printed
