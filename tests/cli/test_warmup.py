@@ -14,6 +14,14 @@ def small(tmp_path):
     return config
 
 
+@pytest.fixture
+def tiny(tmp_path):
+    """For tests in which only the last lines matter."""
+    config = tmp_path / "config.toml"
+    config.write_text("[engine]\nmax_length = 5\nmax_sequences = 1\n")
+    return config
+
+
 def test_rounds_fit_the_engine(switchrail, checkpoint, small):
     done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small, "--json")
     assert done.exit_code == 0, done.output
@@ -26,18 +34,18 @@ def test_rounds_fit_the_engine(switchrail, checkpoint, small):
     assert all(one["first"] > 0 < one["second"] for one in document["rounds"])
 
 
-def test_printed_lines(switchrail, checkpoint, small):
-    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small)
+def test_printed_lines(switchrail, checkpoint, tiny):
+    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", tiny)
     assert done.exit_code == 0, done.output
     assert "first run" in done.stdout
     assert "0 of 0 steps captured" in done.stdout
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_refused_capture_fails(switchrail, checkpoint, small, monkeypatch, options):
+def test_a_refused_capture_fails(switchrail, checkpoint, tiny, monkeypatch, options):
     kept = {"backends": {}, "because": {}, "eager": {}, "commits": {}}
     state = GraphState(kind="decode", rows=1, tokens=40, reason="no memory", **kept)
     monkeypatch.setattr(Engine, "graphs", (state,))
-    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small, *options)
+    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", tiny, *options)
     assert done.exit_code == 1, done.output
     assert "no memory" in done.stdout
