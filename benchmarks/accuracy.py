@@ -12,8 +12,7 @@
     largest logit, with its own experts or with the run's. The run's are used only if rounding explains them:
     wherever they first differ from the model's own, the smallest router logit of a chosen expert and the
     largest of the others must be within 1e-4 in float64. Experts that differ because earlier ones did are
-    not checked. At most 5 prompts may
-    differ.
+    not checked. At most 5 prompts may differ.
 *bfloat16*: the mean distance of the slice's log-probabilities in bfloat16 from those in float32, for prompt
     tokens and for the whole vocabulary. The engine's distance must not be larger than transformers' by more
     than chance explains; the ratio is printed with its 95% bootstrap interval over the prompts.

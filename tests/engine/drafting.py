@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 
 from switchrail.engine import Engine, Output
@@ -107,3 +108,14 @@ def use(engine: Engine, drafts: Drafts) -> Drafts:
     """Replace the drafts of an engine that was created with drafts."""
     engine._core.drafts = drafts
     return drafts
+
+
+@contextmanager
+def using(engine: Engine, drafts: Drafts) -> Iterator[None]:
+    """Replace the drafts of an engine within this context."""
+    own = engine._core.drafts
+    try:
+        use(engine, drafts)
+        yield
+    finally:
+        engine._core.drafts = own

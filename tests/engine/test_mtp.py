@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from switchrail.engine.mtp import MtpDrafts
 from switchrail.errors import CheckpointError, ConfigError, SwitchrailError
 from transformers import AutoModelForCausalLM
 
-from .drafting import FORCED, Oracle, Trees, use
+from .drafting import FORCED, Oracle, Trees, use, using
 from .heads import FULL, LINEAR, Scratch, make_head, split_experts
 from .idle import is_idle
 from .test_draft_model import SAMPLES, chance_of, claims_another
@@ -57,16 +56,6 @@ def heading(headed: Path) -> Iterator[Engine]:
     """An engine with the head. Tests may replace its drafts until they end."""
     with Engine(headed, runtime=switchrail.Runtime(), device="cpu", options=MTP) as engine:
         yield engine
-
-
-@contextmanager
-def using(engine: Engine, drafts: Drafts) -> Iterator[None]:
-    own = engine._core.drafts
-    try:
-        use(engine, drafts)
-        yield
-    finally:
-        engine._core.drafts = own
 
 
 def requests_for(kind: str) -> tuple[list[list[int]], SamplingParams]:

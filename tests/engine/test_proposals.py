@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .capturable import CAPTURABLE
 from .conftest import Plain, make_checkpoint
-from .drafting import FORCED, Oracle, Trees
+from .drafting import FORCED, Oracle, Trees, using
 from .heads import FULL, LINEAR, make_head
 from .idle import is_idle
 from .test_drafts import DRAFTED, OPTIONS
@@ -138,19 +138,16 @@ def test_proposals_are_those_of_eager_steps(
     expected = plain_engine(OPTIONS).generate(prompts, params)
     found = []
     for engine in engines:
-        core = engine._core
-        drafts = core.drafts
+        drafts = engine._core.drafts
         assert isinstance(drafts, DraftModel)
         oracle = None
         if kind != "own":
             oracle = (Trees if engine.options.draft_branches > 1 else Oracle)(
                 expected, FORCED[kind], ragged=kind == "random"
             )
-        core.drafts = replaced = Replaced(drafts, oracle)
-        try:
+        replaced = Replaced(drafts, oracle)
+        with using(engine, replaced):
             assert engine.generate(prompts, params) == expected
-        finally:
-            core.drafts = drafts
         assert is_idle(engine)
         found.append(dict(replaced.found))
     graphs = drafts.runner.graphs
